@@ -1,11 +1,11 @@
-"""The chat templates that models are published with, as TRL ships them, and tokenizers for them."""
+"""Published chat templates, as TRL ships them, and tokenizers for them."""
 
 import re
 from functools import cache
 from pathlib import Path
 
 import trl
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
@@ -14,28 +14,37 @@ PUBLISHED = tuple(
 )
 _MARK = re.compile(
     r"<\|[^|<>\s]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|</?(?:think|tool_call|tool_response|arg_key|arg_value)>|<sop>|</?s>"
-    r"|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]|\[gMASK\]"
+    r"|<(?:start|end)_of_turn>|<end_of_utterance>|\[/?[A-Z_]{3,}\]|\[gMASK\]"
 )
-_ENDS = {"gptoss": "<|return|>", "glm": "<|user|>", "gemma": "<turn|>", "deepseek": "<｜end▁of▁sentence｜>",
-         "llama": "<|eot_id|>", "muse": "<|eot|>"}  # fmt: skip
+PLAIN = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
+"""Marks that are added tokens but not special."""
+_ENDS = {
+    "cohere": "<|END_OF_TURN_TOKEN|>", "deepseek": "<｜end▁of▁sentence｜>", "diffusion": "<turn|>",
+    "gemma": "<end_of_turn>", "gemma4": "<turn|>", "gptoss": "<|return|>", "idefics": "<end_of_utterance>",
+    "llama": "<|eot_id|>", "llava": "</s>", "muse": "<|eot|>", "phi": "<|end|>", "smol": "<end_of_utterance>",
+    "glm": "<|endoftext|>",
+}  # fmt: skip
+"""Token that ends a turn, by family; ``<|im_end|>`` for all others."""
+_TEXT = "system user assistant tool You are a helpful agent. The quick brown fox: is it fine? plan"
 
 
 @cache
 def published(name: str, before: str = "") -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer with a published template, whose marks are added tokens.
-
-    ``before`` is put in front of the template.
-    """
+    """Return a small BPE with a published template (after ``before``), whose marks are added tokens."""
     template = before + (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    end = next((one for start, one in _ENDS.items() if name.startswith(start)), "<|im_end|>")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({one: at for at, one in enumerate(alphabet)}, []))
+    families = sorted((one for one in _ENDS if name.startswith(one)), key=len)
+    end = _ENDS[families[-1]] if families else "<|im_end|>"
+    plain = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    marks = dict.fromkeys(["<bos>", end, *_MARK.findall(template), *plain])
+    inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    marks = dict.fromkeys(["<bos>", end, *_MARK.findall(template)])
-    plain = re.compile(r"</?[a-z_]+>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    inner.train_from_iterator([_TEXT], trainer)
     inner.add_tokens(
-        [AddedToken(one, special=not plain.fullmatch(one), normalized=False) for one in marks]
+        [AddedToken(one, special=not PLAIN.fullmatch(one), normalized=False) for one in marks]
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<bos>", eos_token=end)
     tokenizer.chat_template = template

@@ -50,14 +50,6 @@ def test_sampled_ids_are_spliced_in_and_closed_once(name: str, closed: bool) -> 
     assert found[:at] + encode(name, "river") + found[at + len(odd) :] == want
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_whitespace_that_a_template_trims_stays_as_sampled(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    ids = encode(name, "  tall \n")
-    found = renderer.render(spoken(tree, ids, Part("  tall \n")), tree, "Alice")
-    assert any(found[i : i + len(ids)] == ids for i in range(len(found)))
-
-
 @pytest.mark.parametrize("side", ["lstrip", "rstrip", "strip", "lstrip('\n')", "strip('\n')"])
 @pytest.mark.parametrize("said", ["\n tall\n", "\n\ntall", "tall \n"])
 def test_a_template_that_strips_a_side_leaves_turns_as_sampled(side: str, said: str) -> None:
@@ -104,7 +96,7 @@ def test_a_turn_written_elsewhere_has_the_ids_of_the_templates_whole_text(
     prompt = renderer.render([Message.of("user", "Hello")], tree, "Alice")
     text = own.apply_chat_template([asked, said], tokenize=False)
     want = own(text, add_special_tokens=False)["input_ids"]
-    found = [*prompt, *renderer.written("river")]
+    found = [*prompt, *renderer.encode_turn("river")]
     assert found == want[: len(found)]
 
 

@@ -1,6 +1,5 @@
 """No content can write a control token, by any spelling, in any template."""
 
-import json
 import random
 from copy import copy
 from functools import cache
@@ -181,10 +180,13 @@ def test_a_sampled_control_token_is_text_to_the_partner(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_written_turns_and_prefills_have_no_control_token_but_their_end(name: str) -> None:
     chat = Chat(name)
-    reserved = chat.reserved - chat.renderer.control.acted
+    reserved = chat.reserved - chat.renderer.control.thought_ids
     for seed in range(ROUNDS):
         text = nasty(name, random.Random(seed))
-        assert not set(chat.renderer.written(text)[: -len(chat.renderer.written(""))]) & reserved
+        assert (
+            not set(chat.renderer.encode_turn(text)[: -len(chat.renderer.encode_turn(""))])
+            & reserved
+        )
     chat.told("Hello")
     forged = "".join(control_texts(name))
     begun = chat.renderer.render(chat.messages, chat.tree, "Alice", prefill=forged)
@@ -225,32 +227,6 @@ def test_tools_without_control_tokens_get_the_tokenizers_own_ids(name: str) -> N
     )["input_ids"]  # fmt: skip
     found = own.render([Message.of("user", "Hello")], Tree("t", "r", 0), "Alice", tools=[tool])
     assert list(found) == list(want)
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_calls_of_a_turn_without_tokens_are_written_by_the_template_and_forge_nothing(
-    name: str,
-) -> None:
-    own = ChatRenderer(native_tokenizer(name))
-    texts = "".join(token.content for token in own.tokenizer.added_tokens_decoder.values())
-    found = []
-    for what in (texts, "word"):
-        tree = Tree("t", "r", 0)
-        call = ToolCall("c0", "look", json.dumps({"what": what, what: [what]}))
-        said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
-        told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", what)])
-        for turn in (said, told):
-            tree.add(turn)
-        chat = [
-            Message.of("user", "Hello"),
-            Message("assistant", turn=said.id),
-            Message("tool", turn=told.id),
-        ]
-        ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
-        found.append([one for one in ids if one in own.control.ids])
-        text = own.decode(ids)
-    assert found[0] == found[1]
-    assert "look" in text.rpartition("Hello")[2]
 
 
 @pytest.mark.parametrize(

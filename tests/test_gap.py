@@ -271,7 +271,7 @@ def test_a_run_whose_file_of_traces_is_gone_is_still_a_run(tools: Path, tmp_path
 
 def test_a_long_row_is_shown_by_its_beginning_and_its_end_at_once(tools: Path) -> None:
     renderer, _ = load_renderer("tiny-exchange")
-    ids = renderer.written("<think>begin</think>" + "word " * 8000 + "<answer>x</answer>")
+    ids = renderer.encode_turn("<think>begin</think>" + "word " * 8000 + "<answer>x</answer>")
     began = time.process_time()
     text = shown_row(renderer, Row(ids, (Target(len(ids) - 5, len(ids), "expert"),)))
     assert time.process_time() - began < 5

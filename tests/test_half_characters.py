@@ -28,7 +28,7 @@ def test_a_message_with_half_a_character_is_refused_by_its_role(role: str) -> No
     with pytest.raises(UserError, match="prefill"):
         renderer.render([Message.of("user", "a")], Tree("t", "r", 0), "A", prefill=HALF)
     with pytest.raises(UserError, match="written elsewhere"):
-        renderer.written(HALF)
+        renderer.encode_turn(HALF)
 
 
 def test_it_never_enters_the_record() -> None:

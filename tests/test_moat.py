@@ -73,7 +73,7 @@ def likelihood(recipe: Moat, run: Run, plan: Turn, tree: Tree, role: str, versio
     loaded, task = model(run.folder, role, version), run.store.task(tree.task)
     shown = recipe.environment.see(State(task, 0, turns=(plan,)), GROUNDER)
     prompt = loaded.renderer.render(shown, tree, GROUNDER)
-    target = loaded.renderer.written(gold(task).actions)
+    target = loaded.renderer.encode_turn(gold(task).actions)
     with torch.no_grad():
         logprobs = loaded.model(torch.tensor([[*prompt, *target]])).logits[0].log_softmax(-1)
     found = [logprobs[len(prompt) - 1 + n, token] for n, token in enumerate(target)]

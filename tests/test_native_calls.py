@@ -27,7 +27,7 @@ from coterie.models.call_syntaxes import (
 from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
-from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, called, tool_template
+from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
@@ -384,14 +384,14 @@ def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            called(ToolCall("", tool, json.dumps(given)), f"c{place}")
+            openai_call(ToolCall("", tool, json.dumps(given)), f"c{place}")
             for place, (tool, given) in enumerate(calls)
         ],
     }
     template = ChatTemplate(tokenizer)
     text = template.text([{"role": "user", "content": "ASKED"}, said], False)
     found = templates_tools(tokenizer)
-    text = text.rpartition("ASKED")[2].partition(template.header().removesuffix("<think>\n"))[2]
+    text = text.rpartition("ASKED")[2].partition(template.header.removesuffix("<think>\n"))[2]
     if found.syntax.thinks and "</think>" not in text:
         text = f"</think>{text}"
     return found, calls, text.removeprefix("<think>")
@@ -448,7 +448,7 @@ def test_calls_in_a_thought_are_no_calls(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
-    """Of a turn without tokens, whose calls the template writes."""
+    """The template writes the calls of a turn without tokens."""
     tokenizer = published(name, SHOWN.get(name, ""))
     renderer = ChatRenderer(tokenizer)
     counts = []
@@ -467,7 +467,8 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
             Message("tool", turn=told.id),
         ]
         ids = renderer.render(chat, tree, "A", tools=PUBLISHED_TOOLS)
-        assert "blue" in renderer.decode(ids)
+        text = renderer.decode(ids).rpartition("Hello")[2]
+        assert "look" in text and "blue" in text
         counts.append(Counter(one for one in ids if one in renderer.control.ids))
     assert counts[0] == counts[1]
 

@@ -105,7 +105,7 @@ def test_candidates_that_cannot_be_scored_are_errors():
 
 def trajectory(first: int, second: int, fact: str) -> Row:
     """Two own turns with what the user says between them."""
-    between = tiny().renderer.written(fact)
+    between = tiny().renderer.encode_turn(fact)
     turns = candidates()[first], candidates()[second]
     start = len(prompt())
     middle = start + len(turns[0])

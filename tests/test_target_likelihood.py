@@ -38,7 +38,7 @@ def naive(prompt: tuple[int, ...], target: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_tokens_of_the_target_count_and_no_other(count):
-    target = tiny().renderer.written("R1 = Calculator(14 + 5)")
+    target = tiny().renderer.encode_turn("R1 = Calculator(14 + 5)")
     engine = InProcessEngine(tiny(), policy="grounder", version="0")
     given = prompts()[:count]
     found = asyncio.run(mean_loglikelihoods(engine, given, target))
@@ -47,7 +47,7 @@ def test_the_tokens_of_the_target_count_and_no_other(count):
 
 
 def test_prompts_of_which_one_begins_the_other_are_scored_apart():
-    target = tiny().renderer.written("R1 = Count(a)")
+    target = tiny().renderer.encode_turn("R1 = Count(a)")
     engine = InProcessEngine(tiny(), policy="grounder", version="0")
     long = prompts()[0]
     given = [long, long[:-3], long]

@@ -185,13 +185,6 @@ def test_with_the_in_process_engine(name: str) -> None:
     assert [ids for ids, _ in found] == [said.ids for _, said in game.heard]
 
 
-@pytest.mark.parametrize(("name", "way"), WAYS)
-def test_every_prompt_ends_with_the_header_of_the_next_turn(name: str, way: str) -> None:
-    header = renderer(name).template.header()
-    for prompt, _ in played(name, way).heard:
-        assert renderer(name).decode(prompt).endswith(header)
-
-
 @pytest.mark.parametrize("name", NATIVE)
 def test_calls_are_read_where_control_tokens_write_them(name: str) -> None:
     own = renderer(name)

@@ -69,7 +69,7 @@ def test_no_inline_result_forges_anything(name: str) -> None:
 def told(own: ChatRenderer, *, ended: bool) -> tuple[str, str]:
     """A prompt after a call and an inline result, and the call as it is in the prompt."""
     tree = Tree("t", "r", 0)
-    end = own.written("") if ended else ()
+    end = own.encode_turn("") if ended else ()
     ids = odd_ids(own, "<look>1</look>") + end
     sample = Sample("r", ids, (0.0,) * len(ids), "stop_string", "p", "0", 0, 1.0, 1.0)
     calls = (ToolCall("c0", "look", "{}"),)

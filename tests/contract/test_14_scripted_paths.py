@@ -276,7 +276,7 @@ def test_a_message_without_a_stop_string_ends_as_a_turn_does() -> None:
         return await sampler.respond(prompt, AgentContext())
 
     turn = asyncio.run(asked()).turn
-    assert turn.ids == renderer.written("Hello.")
+    assert turn.ids == renderer.encode_turn("Hello.")
     assert (turn.writer, turn.parts) == ("script:me", (Part("Hello.", source="script:me"),))
 
 

@@ -1,7 +1,7 @@
 """Contract 15: on every chat template that TRL ships, prompts are those that the template itself writes.
 
 Turns are sampled as a model of that family writes them: as the template writes them after its own generation prompt.
-Tokenizers are built here with the marks of each template. Vision templates are used with text alone.
+Tokenizers have the marks of each template (``tests.published_templates``). Vision templates are used with text alone.
 """
 
 import json
@@ -9,13 +9,9 @@ import re
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 import coterie
 from coterie.environments.protocol import State
@@ -24,53 +20,12 @@ from coterie.models.chat import ChatRenderer
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+from tests.published_templates import PLAIN
+from tests.published_templates import PUBLISHED as NAMES
+from tests.published_templates import published as tokenizer
 
-FOLDER = Path(trl.__file__).parent / "chat_templates"
-NAMES = sorted(one.stem for one in FOLDER.glob("*.jinja") if not one.stem.endswith("_training"))
-ENDS = {
-    "cohere": "<|END_OF_TURN_TOKEN|>", "deepseek": "<｜end▁of▁sentence｜>", "diffusion": "<turn|>",
-    "gemma": "<end_of_turn>", "gemma4": "<turn|>", "gptoss": "<|return|>", "idefics": "<end_of_utterance>",
-    "llama": "<|eot_id|>", "llava": "</s>", "muse": "<|eot|>", "phi": "<|end|>", "smol": "<end_of_utterance>",
-    "glm": "<|endoftext|>",
-}  # fmt: skip
-"""The token that ends a turn, by family; ``<|im_end|>`` for all others."""
 KEYS = ("reasoning_content", "reasoning", "thinking")
 """Message keys under which families take thoughts; which one a template reads is found by trying."""
-MARK = re.compile(
-    r"<\|[^|<>\s]+\|>|<｜[^｜]+｜>|</?think>|</?tool_call>|</?tool_response>|<start_of_turn>|<end_of_turn>"
-    r"|<end_of_utterance>|\[/?INST\]|\[gMASK\]|<sop>|<turn\|>|<\|turn>|<\|[a-z_]+>|<[a-z_]+\|>|</?s>|<bos>"
-)
-PLAIN = (
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
-TEXT = "system user assistant tool You are a helpful agent. The quick brown fox: is it fine? plan"
-
-
-@cache
-def tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A small BPE in which the marks of the template are tokens."""
-    template = (FOLDER / f"{name}.jinja").read_text()
-    families = sorted((one for one in ENDS if name.startswith(one)), key=len)
-    end = ENDS[families[-1]] if families else "<|im_end|>"
-    marks = dict.fromkeys(["<bos>", end, *MARK.findall(template), *PLAIN])
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    special = [AddedToken(one, special=True, normalized=False) for one in marks if one not in PLAIN]
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=special, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    inner.train_from_iterator([TEXT], trainer)
-    inner.add_tokens([AddedToken(one, normalized=False) for one in PLAIN])
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end, bos_token="<bos>")
-    made.chat_template = template
-    return made
 
 
 @cache
@@ -138,7 +93,7 @@ class Dialogue:
         ids: list[int] = []
         for one in whole:
             letters = own.decode([one])
-            marked = one in own.control.ids or letters.strip() in PLAIN
+            marked = one in own.control.ids or PLAIN.fullmatch(letters.strip())
             split = [letters] if marked else letters
             for letter in split:
                 ids += (
@@ -229,8 +184,10 @@ def test_turns_written_elsewhere_are_what_the_template_writes_after_its_prompt(
     chat = Dialogue(name)
     chat.told("user", "Is it fine?")
     prompt = own.decode(chat.prompt())
-    found = prompt + own.decode(own.written(f"<think>{thought}</think>fine" if thought else "fine"))
-    assert found == prompt + own.spelled(
+    found = prompt + own.decode(
+        own.encode_turn(f"<think>{thought}</think>fine" if thought else "fine")
+    )
+    assert found == prompt + own.format_turn(
         f"<think>{thought}</think>fine" if thought else "fine"
     ) + own.decode(own.end)
     want = own_text(name, [*chat.chat, spoken(name, "fine", thought)], False)
@@ -254,8 +211,8 @@ def test_every_message_is_shown_once_in_its_order_by_every_template(name: str, o
     for number, one in enumerate(order):
         texts.append(f"fine number {number}")
         if one == "A":
-            parts = chat.renderer.parts(chat.renderer.spelled(texts[-1]), "agent", "expert")
-            ids = chat.renderer.written(texts[-1])
+            parts = chat.renderer.parts(chat.renderer.format_turn(texts[-1]), "agent", "expert")
+            ids = chat.renderer.encode_turn(texts[-1])
             turn = make_turn(chat.last, Speaker("agent", "agent"), parts, ids=ids)
             chat.tree.add(turn)
             chat.messages.append(Message("assistant", turn=turn.id))
@@ -295,7 +252,9 @@ def test_a_prompt_that_lacks_a_message_is_refused_with_the_message() -> None:
     made = copy(tokenizer("qwen2_5"))
     made.chat_template, made.name_or_path = LOSING, "losing"
     own, tree = ChatRenderer(made), Tree("t", "r", 0)
-    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    turn = make_turn(
+        tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.encode_turn("fine")
+    )
     tree.add(turn)
     first = Message.of("user", "Hello"), Message("assistant", turn=turn.id)
     own.render(first, tree, "agent")
@@ -338,7 +297,7 @@ def test_roles_are_told_apart_in_shapes_of_other_families(name: str, want: str) 
     made.chat_template = OTHERS[name]
     own = ChatRenderer(made)
     turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("said")],
-                     ids=own.written("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
+                     ids=own.encode_turn("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
     result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "told")])
     tree.add(turn)
     tree.add(result)
@@ -374,7 +333,7 @@ def caller(name: str) -> ChatRenderer:
         ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
         end = ends.get(name, gemma if "gemma" in name else own.tokenizer.eos_token)
         own.end_ids |= {own.tokenizer.convert_tokens_to_ids(end)}
-        own.control.keep(own.control.ids)
+        own.control.allow(own.control.ids)
     return own
 
 
@@ -447,7 +406,9 @@ def test_arguments_of_a_template_reach_every_prompt(name: str, args: dict[str, A
     messages = [Message.of("user", "Is it fine?")]
     prompt = own.decode(own.render(messages, tree, "agent"))
     assert prompt == own_text(name, chat, True, **args) != own_text(name, chat, True)
-    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    turn = make_turn(
+        tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.encode_turn("fine")
+    )
     tree.add(turn)
     messages += [Message("assistant", turn=turn.id), Message.of("user", "Sure?")]
     chat += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "Sure?"}]

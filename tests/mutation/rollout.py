@@ -149,9 +149,9 @@ FAULTS = (
         around(lambda original, self, shown: iter([(shown.text, False)])),
         [EVERY_CONTENT],
     ),
-    Fault(f"{M}control:ControlTokens.kept", given(role="assistant"), [NO_TOOL_TEXT]),
+    Fault(f"{M}control:ControlTokens.allowed_ids", given(role="assistant"), [NO_TOOL_TEXT]),
     # Chat templates: roles, thoughts, lost messages.
-    Fault(f"{M}chat:ChatRenderer._arranged", around(lambda original, self, chat: chat), [ORDERS]),
+    Fault(f"{M}chat:ChatRenderer._arrange", around(lambda original, self, chat: chat), [ORDERS]),
     Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),
     Fault(f"{M}layout:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),

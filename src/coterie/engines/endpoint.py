@@ -24,7 +24,7 @@ from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.messages import Reply, Utterance, estimate, read_reply
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.servers.settings import OptionValue
-from coterie.models.tool_calls import offered
+from coterie.models.tool_calls import openai_tool
 from coterie.trajectories.calls import Tool
 
 SHOWN = 300
@@ -183,7 +183,7 @@ class Endpoint:
         body |= {"top_p": top_p} if top_p != 1 else {}
         body |= {"stop": list(stop)} if stop else {}
         body |= {} if seed is None else {"seed": seed}
-        body |= {"tools": [offered(tool) for tool in tools]} if tools else {}
+        body |= {"tools": [openai_tool(tool) for tool in tools]} if tools else {}
         args = self.settings.template_args
         body |= {"chat_template_kwargs": args} if args else {}
         prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))

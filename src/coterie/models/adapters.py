@@ -90,7 +90,7 @@ def copy_adapter(model: PeftModel, source: str, name: str) -> None:
 
 
 def activate(model: Any, name: str) -> None:
-    """Make an adapter the active one, for inference; ``UserError`` if the model has none such."""
+    """Make an adapter the active one, for inference; ``UserError`` if the model does not have it."""
     _check_known(model, name)
     if model.active_adapter != name:
         model.set_adapter(name, inference_mode=True)
@@ -98,9 +98,9 @@ def activate(model: Any, name: str) -> None:
 
 @contextmanager
 def using(model: Any, name: str | None) -> Iterator[None]:
-    """With one adapter active, or with none (``None``: the base alone); as it was afterwards.
+    """Activate one adapter in the block, or none (``None``: the base alone).
 
-    A model that has no adapters is its own base.
+    A model without adapters is its own base.
     """
     if name is None and not isinstance(model, PeftModel):
         yield
@@ -127,9 +127,9 @@ def save_adapter(
     name: str = DEFAULT,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write one adapter as safetensors to ``folder`` itself, and what its base is.
+    """Write one adapter as safetensors to ``folder``, with the fingerprint of its base.
 
-    ``weights`` stands in for the model's own state, where that is sharded over ranks.
+    ``weights`` replaces the model's state if ranks shard it.
     """
     model.save_pretrained(
         str(folder), selected_adapters=[name], safe_serialization=True, state_dict=weights
@@ -145,9 +145,9 @@ def save_adapter(
 def load_adapter(
     model: Any, folder: Path, *, name: str = DEFAULT, trainable: bool = False
 ) -> PeftModel:
-    """``model`` with the adapter of ``folder`` under ``name``, active; one of that name is replaced.
+    """Load the adapter of ``folder`` as ``name`` and activate it; replace an adapter with this name.
 
-    Raises :class:`UserError` for an adapter that was trained on another base, does not fit this one, or is not whole.
+    Raises :class:`UserError` for an adapter that was trained on another base, does not fit this one or is incomplete.
     """
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
@@ -172,9 +172,9 @@ def load_adapter(
 
 
 def merged(model: Any) -> Any:
-    """The base with its active adapter merged into its weights; ``model`` is no more.
+    """Return the base with its active adapter merged into its weights; ``model`` is unusable afterwards.
 
-    Tied embeddings of which the adapter changes one are untied first: the other one must stay as it is.
+    If the adapter changes one of two tied embeddings, untie them first: the other must not change.
     """
     base = model.get_base_model()
     ends = base.get_input_embeddings(), base.get_output_embeddings()
@@ -184,7 +184,7 @@ def merged(model: Any) -> Any:
 
 
 def untie(model: Any) -> None:
-    """Give the output layer of a model weights of its own where it shares those of the input embeddings."""
+    """Copy the weights of the output layer if it shares them with the input embeddings."""
     first, last = (
         getattr(end, "original_module", getattr(end, "base_layer", end))
         for end in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -198,7 +198,7 @@ def untie(model: Any) -> None:
 
 @contextmanager
 def _fitting(adapter: str, todo: str) -> Iterator[None]:
-    """Turn what PEFT and torch say of an adapter that is for another model into a ``UserError``."""
+    """Convert PEFT's and torch's errors for an adapter of another model into ``UserError``."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -207,9 +207,9 @@ def _fitting(adapter: str, todo: str) -> Iterator[None]:
 
 
 def remove_adapter(model: PeftModel, name: str) -> None:
-    """Take an adapter off; if it was the active one, another one is."""
+    """Remove an adapter; if it was active, another one becomes active."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it tells which one
+        warnings.simplefilter("ignore", UserWarning)  # it reports which one
         model.delete_adapter(name)
 
 
@@ -218,22 +218,21 @@ def adapter_weights(model: PeftModel, name: str) -> set[str]:
 
 
 def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
-    """A hash of the base under a model's adapters: names, shapes, and all values of each weight.
+    """Hash names, shapes and all values of the base weights under a model's adapters.
 
-    Values are rounded to bfloat16, so that a base has one fingerprint in float32 and in bfloat16;
-    two bases that differ by less than that rounding have one too. A value head, which is trained beside an
-    adapter, does not count. ``weights`` stands in for the
-    model's own, where those are sharded.
+    Values are rounded to bfloat16, so a base has the same fingerprint in float32 and bfloat16 (and so have bases that
+    differ by less). A value head, which is trained with an adapter, is ignored. ``weights`` replaces the model's
+    weights if they are sharded.
     """
     digest = hashlib.sha256()
-    found = {
+    base = {
         re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX)): (
             (weights or {}).get(name, own)
         )
         for name, own in model.named_parameters()
         if ".lora_" not in name and ".modules_to_save." not in name
     }
-    for name, weight in sorted(found.items()):
+    for name, weight in sorted(base.items()):
         if name.startswith(f"{HEAD}."):
             continue
         (total,) = checksums([weight.detach().to(torch.bfloat16)])
@@ -246,8 +245,8 @@ def _check_base(model: Any, folder: Path) -> None:
     if not file.is_file():
         return
     with reading(file):
-        told = json.loads(file.read_text())["fingerprint"]
-    if told != base_fingerprint(model):
+        fingerprint = json.loads(file.read_text())["fingerprint"]
+    if fingerprint != base_fingerprint(model):
         raise UserError(
             f"the adapter in {folder} was trained on another base than this model", BASE
         )

@@ -1,7 +1,7 @@
-"""The syntaxes in which families of models write tool calls, read from the text of a message.
+"""Parsers of tool calls, for the syntaxes of model families.
 
-A message is read from its beginning to its end. What stands in a thought is no call, and what stands in a string of a
-call is neither a thought nor the call's end. What begins like a call and cannot be read is a call with an error.
+Text in a thought is no call. Text in a string of a call neither begins a thought nor ends the call. Text that begins
+like a call but cannot be read is a call with an error.
 """
 
 import ast
@@ -29,26 +29,25 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "null": (type(None),), "string": (str,),
 }  # fmt: skip
 _TOO_MANY = 64
-"""Closing tags at which the end of a Python list of calls is looked for."""
-
+"""Limit of closing tags that may end a Python list of calls."""
 
 Body = tuple[list[ToolCall], int, bool]
-"""What follows an opening: calls, the index in the text where they end, and whether they need no closing."""
+"""Calls after an opening, the index of their end, and True if they need no closing."""
 
 
 class NativeSyntax(ABC):
-    """The way in which a model writes calls. Usable as ``environments.protocol.Syntax``."""
+    """Call syntax of a model. Implements ``environments.protocol.Syntax``."""
 
     name: str
     stop: ClassVar[tuple[str, ...]] = ()
-    """None: a message that calls ends with the template's end of turn, after its last call."""
+    """Empty, since a message with calls ends with the template's end of turn."""
 
     @abstractmethod
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         """Yield the calls of a message in order, without ids; ``tools`` give the types of arguments."""
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
-        """Return the calls of a message, named by their place; those that cannot be run have an error."""
+        """Return the calls of a message, with ids by position; calls that cannot run have an error."""
         return tuple(
             replace(
                 one,
@@ -66,24 +65,24 @@ class NativeSyntax(ABC):
 
 @dataclass(frozen=True)
 class Markup(NativeSyntax):
-    """A syntax whose calls stand between marks."""
+    """Syntax with marks around calls."""
 
     opening: ClassVar[re.Pattern[str]]
-    """Where a call begins, or what looks like one."""
+    """Beginning of a call, or of text that looks like one."""
     head: ClassVar[re.Pattern[str]] = _NOTHING
-    """What precedes the arguments, from the opening on; its group is the tool's name."""
+    """Text from the opening to the arguments; its group is the tool's name."""
     closing: ClassVar[str] = ""
-    """Empty: the message's end or the next call closes a call."""
+    """Text that closes a call; if empty, the next call or the end of the message closes it."""
     ends_message: ClassVar[bool] = False
-    """True if the closing token is that which ends the message."""
+    """True if the closing token also ends the message."""
     thought: ClassVar[re.Pattern[str]] = re.compile(THOUGHT)
     end_of_thought: ClassVar[re.Pattern[str]] = re.compile(END_OF_THOUGHT)
     thinks: bool = False
-    """True if the prompt has opened the thought with which a message begins."""
+    """True if the prompt opens the thought of a message."""
 
     @abstractmethod
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        """Read a call whose opening is at ``start``. Raises ``ValueError``, which says what is wrong."""
+        """Read the call whose opening is at ``start``; ``ValueError`` with the reason if it is broken."""
 
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         at = self._past_thought(text, 0) if self.thinks else 0
@@ -93,12 +92,12 @@ class Markup(NativeSyntax):
             except ValueError as error:
                 head = self.head.match(text, mark.start())
                 at, closed = self._past_broken(text, max(mark.end(), head.end() if head else 0))
-                written = text[mark.end() : at - len(self.closing) * closed].strip()
+                arguments = text[mark.end() : at - len(self.closing) * closed].strip()
                 why = f"not run: the call can't be read: {error}"
                 if not closed and (self.closing or (finish == "length" and at == len(text))):
                     why = self._unclosed(mark[0], finish)
                 name = head[1] if head and head.re.groups else None
-                yield ToolCall("", (name or "").strip(), written, why)
+                yield ToolCall("", (name or "").strip(), arguments, why)
                 continue
             at, why = past_space(text, stop), ""
             if self.closing and text.startswith(self.closing, at):
@@ -112,7 +111,7 @@ class Markup(NativeSyntax):
             yield ToolCall("", "", text[mark.end() :].strip(), why)
 
     def _in_open_thought(self, text: str, at: int) -> re.Match[str] | None:
-        """Find a call in a thought that the message does not close; ``at`` is the end of the last call."""
+        """Find a call after ``at`` in a thought that the message does not close."""
         begins = [one.end() for one in self.thought.finditer(text, at)]
         if self.thinks and not self.end_of_thought.search(text):
             begins = [0]
@@ -121,23 +120,23 @@ class Markup(NativeSyntax):
         return self.opening.search(text, begins[-1])
 
     def _open(self, text: str, at: int, mark: re.Match[str], finish: Finish) -> tuple[int, str]:
-        """Return where a call without its closing ends, and why it is not run."""
-        ended = at == len(text)
-        if ended and finish == "end" and (self.ends_message or not self.closing):
+        """Return the end of a call without its closing, and the reason not to run it."""
+        at_end = at == len(text)
+        if at_end and finish == "end" and (self.ends_message or not self.closing):
             return at, ""
         if not self.closing:
-            return at, self._unclosed(mark[0], finish) if ended else ""
+            return at, self._unclosed(mark[0], finish) if at_end else ""
         after, closed = self._past_broken(text, at)
-        if closed and not ended:
+        if closed and not at_end:
             return after, "not run: something follows the call's arguments"
         return at, self._unclosed(mark[0], finish)
 
     def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
-        """Find the next opening that stands outside of thoughts."""
-        while found := self.opening.search(text, at):
+        """Find the next opening outside of thoughts."""
+        while opening := self.opening.search(text, at):
             thought = self.thought.search(text, at)
-            if thought is None or thought.start() > found.start():
-                return found
+            if thought is None or thought.start() > opening.start():
+                return opening
             at = self._past_thought(text, thought.end())
         return None
 
@@ -146,7 +145,7 @@ class Markup(NativeSyntax):
         return end.end() if end else len(text)
 
     def _past_broken(self, text: str, at: int) -> tuple[int, bool]:
-        """Return where a call ends that cannot be read, and whether that is its closing: or else the next call."""
+        """Return the end of a broken call, and True if it is the closing (False for the next call)."""
         again = self.opening.search(text, at)
         stop = again.start() if again else len(text)
         close = text.find(self.closing, at, stop) if self.closing else -1
@@ -166,10 +165,10 @@ class Markup(NativeSyntax):
 
 
 class JsonMarkup(Markup):
-    """Calls whose arguments are JSON, after a head with the tool's name, or in one object (or list) with it."""
+    """Calls with JSON arguments, after a head with the tool's name or in an object (or list) with it."""
 
     tail: ClassVar[re.Pattern[str]] = _NOTHING
-    """What may stand between the arguments and the closing."""
+    """Text between the arguments and the closing."""
 
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
         head = self._head(text, start)
@@ -220,7 +219,7 @@ class HarmonyJson(JsonMarkup):
 
 
 class DeepSeekJson(JsonMarkup):
-    """Calls of DeepSeek's: V3's with ``function`` before the name and a block of code, V3.1's without either."""
+    """DeepSeek's calls: in V3 with ``function`` before the name and a code block, in V3.1 without."""
 
     name = "JSON between <｜tool▁call▁begin｜> and <｜tool▁call▁end｜>"
     opening = re.compile(
@@ -235,9 +234,9 @@ class DeepSeekJson(JsonMarkup):
 
 
 class LlamaJson(JsonMarkup):
-    """``{"name": ..., "parameters": {...}}`` as the message, or after ``<|python_tag|>``; several with ``;`` between.
+    """``{"name": ..., "parameters": {...}}`` as the message or after ``<|python_tag|>``, separated by ``;``.
 
-    Nothing but the end of the message closes the last call.
+    The end of the message closes the last call.
     """
 
     name = "JSON as the whole message, or after <|python_tag|>"
@@ -246,13 +245,13 @@ class LlamaJson(JsonMarkup):
     begins = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
 
     def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
-        """Find an object at the beginning of the message or right after a call, or else a mark."""
+        """Find an object at the beginning of the message or after a call, or else the next mark."""
         while self.thought.match(text, past_space(text, at)):
             at = self._past_thought(text, at)
-        found = self.head.match(text, at)
+        head = self.head.match(text, at)
         names = [tool.name for tool in tools]
-        call = found is not None and self._is_call(text, found.end(), names)
-        return found if call else super()._next(text, at, tools)
+        is_call = head is not None and self._is_call(text, head.end(), names)
+        return head if is_call else super()._next(text, at, tools)
 
     def _is_call(self, text: str, at: int, names: Sequence[str]) -> bool:
         try:
@@ -265,43 +264,43 @@ class LlamaJson(JsonMarkup):
 
 
 class Tagged(Markup):
-    """Calls whose arguments are texts between tags; the tool's schema gives their types."""
+    """Calls with arguments between tags, typed by the tool's schema."""
 
     parameter: ClassVar[re.Pattern[str]]
-    """What precedes an argument; its group is the argument's name."""
+    """Text before an argument; its group is the argument's name."""
     end: ClassVar[re.Pattern[str]]
-    """What follows an argument."""
+    """Text after an argument."""
     inner: ClassVar[str] = ""
-    """What follows the last argument, before the closing."""
+    """Text between the last argument and the closing."""
     padded: ClassVar[bool] = False
-    """True if a line break stands before and after every argument."""
+    """True if line breaks surround each argument."""
 
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
         head = self._head(text, start)
         at, name = past_space(text, head.end()), head[1].strip()
         schema = next((one.parameters for one in tools if one.name == name), {})
-        given: dict[str, object] = {}
+        arguments: dict[str, object] = {}
         while parameter := self.parameter.match(text, at):
             key, end = parameter[1].strip(), self.end.search(text, parameter.end())
-            if end is None or key in given:
+            if end is None or key in arguments:
                 raise ValueError(f"{parameter[0]} {'is there twice' if end else 'is not closed'}")
             value = text[parameter.end() : end.start()]
             value = value.removeprefix("\n").removesuffix("\n") if self.padded else value
-            given[key] = _typed(value, schema, key)
+            arguments[key] = _typed(value, schema, key)
             at = past_space(text, end.end())
         if not text.startswith(self.inner, at):
             raise ValueError(f"there is no {self.inner} after the arguments")
         at = past_space(text, at + len(self.inner))
-        call = call_of({"name": name, "arguments": given})
+        call = call_of({"name": name, "arguments": arguments})
         wrapper = self.opening.pattern.partition("|")[0]
-        goes_on = self.head.match(text, at) and not text.startswith(wrapper, at)
-        return [call], at, bool(goes_on) or not text.startswith(wrapper, start)
+        continues = self.head.match(text, at) and not text.startswith(wrapper, at)
+        return [call], at, bool(continues) or not text.startswith(wrapper, start)
 
 
 class QwenXml(Tagged):
     """``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`` (Qwen3-Coder, Qwen3.5).
 
-    Models leave out the first tag; the last one may then be missing, too.
+    Models may omit the first tag, and then also the last one.
     """
 
     name = "<function=...> and <parameter=...> between <tool_call> and </tool_call>"
@@ -328,7 +327,7 @@ class GlmXml(Tagged):
 class MuseXml(Tagged):
     """``<atem:invoke name="NAME"><atem:parameter name="KEY">value</atem:parameter></atem:invoke>`` (Muse).
 
-    A thought is a message to ``self``.
+    Thoughts are messages to ``self``.
     """
 
     name = "<atem:invoke> between <atem:function_calls> and </atem:function_calls>"
@@ -343,9 +342,9 @@ class MuseXml(Tagged):
 
 
 class GemmaJson(Markup):
-    """``<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`` (Gemma 4): JSON but for keys and strings.
+    """``<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`` (Gemma 4): JSON except for keys and strings.
 
-    A thought is in the channel ``thought``.
+    Thoughts are in the channel ``thought``.
     """
 
     name = "call:NAME{...} between <|tool_call> and <tool_call|>"
@@ -361,25 +360,24 @@ class GemmaJson(Markup):
     )
 
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        name, written = self._head(text, start), ""
+        name, source = self._head(text, start), ""
         at = name.end()
         for token in self.token.finditer(text, at):
-            written, at = written + text[at : token.start()], token.end()
+            source, at = source + text[at : token.start()], token.end()
             if token["end"]:
-                value, stop = read_value(written, 0)
-                if written[stop:].strip():
+                value, stop = read_value(source, 0)
+                if source[stop:].strip():
                     raise ValueError("something follows the arguments")
                 return [call_of({"name": name[1], "arguments": value})], token.start(), False
-            said = token["text"] if token["key"] is None else token["key"].strip()
-            written += json_text(None if token["none"] else said)
+            value = token["text"] if token["key"] is None else token["key"].strip()
+            source += json_text(None if token["none"] else value)
         raise ValueError(f"there is no {self.closing}")
 
 
 class PythonCalls(Markup):
-    """``<|tool_call_start|>[NAME(KEY='text', ...), ...]<|tool_call_end|>`` (LFM2): calls as Python writes them.
+    """``<|tool_call_start|>[NAME(KEY='text', ...), ...]<|tool_call_end|>`` (LFM2): Python calls.
 
-    Templates that write texts as they are, with quotes and line breaks in them, are read where Python does not read
-    what they wrote.
+    Some templates do not escape quotes and line breaks in texts; these are read in a second try.
     """
 
     name = "Python calls between <|tool_call_start|> and <|tool_call_end|>"
@@ -395,19 +393,19 @@ class PythonCalls(Markup):
 
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
         at, why = start + len("<|tool_call_start|>"), f"there is no {self.closing}"
-        for found in islice(re.finditer(re.escape(self.closing), text[at:]), _TOO_MANY):
-            inside = text[at : at + found.start()]
+        for closing in islice(re.finditer(re.escape(self.closing), text[at:]), _TOO_MANY):
+            inside = text[at : at + closing.start()]
             quoted = self.raw.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
             for source in (inside, quoted):
                 try:
-                    return list(self._calls(source)), at + found.start(), False
+                    return list(self._calls(source)), at + closing.start(), False
                 except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                     why = str(error) or "it nests too deep"
         raise ValueError(why)
 
     def _calls(self, source: str) -> Iterator[ToolCall]:
         named = self.words.sub(lambda one: one[0] + _WORD * bool(one[1]), source.strip())
-        with warnings.catch_warnings():  # of backslashes that Python does not know
+        with warnings.catch_warnings():  # unknown backslash escapes
             warnings.simplefilter("ignore")
             tree = ast.parse(named, mode="eval").body
         for node in tree.elts if isinstance(tree, ast.List) else [tree]:
@@ -417,16 +415,17 @@ class PythonCalls(Markup):
             if not isinstance(call, ast.Call):
                 raise ValueError("a call is NAME(KEY=value)")
             name = ast.unparse(node).partition("(")[0].replace(" ", "")
-            given = {
+            arguments = {
                 (one.arg or "").removesuffix(_WORD): _value(one.value) for one in call.keywords
             }
-            error = "not run: the arguments are not all named" if call.args or "" in given else ""
-            written = call_of({"name": name, "arguments": given})
-            yield replace(written, error=written.error or error)
+            is_named = not call.args and "" not in arguments
+            error = "" if is_named else "not run: the arguments are not all named"
+            result = call_of({"name": name, "arguments": arguments})
+            yield replace(result, error=result.error or error)
 
 
 _WORD = "_word"
-"""After a parameter's name that is a word of Python's own."""
+"""Suffix of a parameter that has the name of a Python keyword."""
 SYNTAXES: tuple[type[Markup], ...] = (
     HermesJson, QwenXml, GlmXml, LlamaJson, MistralJson, HarmonyJson, GemmaJson, DeepSeekJson, PythonCalls, MuseXml,
 )  # fmt: skip
@@ -434,7 +433,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 def _value(node: ast.expr) -> object:
-    """Return the value that Python or JSON writes so. Raises ``ValueError``."""
+    """Return the value of a Python or JSON literal; ``ValueError`` for other code."""
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -454,7 +453,7 @@ def _key(node: ast.expr | None) -> str:
 
 
 def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
-    """Return the value that a text stands for by the tool's schema; the text where that says nothing else."""
+    """Return the value of a text by the tool's schema; the text itself if no other type fits."""
     properties = schema.get("properties")
     kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else ()
     if kinds == ("string",):
@@ -471,7 +470,7 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
 
 
 def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the types that a schema names, its references and choices included."""
+    """Return the types in a schema, including references and choices."""
     kinds: dict[str, None] = {}
     waiting, seen = [schema], set()
     while waiting:
@@ -480,10 +479,10 @@ def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
             continue
         seen.add(id(one))
         if isinstance(reference := one.get("$ref"), str) and reference.startswith("#/"):
-            found: object = root
+            target: object = root
             for step in reference[2:].split("/"):
-                found = found.get(step) if isinstance(found, Mapping) else None
-            waiting.append(found)
+                target = target.get(step) if isinstance(target, Mapping) else None
+            waiting.append(target)
         kind, values = one.get("type"), one.get("enum")
         if kind is None and isinstance(values, list | tuple):
             kind = "string" if all(isinstance(value, str) for value in values) else ()
@@ -494,12 +493,12 @@ def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
 
 def past_space(text: str, at: int) -> int:
     space = _SPACE.match(text, at)
-    assert space is not None, "it matches nothing, too"
+    assert space is not None
     return space.end()
 
 
 def read_value(text: str, at: int) -> tuple[Any, int]:
-    """Read the JSON value at ``at``, after white space; return it and where it ends. Raises ``ValueError``."""
+    """Return the JSON value at ``at``, after white space, and its end; ``ValueError`` if it is broken."""
     try:
         value, end = _DECODER.raw_decode(text, past_space(text, at))
     except RecursionError as error:
@@ -508,23 +507,23 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
 
 
 def call_of(value: object) -> ToolCall:
-    """Return the call that an object with a name and arguments stands for, without an id."""
+    """Return the call of an object with a name and arguments, without an id."""
     inner = value.get("function") if isinstance(value, Mapping) else None
     value = inner if isinstance(inner, Mapping) else value
     if not isinstance(value, Mapping):
         why = "a call is an object with a name and arguments"
         return ToolCall("", "", json_text(value), f"not run: {why}")
-    given: object = next((value[one] for one in ARGUMENTS if one in value), {})
+    arguments: object = next((value[one] for one in ARGUMENTS if one in value), {})
     name, why = value.get("name"), ""
     if not isinstance(name, str) or not name:
         name, why = "", "the call has no name"
     elif not value.keys() & {*ARGUMENTS} and value.keys() - {"name", "id", "type"}:
         why = 'the call has no "arguments"'
-    elif isinstance(given, str):
+    elif isinstance(arguments, str):
         why = "the arguments are a text; write them as an object"
-    elif not isinstance(given, Mapping):
+    elif not isinstance(arguments, Mapping):
         why = "the arguments are not an object"
-    return ToolCall("", name, json_text(given), f"not run: {why}" if why else "")
+    return ToolCall("", name, json_text(arguments), f"not run: {why}" if why else "")
 
 
 def json_text(value: object) -> str:
@@ -532,5 +531,5 @@ def json_text(value: object) -> str:
 
 
 def whole_text(text: str) -> str:
-    """Return a text in which halves of characters are spelled as in JSON, since no store takes them."""
+    """Escape unpaired surrogates as JSON does, since stores refuse them."""
     return text.encode(errors="backslashreplace").decode()

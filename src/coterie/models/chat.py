@@ -1,23 +1,24 @@
-"""Chats to token ids, in which every turn of one's own is exactly the ids that were sampled.
+"""Chat rendering: messages to token ids, with every turn of the reader as the ids that were sampled.
 
-The template's text of a chat is taken apart (``models.layout``), recorded ids are put in the places of own turns, and
-what lies between is tokenized so that no content can make a control token (``models.control``).
+``models.layout`` splits the template's text into template text and contents, ``models.control`` encodes both so that no
+content makes a control token, and recorded ids replace the contents of the reader's own turns.
 
-Own turns: the template is given the thought and the content of a turn apart (``models.template.Thoughts``). Where it
-writes both back as sampled, but for white space at their ends, the turn's ids stand there, right after the header that
-its prompt ended with. Where it writes something else (drops an earlier thought, adds an empty one), the turn is shown
-as the template gives it, tokenized anew; the prompt then no longer extends the running tokens, and the view opens a new
-segment. An end of turn that the template does not write there gives way to the template's.
+Own turns: the template gets the thought and the content of a turn separately (``models.template.Thoughts``). If it
+writes both as sampled (except for white space at their ends), the recorded ids follow the header that ended the turn's
+prompt. If it changes them (drops an earlier thought, adds an empty one), the prompt has the template's text, encoded
+again; it then no longer extends the running tokens, and the view opens a new segment. The template's end of turn
+replaces a recorded one that differs.
 
-Roles: a system message that the template cannot show in its place becomes a user message, and is merged with the user
-message that follows. User messages in a row are merged where the template takes none. Both are merged by an empty line.
+Roles: a system message that the template cannot show at its position becomes a user message, merged with the user
+message after it. Consecutive user messages are merged if the template refuses them. An empty line separates both parts.
 
-Results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user`` message
-where that is the message's role, where the template has no tool messages, or where the environment's syntax has made
-text of them. An ``inline`` message continues right after the turn before it, without a word of the template's. A turn
-that calls stays as sampled: it is never written again from its calls, but for one that has no tokens (an endpoint's).
+Results of calls are shown in the order of the calls: one ``tool`` message each, or a single ``user`` message if that is
+the message's role, if the template has no tool messages, or if the environment's syntax formats results as text. An
+``inline`` message continues the previous turn without template text. The template writes calls only for turns without
+tokens (from an endpoint).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -30,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from coterie.config.text import encoded
 from coterie.errors import UserError
 from coterie.models.control import ControlTokens
-from coterie.models.layout import WORD, Layout, Shown, Slot, TextPiece
+from coterie.models.layout import WORD, Layout, Slot, TemplateMessage, TextPiece
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ToolTemplate, mapped, safe_call, tool_template
 from coterie.trajectories.calls import Tool, ToolCall, place
@@ -39,20 +40,20 @@ from coterie.trajectories.turn import THOUGHT, Finish, Message, Part, PrivilegeE
 
 INLINE = "inline"
 PREFILL = "prefill"
-"""Source of the parts of a turn that were given to the model and not sampled by it."""
-_BETWEEN = Slot("\n\n")
+"""Source of the parts of a turn that came from the prompt and were not sampled."""
 _HOLE = "\0"
-"""The place of a thought between its marks."""
+"""Placeholder for a thought between its marks."""
 
 
 class ChatRenderer:
-    """Renders messages with a tokenizer's chat template. Usable as ``trajectories.view.Render``.
+    """Renderer of messages with a tokenizer's chat template. Implements ``trajectories.view.Render``.
 
-    Raises ``UserError`` for a tokenizer whose prompts cannot be rendered.
+    Raises:
+        UserError: If prompts for this tokenizer cannot be rendered.
     """
 
     end_ids: frozenset[int]
-    """Ids that end a turn: the tokenizer's, those given, and those that the template writes."""
+    """Ids that end a turn: from the tokenizer, the arguments and the template."""
     tools: ToolTemplate
 
     def __init__(
@@ -68,9 +69,9 @@ class ChatRenderer:
         self._around_thought = lru_cache(None)(self._marks_around)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end = self._template_end() or tuple(ends)
-        """The token that ends a turn that nobody sampled."""
+        """Token that ends a turn from another source."""
         self.tools = tool_template(tokenizer, self.template, self.control)
-        self.control.keep(self.tools.markup)
+        self.control.allow(self.tools.markup)
         self.end_ids = frozenset([*end_ids, *ends, *self.end, *self.tools.ends])
 
     def render(
@@ -84,71 +85,69 @@ class ChatRenderer:
         privileges: str | None = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        """Prompt ids of ``messages`` as ``reader`` sees them, and of the ``tools`` that the template is to show.
+        """Return the prompt ids of ``messages`` for ``reader``.
 
-        ``generation`` adds the header of the reader's next turn, and ``prefill`` text after it.
-        ``privileges`` names a role whose rights count besides the reader's: a critic's context is all
-        that the agent saw and what only the critic may see, around the agent's own turns as sampled.
-        Raises :class:`PrivilegeError` for a part that none of them may see, and ``UserError`` for
-        what the model or its template can't show.
+        Args:
+            messages: Messages to show.
+            tree: Tree of the turns in ``messages``.
+            reader: Name of the agent, whose own turns appear as sampled.
+            generation: Add the header of the reader's next turn.
+            prefill: Text after that header.
+            privileges: Name of a second role whose private parts are visible. A critic sees the
+                agent's context and its own private parts.
+            tools: Tools that the template shows.
+
+        Raises:
+            PrivilegeError: If neither the reader nor ``privileges`` may see a part.
+            UserError: If the model or its template cannot show the messages.
         """
-        eyes = (reader,) if privileges is None else (reader, privileges)
-        offered = self._offered(tools)
-        chat = self._joined(
-            one for m in messages for one in self._shown(m, tree, reader, eyes, bool(tools))
+        viewers = (reader,) if privileges is None else (reader, privileges)
+        safe_tools = self._safe_tools(tools)
+        chat = self._join_continued(
+            one for m in messages for one in self._prepare(m, tree, reader, viewers, bool(tools))
         )
-        begun = chat.pop().slots if generation and chat and _goes_on(chat[-1]) else ()
-        chat = self._arranged(chat)
-        pieces = Layout(self.template, chat, generation, self.control.hidden, offered).pieces()
-        pieces = [*self._placed(pieces), *begun]
+        unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
+        chat = self._arrange(chat)
+        pieces = Layout(self.template, chat, generation, self.control.hidden, safe_tools).pieces()
+        pieces = [*self._place_turns(pieces), *unfinished]
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
         return self._splice(pieces)
 
     __call__ = render
 
-    def written(self, text: str, *, ended: bool = True) -> tuple[int, ...]:
-        """Ids of a turn that nobody sampled, as they follow a prompt: its text, and the token that ends a turn.
+    def encode_turn(self, text: str, *, end: bool = True) -> tuple[int, ...]:
+        """Encode a turn from another source as it follows a prompt.
 
-        A turn that a stop string ended has no such token (``ended=False``). What spells a control token is broken up,
-        so that the text can't forge another turn.
+        Spelled control tokens are broken up, so the text cannot forge another turn. ``end=False`` omits the
+        end-of-turn token, such as after a stop string.
         """
-        ids = self._following(self.template.prompt, self._written(text))
-        return ids + (self.end if ended else ())
+        ids = self._encode_after(self.template.prompt, self._turn_pieces(text))
+        return ids + (self.end if end else ())
 
-    def spelled(self, text: str) -> str:
-        """The text of :meth:`written`: a thought is closed, or written empty, as the template does it."""
-        return "".join(one if isinstance(one, str) else one.text for one in self._written(text))
+    def format_turn(self, text: str) -> str:
+        """Return the text of :meth:`encode_turn`, with a closed or empty thought as the template writes it."""
+        pieces = self._turn_pieces(text)
+        return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
 
     def parts(
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
     ) -> tuple[Part, ...]:
-        """The parts of a turn of an agent: the thought with its marks, which nobody else may see, and the rest.
+        """Split a turn into its thought (with marks), which only the agent sees, and the rest.
 
-        ``ids`` are its tokens, if they are to be counted.
+        ``ids`` are the turn's tokens; with them, the thought has a token span.
         """
         marks = self.template.thoughts
         content = marks.split(text).content if marks else text
         if len(content) == len(text):
             return (Part(text, source=source),)
         head = text[: len(text) - len(content)]
-        span = (0, self._count(ids, len(head))) if ids else None
-        thought = Part(head, frozenset({agent}), THOUGHT, span=span)
+        count = bisect_left(range(len(ids)), len(head), key=lambda n: len(self.decode(ids[:n])))
+        thought = Part(head, frozenset({agent}), THOUGHT, span=(0, count) if ids else None)
         return (thought, Part(content, source=source))
 
-    def _count(self, ids: Sequence[int], characters: int) -> int:
-        """The number of tokens that spell the first ``characters``."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if len(self.decode(ids[:middle])) < characters:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
+        """Decode ids, including control tokens."""
         text = self.tokenizer.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -156,73 +155,77 @@ class ChatRenderer:
         return text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text that each id adds; joined, they are the text of all.
+        """Return the text that each id adds to the decoded text.
 
-        Text that is only settled by a later id (a character of several tokens, a space that depends
-        on what follows) is in the piece of that one.
+        Text that depends on a later id (a character of several tokens, a space) belongs to that id.
         """
         text = self.decode(ids)
         starts = (self.decode(ids[:n]) for n in range(1, len(ids)))
-        settled = [len(commonprefix([text, start])) for start in starts]  # noqa: RUF071
-        stops = list(accumulate([*settled, len(text)], max))
+        lengths = [len(commonprefix([text, start])) for start in starts]  # noqa: RUF071
+        stops = list(accumulate([*lengths, len(text)], max))
         return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
     def calls(self, text: str, finish: Finish, tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
-        """The calls of a message that was sampled, as the model writes them; ``UserError`` if it has no such way."""
+        """Parse the calls of a sampled message; ``UserError`` if the model has no call syntax."""
         return self.tools.required().parse(text, finish, tools)
 
     # -- messages for the template ----------------------------------------------------------------
 
-    def _offered(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Tools in whose texts no control token is spelled out; ``UserError`` for a model that can't call them."""
-        if not tools:
-            return []
-        self.tools.required()
+    def _safe(self, text: str) -> str:
+        return self._slot(text, "tool", "a tool or a call").text
 
-        def safe(text: str) -> str:
-            return self._slot(text, "tool", "the description of a tool").text
-
+    def _safe_tools(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Break up control tokens in tools; ``UserError`` for a model that cannot call them."""
+        if tools:
+            self.tools.required()
         return [
-            Tool(safe(tool.name), safe(tool.description), mapped(tool.parameters, safe))
-            for tool in tools
+            Tool(
+                self._safe(one.name),
+                self._safe(one.description),
+                mapped(one.parameters, self._safe),
+            )
+            for one in tools
         ]
 
-    def _joined(self, shown: Iterable[Shown]) -> list[Shown]:
-        """Messages for the template, in which what goes on in one turn is one message."""
-        chat: list[Shown] = []
-        for one in shown:
+    def _join_continued(self, messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
+        """Join a turn, its inline results and its continuation into one message."""
+        chat: list[TemplateMessage] = []
+        for one in messages:
             last = chat[-1] if chat else None
             if one.role == INLINE and (last is None or not self._is_open(last)):
                 one = replace(one, role="user")
-            if last and (one.role == INLINE or (one.role == "assistant" and _goes_on(last))):
+            if last and (one.role == INLINE or (one.role == "assistant" and _continues(last))):
                 slots = (replace(slot, markup=None) for slot in one.slots)
                 chat[-1] = replace(last, slots=(*last.slots, *slots))
-            elif last and self._speaks_after_results(last, one):
-                chat[-1] = _merged(last, one)
+            elif (
+                last
+                and (last.role, one.role) == ("tool", "user")
+                and not self.tools.users_after_results
+            ):
+                chat[-1] = _merge(last, one)
             else:
                 chat.append(one)
         return chat
 
-    def _arranged(self, chat: Sequence[Shown]) -> list[Shown]:
-        """Messages in roles that the template shows in their places."""
-        found: list[Shown] = []
-        folded = False
+    def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """Change roles and merge messages so that the template shows all of them."""
+        result: list[TemplateMessage] = []
+        after_system = False
         for at, one in enumerate(chat):
-            folds = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
-            one = replace(one, role="user") if folds else one
-            last = found[-1] if found else None
-            merges = last and last.role == one.role == "user"
-            if merges and (folded or not self._takes(("user", "user"))):
-                found[-1] = _merged(found[-1], one)
+            is_changed = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
+            one = replace(one, role="user") if is_changed else one
+            merges = bool(result) and result[-1].role == one.role == "user"
+            if merges and (after_system or not self._takes(("user", "user"))):
+                result[-1] = _merge(result[-1], one)
             else:
-                found.append(one)
-            folded = folds
-        return found
+                result.append(one)
+            after_system = is_changed
+        return result
 
-    def _takes_system(self, at: int, following: Sequence[Shown]) -> bool:
+    def _takes_system(self, at: int, rest: Sequence[TemplateMessage]) -> bool:
         if at:
             return self._takes(("user", "assistant", "system", "user"))
-        roles = [one.role for one in following]
+        roles = [one.role for one in rest]
         if "tool" in roles and not self.tools.system_with_results:
             return False
         if roles[:1] == ["user"]:
@@ -230,116 +233,114 @@ class ChatRenderer:
         return self._takes(("system",)) and self._takes(("system", "assistant", "user"))
 
     def _takes_roles(self, roles: Sequence[str]) -> bool:
-        """Return True if the template shows messages of these roles, all of them and in their order."""
-        chat = [Shown(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
-        if self.template.takes_for_own("system", [one.message(one.text, str) for one in chat]):
+        """Return True if the template shows messages of these roles in order."""
+        chat = [TemplateMessage(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
+        if self.template.treats_as_assistant(
+            "system", [one.message(one.text, str) for one in chat]
+        ):
             return False
         try:
             pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
         except UserError:
             return False
-        words = [slot.text for shown in chat for slot in shown.slots]
-        return [one.text for one in pieces if isinstance(one, Slot)] == words
+        return [one.text for one in pieces if isinstance(one, Slot)] == [one.text for one in chat]
 
-    def _speaks_after_results(self, last: Shown, one: Shown) -> bool:
-        """Return True if a user speaks right after results, and the template does not take that."""
-        return (last.role, one.role) == ("tool", "user") and not self.tools.users_after_results
-
-    def _is_open(self, shown: Shown) -> bool:
-        """Return True if a message can continue: its last turn was sampled and has no end of turn."""
-        if shown.role != "assistant" or not shown.slots:
+    def _is_open(self, message: TemplateMessage) -> bool:
+        """Return True if a message can continue: its last turn was sampled without an end of turn."""
+        if message.role != "assistant" or not message.slots:
             return False
-        turn = shown.slots[-1].turn
-        return _goes_on(shown) or (turn is not None and turn.ids[-1] not in self.end_ids)
+        turn = message.slots[-1].turn
+        return _continues(message) or (turn is not None and turn.ids[-1] not in self.end_ids)
 
-    def _shown(
-        self, message: Message, tree: Tree, reader: str, eyes: Sequence[str], native: bool
-    ) -> tuple[Shown, ...]:
-        """A message for the template, seen by readers of these names (``eyes``) together.
+    def _prepare(
+        self, message: Message, tree: Tree, reader: str, viewers: Sequence[str], native: bool
+    ) -> tuple[TemplateMessage, ...]:
+        """Convert a message for the template.
 
-        ``native``: calls are written in the model's own syntax.
+        Args:
+            message: Message to convert.
+            tree: Tree of its turn.
+            reader: Name of the agent whose own turns stay as sampled.
+            viewers: Names whose private parts are visible.
+            native: Write calls in the model's own syntax.
         """
         role = "user" if message.role == "tool" else message.role
-        parts: list[Part] = []
-        for part in message.parts:
-            if not any(map(part.visible_to, eyes)):
+        parts = list(message.parts)
+        for part in parts:
+            if not any(map(part.visible_to, viewers)):
                 raise PrivilegeError(
-                    f"a {message.role} message for {' and '.join(map(repr, eyes))} has a part from {part.source} that "
-                    f"only {', '.join(sorted(part.audience or ()))} may see"
+                    f"a {message.role} message for {' and '.join(map(repr, viewers))} has a part from {part.source} "
+                    f"that only {', '.join(sorted(part.audience or ()))} may see"
                 )
-            parts.append(part)
         text = ""
         if message.turn is not None:
             turn = tree.turns[message.turn]
-            parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
+            parts += [part for part in turn.parts if any(map(part.visible_to, viewers))]
             if turn.results and not turn.parts:
-                instead = "".join(part.text for part in message.parts)
+                replacement = "".join(part.text for part in message.parts)
                 if message.role == "tool" and self.tools.results != "user":
-                    return self._results(tree, turn, instead)
-                text = "" if instead else "\n".join(result.text for result in turn.results)
+                    return self._results(tree, turn, replacement)
+                text = "" if replacement else "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
             raise UserError(
                 f"a {message.role} message has an image, and this model reads only text",
                 "describe the image in words, or use a model that sees",
             )
-        said = tree.turns[message.turn] if message.turn and role == "assistant" else None
         if (own := _own_turn(message, tree, reader)) is not None:
-            return (self._with_calls(self._own(own), own, native),)
+            return (self._add_calls(self._own_message(own), own, native),)
         content = "".join(part.text for part in parts) + text
         slot = self._slot(content, role, f"a {message.role} message")
-        shown = Shown(role, (slot,) if content else ())
-        return (shown if said is None else self._with_calls(shown, said, native),)
+        result = TemplateMessage(role, (slot,) if content else ())
+        if message.turn and role == "assistant":
+            result = self._add_calls(result, tree.turns[message.turn], native)
+        return (result,)
 
-    def _with_calls(self, shown: Shown, turn: Turn, native: bool) -> Shown:
-        """A message that calls, as the template takes it.
+    def _add_calls(self, message: TemplateMessage, turn: Turn, native: bool) -> TemplateMessage:
+        """Add a turn's calls to its message.
 
-        The template writes the calls of a turn without tokens. A turn that has some says its calls itself; where
-        results must follow calls it stands in their place.
+        The template writes them for a turn without tokens. The tokens of other turns have the calls already; if the
+        template takes results only after calls, these tokens replace its text.
         """
         if not native or not turn.calls:
-            return shown
+            return message
         ids = tuple(self.tools.call_id(place) for place in range(len(turn.calls)))
+        if not turn.ids:
+            calls = tuple(safe_call(one, self._safe) for one in turn.calls)
+            return replace(message, calls=calls, call_ids=ids)
+        names = tuple(self._safe(one.name or "tool") for one in turn.calls)
+        stand_in = replace(message, call_ids=ids, is_stand_in=True, call_names=names)
+        return stand_in if self.tools.results == "calls" else message
 
-        def safe(text: str) -> str:
-            return self._slot(text, "tool", "a call").text
-
-        if turn.ids:
-            names = tuple(safe(one.name or "tool") for one in turn.calls)
-            stands_in = replace(shown, call_ids=ids, stands_in=True, call_names=names)
-            return stands_in if self.tools.results == "calls" else shown
-
-        return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
-
-    def _results(self, tree: Tree, turn: Turn, instead: str) -> tuple[Shown, ...]:
-        before = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
-        names = {call.id: call.name for call in next(before, ())}
+    def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
+        groups = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
+        names = {call.id: call.name for call in next(groups, ())}
         return tuple(
-            Shown(
+            TemplateMessage(
                 "tool",
                 (self._slot(text, "tool", "a tool's result"),) if text else (),
                 self.tools.call_id(place(call)),
                 self._slot(names.get(call) or "tool", "tool", "the name of a tool"),
             )
-            for call, text in ((one.call_id, instead or one.text) for one in turn.results)
+            for call, text in ((one.call_id, replacement or one.text) for one in turn.results)
         )
 
-    def _own(self, turn: Turn) -> Shown:
-        given = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        said = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
+    def _own_message(self, turn: Turn) -> TemplateMessage:
+        prefill = "".join(part.text for part in turn.parts if part.source == PREFILL)
+        text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
-        split = marks.split(given + said) if marks else None
-        if marks is None or split is None or len(split.content) == len(given + said):
-            begun, sampled = (self._slot(text, "assistant", what) for text in (given, said))
-            slots = (*((begun,) if given else ()), replace(sampled, turn=turn))
-            return Shown("assistant", slots)
+        split = marks.split(prefill + text) if marks else None
+        if marks is None or split is None or len(split.content) == len(prefill + text):
+            first, sampled = (self._slot(one, "assistant", what) for one in (prefill, text))
+            slots = (*((first,) if prefill else ()), replace(sampled, turn=turn))
+            return TemplateMessage("assistant", slots)
         thought = self._slot(split.thought, "assistant", what) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
-        begun = self._slot(given, "assistant", what)
+        first = self._slot(prefill, "assistant", what)
         content = self._slot(split.content, "assistant", what)
-        return Shown(
+        return TemplateMessage(
             "assistant",
-            (replace(content, turn=turn, begun=begun.text, markup="".join(markup.split())),),
+            (replace(content, turn=turn, prefill=first.text, markup="".join(markup.split())),),
             thought=thought and replace(thought, edge="thought"),
             thought_key=marks.key,
             before=opener + split.lead if split.close else "",
@@ -348,36 +349,37 @@ class ChatRenderer:
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
         encoded(text, what)
-        return Slot(self.control.broken(text, role), role=role)
+        return Slot(self.control.break_up(text, role), role=role)
 
-    # -- own turns in their places ----------------------------------------------------------------
+    # -- own turns --------------------------------------------------------------------------------
 
-    def _placed(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Put turns with thoughts right after their headers, or leave them as the template wrote them."""
-        found: list[TextPiece] = []
+    def _place_turns(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
+        """Move turns with thoughts right after their headers, or keep the template's text of them."""
+        result: list[TextPiece] = []
         padding = self.template.padding
-        rewritten = False  # the message that the last pieces belong to
+        is_rewritten = False  # the message of the last pieces
         for piece in pieces:
             if isinstance(piece, str) or piece.turn is None:
-                rewritten = rewritten and not (isinstance(piece, str) and piece)
-                found.append(piece)
+                is_rewritten = is_rewritten and not (isinstance(piece, str) and piece)
+                result.append(piece)
                 continue
             if piece.markup is None:
-                if padding and isinstance(before := found[-1] if found else None, str):
-                    found[-1] = before.removesuffix(padding)
-                found.append(replace(piece, turn=None, begun="") if rewritten else piece)
+                if padding and isinstance(last := result[-1] if result else None, str):
+                    result[-1] = last.removesuffix(padding)
+                result.append(replace(piece, turn=None, prefill="") if is_rewritten else piece)
                 continue
-            above = found[-2] if len(found) > 2 and _HOLE in piece.markup else ""
-            shown = isinstance(above, Slot) and above.edge == "thought"
-            header, *between = found[-3 if shown else -1 :]
-            rest = f"{_HOLE}{''.join(between[1:])}" if shown else ""  # type: ignore[arg-type]
-            placed = self._header_before(str(header), "".join(rest.split()), piece.markup)
-            if placed is None:
-                rewritten = True
-                found.append(replace(piece, turn=None, begun="", markup=None))
+            above = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
+            has_thought = isinstance(above, Slot) and above.edge == "thought"
+            start = -3 if has_thought else -1
+            header, *between = result[start:]
+            rest = f"{_HOLE}{''.join(between[1:])}" if has_thought else ""  # type: ignore[arg-type]
+            prompt = self._header_before(str(header), "".join(rest.split()), piece.markup)
+            if prompt is None:
+                is_rewritten = True
+                result.append(replace(piece, turn=None, prefill="", markup=None))
             else:
-                found[-3 if shown else -1 :] = [placed, piece]
-        return found
+                result[start:] = [prompt, piece]
+        return result
 
     def _header_before(self, before: str, rest: str, markup: str) -> str | None:
         """Return the template's text up to the place where a turn was sampled.
@@ -409,106 +411,107 @@ class ChatRenderer:
         return before[:at] if not lead and markup.endswith(rest) else None
 
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Token ids of the pieces, own turns as the ids that were sampled."""
+        """Encode the pieces, with sampled ids for own turns."""
         ids: list[int] = []
         between: list[TextPiece] = []
         for piece in pieces:
-            turn = None if isinstance(piece, str) else piece.turn
-            if turn is None:
+            if isinstance(piece, str) or piece.turn is None:
                 between.append(piece)
                 continue
-            if begun := piece.begun:  # type: ignore[union-attr]
-                between.append(Slot(begun, role="assistant"))
+            if piece.prefill:
+                between.append(Slot(piece.prefill, role="assistant"))
             self._extend(ids, between)
-            ids += turn.ids
+            ids += piece.turn.ids
             between = []
         self._extend(ids, between)
         return tuple(ids)
 
     def _extend(self, ids: list[int], pieces: Sequence[TextPiece]) -> None:
-        """Add the ids of what follows an own turn, which may have ended already."""
-        found = self._following("\n" if ids else "", pieces)
-        if found and ids and ids[-1] in self.end_ids:
+        """Append the ids of pieces; the previous turn may already have its end of turn."""
+        new = self._encode_after("\n" if ids else "", pieces)
+        if new and ids and ids[-1] in self.end_ids:
             end, first = self.decode(ids[-1:]), pieces[0]
-            if found[0] == ids[-1]:
-                found = found[1:]
+            if new[0] == ids[-1]:
+                new = new[1:]
             elif isinstance(first, str) and first.lstrip().startswith(end):
-                found = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
-            elif found[0] in self.control.ids:
+                new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
+            elif new[0] in self.control.ids:
                 ids.pop()
-        ids += found
+        ids += new
 
     @cached_property
     def _pads_texts(self) -> bool:
-        """Whether the tokenizer puts a space before what begins a text, as SentencePiece does."""
+        """True if the tokenizer puts a space before each text, as SentencePiece does."""
         first, whole = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
         return whole[len(first) :] != self.control.encode(["a"])
 
-    def _following(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Return the ids of pieces after a text, without a space of the tokenizer's own."""
-        if not self._pads_texts:
-            return self.control.encode(pieces)
-        first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
-        same = whole[: len(first)] == first
-        return whole[len(first) :] if same else self.control.encode(pieces)
+    def _encode_after(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+        """Encode pieces that follow a text, without a space from the tokenizer."""
+        if self._pads_texts:
+            first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
+            if whole[: len(first)] == first:
+                return whole[len(first) :]
+        return self.control.encode(pieces)
 
-    # -- turns that nobody sampled ----------------------------------------------------------------
+    # -- turns from other sources -----------------------------------------------------------------
 
-    def _written(self, text: str) -> list[TextPiece]:
-        """The text of a turn as it follows a prompt."""
+    def _turn_pieces(self, text: str) -> list[TextPiece]:
+        """Split a turn from another source into template text and content."""
         what = "a turn that was written elsewhere"
         marks = self.template.thoughts
         if marks is None:
             padding = "" if text.startswith(self.template.padding) else self.template.padding
             return [padding, self._slot(text, "assistant", what)]
-        begun = marks.split(text, opened=False)
-        if marks.opened and not begun.lead and marks.close.split()[0] in text:
-            begun = marks.split(text, opened=True)
-        thinks = bool(begun.thought) and (marks.opened or not self.template.opener.strip())
+        split = marks.split(text, opened=False)
+        if marks.opened and not split.lead and marks.close.split()[0] in text:
+            split = marks.split(text, opened=True)
+        thinks = bool(split.thought) and (marks.opened or not self.template.opener.strip())
         lead, close = self._around_thought(thinks)
-        thought = self._slot(begun.thought, "assistant", what)
-        content = self._slot(begun.content, "assistant", what)
+        thought = self._slot(split.thought, "assistant", what)
+        content = self._slot(split.content, "assistant", what)
         return [lead, thought, close, content] if thinks else [lead, content]
 
     def _marks_around(self, thinks: bool) -> tuple[str, str]:
-        """The template's text after a prompt and before a thought, and between it and the content.
+        """Return the template's text between prompt and thought, and between thought and content.
 
-        Without a thought the first is all that stands before the content.
+        Without a thought, the first text ends at the content and the second is empty.
         """
         marks = self.template.thoughts
         assert marks is not None
-        asked, said, thought = Shown("user", (Slot("a"),)), (Slot(WORD),), f"{WORD}t"
-        own = Shown("assistant", said)
+        thought = f"{WORD}t"
+        user = TemplateMessage("user", (Slot("a"),))
+        answer = TemplateMessage("assistant", (Slot(WORD),))
         if thinks:
-            own = Shown("assistant", said, thought=Slot(thought), thought_key=marks.key,
-                        before=marks.open, after=marks.close)  # fmt: skip
-        chat = [one.message(one.text, lambda slot: slot.text) for one in (asked, own)]
+            answer = replace(answer, thought=Slot(thought), thought_key=marks.key,
+                             before=marks.open, after=marks.close)  # fmt: skip
+        chat = [one.message(one.text, lambda slot: slot.text) for one in (user, answer)]
         prompt, whole = self.template.text(chat[:1], True), self.template.text(chat, False)
         common = commonprefix([prompt, whole])  # noqa: RUF071
-        lead, shown, close = whole[len(common) :].partition(thought) if thinks else ("", "", "")
-        if thinks and shown and not prompt[len(common) :].strip():
+        rest, is_opened = whole[len(common) :], bool(prompt[len(common) :].strip())
+        if not thinks:
+            # A template that opens a thought in prompts may write none.
+            opens = marks.opened and is_opened
+            return (marks.close if opens else rest.partition(WORD)[0]), ""
+        lead, mark, close = rest.partition(thought)
+        if mark and not is_opened:
             return lead, close.partition(WORD)[0]
-        if thinks:  # the template drops all thoughts
-            return ("" if marks.opened else marks.open), marks.close
-        if marks.opened and prompt[len(common) :].strip():  # it opens a thought and writes none
-            return marks.close, ""
-        return whole[len(common) :].partition(WORD)[0], ""
+        return ("" if marks.opened else marks.open), marks.close  # it drops all thoughts
 
     def _template_end(self) -> tuple[int, ...]:
-        """The control token that the template writes after an assistant's turn, if it does."""
-        chat = [Shown(role, (Slot("word"),)) for role in ("user", "assistant")]
+        """Return the control token that the template writes after an assistant's turn, if any."""
+        chat = [TemplateMessage(role, (Slot("word"),)) for role in ("user", "assistant")]
         pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
         after = self.control.encode(pieces[-1:])
         return after[:1] if set(after[:1]) <= self.control.ids else ()
 
 
-def _merged(one: Shown, other: Shown) -> Shown:
-    return replace(one, slots=(*one.slots, _BETWEEN, *other.slots))
+def _merge(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
+    return replace(one, slots=(*one.slots, Slot("\n\n"), *other.slots))
 
 
-def _goes_on(shown: Shown) -> bool:
-    """Return True if a message ends with what was put into it while it was being written."""
-    return bool(shown.slots) and shown.role == "assistant" and shown.slots[-1].role == INLINE
+def _continues(message: TemplateMessage) -> bool:
+    """Return True if a message ends with an inline result."""
+    return bool(message.slots) and message.role == "assistant" and message.slots[-1].role == INLINE
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:

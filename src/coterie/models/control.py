@@ -1,12 +1,11 @@
-"""Control tokens: those that a chat template writes, and that no content may write.
+"""Control tokens: tokens that a chat template writes, and that no content may write.
 
-Content gets no control token by any spelling, since text is encoded by a *twin* of the tokenizer in
-which the control tokens have secret names. What the template wrote is given these names first; all
-else is ordinary text to the twin, however it is normalised and whatever it is joined with. Text
-without control tokens gets the ids that the tokenizer itself gives.
+An encoder copy of the tokenizer has secret names for the control tokens. The template's text gets these names before
+encoding; to the encoder, control tokens in contents are ordinary text, however it normalizes or joins them. Text
+without control tokens gets the tokenizer's own ids.
 
-So that decoded prompts can be read without doubt, a control token that is spelled out in content is
-also broken up with a space, as is what can't be told apart by ids: markers that are plain text.
+Contents that spell a control token also get a space inside it, so that decoded prompts are unambiguous. The same holds
+for plain-text markers, which ids cannot separate from content.
 """
 
 import json
@@ -22,27 +21,28 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from coterie.errors import UserError
-from coterie.models.layout import Shown, Slot, TextPiece, probe
+from coterie.models.layout import Slot, TemplateMessage, TextPiece, probe
 from coterie.models.template import ChatTemplate
 
 CACHED = 8192
 BREAKS = 8
-"""Times that a content is broken up before it is refused."""
+"""Rounds of breaking up a content before it is refused."""
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
-"""A token of a model's own vocabulary that looks like a role marker, such as ``[INST]``."""
+"""Vocabulary token that looks like a role marker, such as ``[INST]``."""
 _SIGNED = re.compile(r"[^\w\s]")
 CharacterSpan = tuple[int, int, int]
-"""A token and the half-open range of the text that it stands for."""
+"""Token id and its half-open range in the text."""
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer with a chat template.
+    """Control tokens of a tokenizer with a chat template.
 
-    Raises ``UserError`` if they can't be kept from contents.
+    Raises:
+        UserError: If contents could write them.
     """
 
     ids: frozenset[int]
-    """Special tokens, and all added ones that the template writes, but for white space."""
+    """Special tokens, and added tokens that the template writes, except white space."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
         if not tokenizer.is_fast:
@@ -52,15 +52,17 @@ class ControlTokens:
                 "convert it to a fast tokenizer, or use another model",
             )
         self._tokenizer = tokenizer
-        self._scan = lru_cache(CACHED)(self._scanned)
-        self._named = lru_cache(CACHED)(self._renamed)
-        self._encode = lru_cache(CACHED)(self._encoded)
-        self.broken = lru_cache(CACHED)(self._broken)
+        self._scan = lru_cache(CACHED)(self._scan_text)
+        self._rename = lru_cache(CACHED)(self._rename_controls)
+        self._encode = lru_cache(CACHED)(self._encode_pieces)
+        self.break_up = lru_cache(CACHED)(self._break_up)
         probes = list(probe(template))
         self._texts = {i: t.content for i, t in tokenizer.added_tokens_decoder.items()}
-        written = {one for pieces in probes for one in self._written(pieces)}
-        self.ids = self._control(template, written)
-        self._meant = self.ids - ({tokenizer.unk_token_id} - written)
+        in_template = {
+            one for pieces in probes for text in _texts(pieces) for one, *_ in self._scan(text)
+        }
+        self.ids = self._control(template, in_template)
+        self._checked = self.ids - ({tokenizer.unk_token_id} - in_template)
         self._words = self._word_markers(probes)
         self._markers = _pattern(_plain_markers(self._bare(probe) for probe in probes))
         self._signed = {
@@ -69,88 +71,92 @@ class ControlTokens:
         self._firsts = {_fold(self._texts[i].lstrip())[:1] for i in self.ids}
         nonce = secrets.token_hex(8)
         self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
-        self._twin = self._made_twin()
-        self._back = self._twin_ids()
+        self._encoder = self._make_encoder()
+        encoder_ids = {
+            self._encoder.token_to_id(name): i for i, name in (self._texts | self._names).items()
+        }
+        self._original = {
+            other: i for other, i in encoder_ids.items() if other is not None and other != i
+        }
         marks = template.thoughts
-        self.acted = frozenset(
-            self.written(marks.open + marks.close + marks.answer) if marks else ()
+        self.thought_ids = frozenset(
+            self.find_ids(marks.open + marks.close + marks.answer) if marks else ()
         )
-        """Control tokens with which thoughts are written."""
+        """Control tokens of thoughts."""
         added = tokenizer.added_tokens_decoder
-        self._kept = frozenset(one for one in self.acted if not added[one].special)
+        self._allowed = frozenset(one for one in self.thought_ids if not added[one].special)
         self._check(probes)
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Ids of a text without turns; only what the template wrote makes control tokens.
+        """Encode a text without turns; only template text makes control tokens.
 
-        Raises ``UserError`` where that can't be had.
+        Raises:
+            UserError: If the contents make a control token anyway.
         """
         return self._encode(tuple(pieces))
 
-    def hidden(self, shown: Shown) -> Iterator[tuple[str, bool]]:
-        """A content, split at characters that might begin a control token: (text, whether so).
+    def hidden(self, message: TemplateMessage) -> Iterator[tuple[str, bool]]:
+        """Split a content at characters that may begin a control token: (text, is hidden).
 
-        Control tokens of calls in an assistant's message stay whole.
+        Allowed control tokens stay whole.
         """
-        kept, text, at = self.kept(shown.role), shown.text, 0
-        spans = [(start, stop) for one, start, stop in self._scan(text) if one in kept]
+        allowed, text, at = self.allowed_ids(message.role), message.text, 0
+        spans = [(start, stop) for one, start, stop in self._scan(text) if one in allowed]
         for start, stop in [*spans, (len(text), len(text))]:
             yield from ((c, _fold(c)[:1] in self._firsts) for c in text[at:start])
             yield text[start:stop], False
             at = stop
 
-    def kept(self, role: str) -> frozenset[int]:
-        """Control tokens that a message of this role may spell: those of thoughts and calls."""
-        return self._kept if role == "assistant" else frozenset()
+    def allowed_ids(self, role: str) -> frozenset[int]:
+        """Return the control tokens that messages of this role may spell: thoughts and calls."""
+        return self._allowed if role == "assistant" else frozenset()
 
-    def keep(self, ids: Collection[int]) -> None:
-        """Let an assistant's messages spell these control tokens, with which it writes calls."""
-        self._kept |= frozenset(ids)
-        for cached in (self._encode, self.broken):
+    def allow(self, ids: Collection[int]) -> None:
+        """Let assistant messages spell these control tokens, which write calls."""
+        self._allowed |= frozenset(ids)
+        for cached in (self._encode, self.break_up):
             cached.cache_clear()
 
-    def written(self, text: str) -> list[int]:
+    def find_ids(self, text: str) -> list[int]:
         return [one for one, *_ in self._scan(text) if one in self.ids]
 
-    # -- which they are ---------------------------------------------------------------------------
+    # -- detection --------------------------------------------------------------------------------
 
-    def _written(self, pieces: Sequence[TextPiece]) -> Iterator[int]:
-        return (one for text in _written(pieces) for one, *_ in self._scan(text))
-
-    def _control(self, template: ChatTemplate, written: Collection[int]) -> frozenset[int]:
+    def _control(self, template: ChatTemplate, in_template: Collection[int]) -> frozenset[int]:
         added = self._tokenizer.added_tokens_decoder
         return frozenset(
             one
             for one, text in self._texts.items()
             if added[one].special
-            or (text.strip() and one in written)
+            or (text.strip() and one in in_template)
             or (_SIGNED.search(text) and text in template.source)
         )
 
     def _word_markers(self, probes: Sequence[Sequence[TextPiece]]) -> frozenset[int]:
-        """Tokens of the model's own that the template writes as role markers."""
+        """Find vocabulary tokens that the template writes as role markers."""
         return frozenset(
             one
             for pieces in probes
-            for text in _written(pieces)
+            for text in _texts(pieces)
             for one, start, stop in self._scan(text)
             if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
         )
 
     def _bare(self, pieces: Sequence[TextPiece]) -> list[list[str]]:
-        found = []
-        for text in _written(pieces):
+        """Return the template's texts of a chat, each split at control tokens."""
+        texts = []
+        for text in _texts(pieces):
             runs, at = [], 0
             for one, start, stop in self._scan(text):
                 if one in self.ids:
                     runs.append(text[at:start])
                     at = stop
-            found.append([*runs, text[at:]])
-        return found
+            texts.append([*runs, text[at:]])
+        return texts
 
-    # -- the twin ---------------------------------------------------------------------------------
+    # -- encoding ---------------------------------------------------------------------------------
 
-    def _made_twin(self) -> Tokenizer:
+    def _make_encoder(self) -> Tokenizer:
         state: dict[str, Any] = json.loads(self._tokenizer.backend_tokenizer.to_str())
         state |= {"truncation": None, "padding": None, "post_processor": None}
         for token in state["added_tokens"]:
@@ -160,57 +166,48 @@ class ControlTokens:
         _rename(state["model"], {self._texts[i]: name for i, name in self._names.items()})
         return Tokenizer.from_str(json.dumps(state))
 
-    def _twin_ids(self) -> dict[int, int]:
-        names = self._texts | self._names
-        found = {self._twin.token_to_id(name): i for i, name in names.items()}
-        return {twin: i for twin, i in found.items() if twin is not None and twin != i}
-
-    def _encoded(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
+    def _encode_pieces(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
         ids = self._read(pieces)
-        if [one for one in ids if one in self._meant] != self._wanted(pieces):
-            raise self._forged()
-        if self._words:
+        is_forged = [one for one in ids if one in self._checked] != self._expected(pieces)
+        if self._words and not is_forged:
             bare = [p if isinstance(p, str) else Slot("x" * bool(p.text)) for p in pieces]
-            if self._count_words(ids) > self._count_words(self._read(bare)):
-                raise self._forged()
+            is_forged = self._count_words(ids) > self._count_words(self._read(bare))
+        if is_forged:
+            texts = self._tokenizer.convert_ids_to_tokens(sorted(self._checked | self._words))
+            raise UserError(
+                "what messages say adds up to a control token of the chat template",
+                f"remove from the messages what looks like one of {', '.join(texts)}",
+            )
         return ids
 
     def _read(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        named = "".join(self._named(*self._free(piece)) for piece in pieces)
-        ids = self._twin.encode(named, add_special_tokens=False).ids if named else []
-        return tuple(self._back.get(i, i) for i in ids)
+        text = "".join(self._rename(*self._writable(piece)) for piece in pieces)
+        ids = self._encoder.encode(text, add_special_tokens=False).ids if text else []
+        return tuple(self._original.get(i, i) for i in ids)
 
-    def _free(self, piece: TextPiece) -> tuple[str, frozenset[int]]:
-        """A piece's text, and the control tokens that it may write.
+    def _writable(self, piece: TextPiece) -> tuple[str, frozenset[int]]:
+        """Return a piece's text, and the control tokens that it may write."""
+        if isinstance(piece, str):
+            return piece, self.ids
+        return piece.text, self.allowed_ids(piece.role)
 
-        What an assistant spells of calls is as if the template had written it.
-        """
-        return (piece, self.ids) if isinstance(piece, str) else (piece.text, self.kept(piece.role))
-
-    def _wanted(self, pieces: Sequence[TextPiece]) -> list[int]:
-        free = map(self._free, pieces)
+    def _expected(self, pieces: Sequence[TextPiece]) -> list[int]:
+        """Return the control tokens that the pieces may write, in order."""
         return [
             one
-            for text, which in free
-            if which
+            for text, allowed in map(self._writable, pieces)
+            if allowed
             for one, *_ in self._scan(text)
-            if one in which and one in self._meant
+            if one in allowed and one in self._checked
         ]
 
-    def _renamed(self, text: str, which: frozenset[int]) -> str:
-        found, at = "", 0
-        for one, start, stop in self._scan(text) if which else ():
-            if one in which:
-                found += text[at:start] + self._names[one]
+    def _rename_controls(self, text: str, ids: frozenset[int]) -> str:
+        result, at = "", 0
+        for one, start, stop in self._scan(text) if ids else ():
+            if one in ids:
+                result += text[at:start] + self._names[one]
                 at = stop
-        return found + text[at:]
-
-    def _forged(self) -> UserError:
-        texts = self._tokenizer.convert_ids_to_tokens(sorted(self._meant | self._words))
-        return UserError(
-            "what messages say adds up to a control token of the chat template",
-            f"remove from the messages what looks like one of {', '.join(texts)}",
-        )
+        return result + text[at:]
 
     def _check(self, probes: Sequence[Sequence[TextPiece]]) -> None:
         for pieces in probes:
@@ -224,13 +221,13 @@ class ControlTokens:
 
     # -- contents ---------------------------------------------------------------------------------
 
-    def _broken(self, text: str, role: str) -> str:
-        """A content in which no control token and no marker of the template is spelled out.
+    def _break_up(self, text: str, role: str) -> str:
+        """Insert spaces into the control tokens and markers that a content spells.
 
-        What can't be broken up (a token of one character) is left to the twin.
+        Tokens of one character stay whole; the encoder handles them.
         """
         for _ in range(BREAKS):
-            at = self._spelled(text, role)
+            at = self._breaks(text, role)
             if not at:
                 return text
             cuts = [0, *at, len(text)]
@@ -242,45 +239,45 @@ class ControlTokens:
             )
         return text
 
-    def _spelled(self, text: str, role: str) -> list[int]:
-        kept = self.kept(role)
+    def _breaks(self, text: str, role: str) -> list[int]:
+        allowed = self.allowed_ids(role)
         at = {
             start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
             for one, start, stop in self._scan(text)
-            if (one in self._signed and one not in kept) or one in self._words
+            if (one in self._signed and one not in allowed) or one in self._words
         }
         if self._markers is not None:
             folded = "".join(map(_fold, text))
-            at |= {found.start() + 1 for found in self._markers.finditer(folded)}
+            at |= {match.start() + 1 for match in self._markers.finditer(folded)}
         return sorted(at)
 
-    def _scanned(self, text: str) -> tuple[CharacterSpan, ...]:
+    def _scan_text(self, text: str) -> tuple[CharacterSpan, ...]:
         if not text:
             return ()
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
+        tokens = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         return tuple((one, *span) for one, span in pairs)
 
     def _count_words(self, ids: Collection[int] | Iterator[int]) -> int:
         return sum(one in self._words for one in ids)
 
 
-def _written(pieces: Sequence[TextPiece]) -> Iterator[str]:
+def _texts(pieces: Sequence[TextPiece]) -> Iterator[str]:
     return (piece for piece in pieces if isinstance(piece, str))
 
 
 def _plain_markers(probes: Iterator[list[list[str]]]) -> set[str]:
-    """Lines by which a template tells turns apart where no control token does.
+    """Find lines that separate turns where no control token does.
 
-    ``probes`` have, for each text that a template wrote, its runs between control tokens. A mere
-    word is not a marker: it could not be broken up without harm.
+    ``probes`` are the template's texts of chats, split at control tokens. A plain word is no marker, since breaking it
+    up would damage contents.
     """
-    found: set[str] = set()
+    markers: set[str] = set()
     for texts in probes:
         if any(len(runs) == 1 and _SIGNED.search(runs[0]) for runs in texts[1:]):
             lines = (line.strip() for runs in texts for run in runs for line in run.split("\n"))
-            found |= {line for line in lines if len(line) > 1 and _SIGNED.search(line)}
-    return found
+            markers |= {line for line in lines if len(line) > 1 and _SIGNED.search(line)}
+    return markers
 
 
 def _pattern(markers: Collection[str]) -> re.Pattern[str] | None:
@@ -294,7 +291,7 @@ def _fold(character: str) -> str:
 
 
 def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Give tokens of a tokenizer's model other names; merges that made them are dropped."""
+    """Rename tokens of a tokenizer's model, and drop the merges that made them."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(text, text): i for text, i in vocabulary.items()}

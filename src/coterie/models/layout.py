@@ -1,15 +1,13 @@
-"""A chat's text, taken apart into what the template wrote and what it was given.
+"""Layout of a chat: the template's text, split into template text and contents.
 
-A template only knows text. So each content is handed to it as a *sentinel*, a word that nobody can
-guess, and the text is split there. That the template treats contents as they are, or only strips
-their ends, is seen by putting them back: the text must be that of the plain chat.
+Each content is passed to the template as a *sentinel*, a random word, and the text is split there. Putting the contents
+back must give the text of the plain chat; so the template keeps contents or only strips their ends.
 
-A content that the template rewrites (drops thoughts from, quotes, cuts in lines) is handed over as
-it is, but for the characters with which a control token might begin: these are sentinels. So are those
-of tools and of calls, on whose texts templates act.
+If the template rewrites a content (drops thoughts, quotes, splits lines), sentinels replace only characters that may
+begin a control token. The same holds for all texts of tools and calls.
 
-Some templates take results only after a message with calls. An own turn stands there as a *stand-in*: calls
-whose first name and last argument are sentinels. What the template writes of them gives way to the turn.
+Some templates take results only after a message with calls. A *stand-in* message replaces an own turn there: its first
+name and last argument are sentinels, and the turn replaces the template's text between them.
 """
 
 import json
@@ -21,7 +19,7 @@ from typing import Any, Literal
 
 from coterie.errors import UserError
 from coterie.models.template import NONCE, WORD, ChatTemplate
-from coterie.models.tool_calls import called, offered
+from coterie.models.tool_calls import openai_call, openai_tool
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Turn
 
@@ -30,40 +28,40 @@ _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Content in its place: text, or a turn whose ids are put there."""
+    """Content of a message: text, or a turn whose ids replace the text."""
 
     text: str
     turn: Turn | None = None
     role: str = ""
     edge: Literal["", "first", "last", "thought"] = ""
-    begun: str = ""
-    """Of a turn: text given to the model before what it sampled."""
+    prefill: str = ""
+    """Text of a turn that was in its prompt."""
     markup: str | None = None
-    """Of a turn whose text begins with markup or a thought: the markup around the thought, without white space."""
+    """Markup around a turn's thought, without white space; ``None`` for a turn without markup or thought."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A message as it is handed to the template."""
+class TemplateMessage:
+    """Message for the template."""
 
     role: str
     slots: tuple[Slot, ...]
     call_id: str = ""
-    """Of a tool's message: the call that it answers."""
+    """Call that a tool's message answers."""
     name: Slot | None = None
-    """Of a tool's message: the tool."""
+    """Tool of a tool's message."""
     calls: tuple[ToolCall, ...] = ()
-    """Of an assistant's message: calls that the template is to write."""
+    """Calls that the template writes."""
     call_ids: tuple[str, ...] = ()
-    """The ids of its calls, in the template's form."""
-    stands_in: bool = False
-    """Whether the template's text of the calls gives way to the slots."""
+    """Ids of the calls, in the template's form."""
+    is_stand_in: bool = False
+    """True if the slots replace the template's text of the calls."""
     call_names: tuple[str, ...] = ()
-    """Of a stand-in: the tools that it calls, which templates name in results."""
+    """Tools that a stand-in calls; templates repeat them in results."""
     thought: Slot | None = None
-    """Of an assistant's message: its thought, which the template may show or drop."""
+    """Thought, which the template may show or drop."""
     thought_key: str = ""
-    """The message's key for its thought; without one, ``before`` and ``after`` stand around it in the content."""
+    """Message key for the thought; if empty, the content has it between ``before`` and ``after``."""
     before: str = ""
     after: str = ""
 
@@ -74,48 +72,47 @@ class Shown:
     def message(
         self, text: str, show: Callable[[Slot], str], sign: Callable[[str], str] = str
     ) -> Mapping[str, Any]:
-        name = {"name": show(self.name)} if self.name else {}
-        call = {"tool_call_id": self.call_id} if self.call_id else {}
-        text = "" if self.stands_in else text
-        thought = {}
-        shown = show(self.thought) if self.thought else ""
-        if not self.thought_key:
-            text = self.before + shown + self.after + text
-        elif shown:
-            thought = {self.thought_key: shown}
+        """Return the message as a mapping, with slots by ``show`` and texts of calls by ``sign``."""
+        text = "" if self.is_stand_in else text
+        thought = show(self.thought) if self.thought else ""
+        message: dict[str, Any] = {"role": self.role}
+        if self.thought_key:
+            message["content"] = text
+            message |= {self.thought_key: thought} if thought else {}
+        else:
+            message["content"] = self.before + thought + self.after + text
         if self.call_ids:
-            calls = self._stand_in(show) if self.stands_in else self._calls(sign)
-            return {"role": self.role, "content": text, **thought, "tool_calls": calls}
-        return {"role": self.role, "content": text, **thought, **call, **name}
-
-    def _calls(self, sign: Callable[[str], str]) -> list[dict[str, Any]]:
-        return [called(*pair, sign) for pair in zip(self.calls, self.call_ids, strict=True)]
+            pairs = zip(self.calls, self.call_ids, strict=True) if not self.is_stand_in else ()
+            calls = [openai_call(*pair, sign) for pair in pairs]
+            return message | {"tool_calls": calls or self._stand_in(show)}
+        message |= {"tool_call_id": self.call_id} if self.call_id else {}
+        return message | ({"name": show(self.name)} if self.name else {})
 
     def _stand_in(self, show: Callable[[Slot], str]) -> list[dict[str, Any]]:
-        """Calls whose text, from the first name to the last argument, is told by sentinels."""
+        """Return calls with sentinels for the first name and the last argument."""
         names = self.call_names or ("call",) * len(self.call_ids)
         value = show(Slot("call", edge="last"))
-        shown = [show(Slot(names[0], edge="first")), *names[1:]]
+        names = (show(Slot(names[0], edge="first")), *names[1:])
         return [
             {"id": id_, "type": "function",
              "function": {"name": name, "arguments": {"value": value}}}
-            for name, id_ in zip(shown, self.call_ids, strict=True)
+            for name, id_ in zip(names, self.call_ids, strict=True)
         ]  # fmt: skip
 
 
 TextPiece = str | Slot
-"""Text that the template wrote, or content."""
-Hidden = Callable[[Shown], Iterator[tuple[str, bool]]]
-"""Splits a message's text at characters that must not become the template's: (text, such)."""
+"""Text of the template, or content."""
+Hidden = Callable[[TemplateMessage], Iterator[tuple[str, bool]]]
+"""Function that splits a message's text at characters which may begin a control token: (text, is hidden)."""
 
 
 class Layout:
-    """The pieces of one chat. Raises ``UserError`` for a chat that the template refuses."""
+    """Pieces of one chat. Raises ``UserError`` for a chat that the template refuses."""
 
     def __init__(
         self,
         template: ChatTemplate,
-        chat: Sequence[Shown],
+        chat: Sequence[TemplateMessage],
         generation: bool,
         hidden: Hidden,
         tools: Sequence[Tool] = (),
@@ -126,130 +123,132 @@ class Layout:
         self._hidden = hidden
         self._slots: list[Slot] = []
         self._seen: set[int] = set()
-        self._plain = [shown.message(shown.text, lambda slot: slot.text) for shown in chat]
-        self._text = template.text(self._plain, generation, [offered(tool) for tool in tools])
-        self._tools = [offered(tool, self._signed) for tool in tools]
+        self._plain = [one.message(one.text, lambda slot: slot.text) for one in chat]
+        self._text = template.text(self._plain, generation, [openai_tool(tool) for tool in tools])
+        self._tools = [openai_tool(tool, self._sign) for tool in tools]
         self._whole: list[Mapping[str, Any]] = []
         self._numbers: list[range] = []
-        for shown in chat:
+        for one in chat:
             first = len(self._slots)
-            text = "".join(map(self._sentinel, shown.slots))
+            text = "".join(map(self._sentinel, one.slots))
             self._numbers.append(range(first, len(self._slots)))
-            self._whole.append(shown.message(text, self._sentinel, self._signed))
+            self._whole.append(one.message(text, self._sentinel, self._sign))
 
     def pieces(self) -> list[TextPiece]:
-        """What the template wrote and the contents, in order.
+        """Return template text and contents in order.
 
-        Raises ``UserError`` where they can't be told apart, and where the text of a message is not shown.
+        Raises:
+            UserError: If they cannot be separated, or the template does not show a message.
         """
-        return list(self._spliced(self._found())) if self._stand_ins() else self._found()
+        pieces = self._split()
+        stand_ins = [one for one in self._chat if one.is_stand_in]
+        return list(self._insert_turns(pieces, stand_ins)) if stand_ins else pieces
 
-    def _found(self) -> list[TextPiece]:
+    def _split(self) -> list[TextPiece]:
         everything = range(len(self._chat))
-        if (found := self._read(everything, self._plain)) is not None:
+        if (pieces := self._read(everything, self._plain)) is not None:
             self._check_shown(everything)
-            return found
+            return pieces
         same = [i for i in everything if self._read([i], self._plain) is not None]
         rewritten = [
-            shown.message(self._with_hidden(shown), self._sentinel, self._signed)
-            for shown in self._chat
+            one.message(self._with_hidden(one), self._sentinel, self._sign) for one in self._chat
         ]
         for whole in (same, ()):
-            if (found := self._read(whole, rewritten)) is not None:
+            if (pieces := self._read(whole, rewritten)) is not None:
                 self._check_shown(whole)
-                return found
+                return pieces
         raise UserError(
             "the chat template changes what messages say so that their text can't be told from "
-            f"its own (roles {[shown.role for shown in self._chat]})",
+            f"its own (roles {[one.role for one in self._chat]})",
             "use another template, or leave out of the messages what looks like a control token",
         )
 
     def _read(
         self, whole: Collection[int], others: Sequence[Mapping[str, str]]
     ) -> list[TextPiece] | None:
-        """The pieces where the ``whole`` messages are sentinels and the rest is as in ``others``.
+        """Return the pieces with sentinels for the ``whole`` messages and ``others`` as they are.
 
-        ``None`` if the text, contents put back, is another.
+        Return ``None`` if the contents, put back, do not give the text of the plain chat.
         """
         messages = [self._whole[i] if i in whole else other for i, other in enumerate(others)]
-        written = self._template.text(messages, self._generation, self._tools)
-        first, *parts = _SENTINEL.split(written)
+        text = self._template.text(messages, self._generation, self._tools)
+        first, *parts = _SENTINEL.split(text)
         if not self._text.startswith(first):
             return None
-        found: list[TextPiece] = [first]
+        pieces: list[TextPiece] = [first]
         at = len(first)
-        self._seen = {int(number) for kind, number in zip(parts[::3], parts[1::3], strict=True)
-                      if kind == "turn"}  # fmt: skip
+        self._seen = set()
         for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
-            for text in _forms(slot.text):
-                if self._text.startswith(text + after, at):
+            slot = Slot(chr(int(number)))
+            if kind == "turn":
+                slot = self._slots[int(number)]
+                self._seen.add(int(number))
+            for form in _forms(slot.text):
+                if self._text.startswith(form + after, at):
                     break
             else:
                 return None
-            found += [slot if text == slot.text else replace(slot, text=text), after]
-            at += len(text + after)
-        return found if at == len(self._text) else None
+            pieces += [slot if form == slot.text else replace(slot, text=form), after]
+            at += len(form + after)
+        return pieces if at == len(self._text) else None
 
     def _check_shown(self, whole: Collection[int]) -> None:
-        """Refuse a text that lacks a message; ``whole`` messages are told by their sentinels."""
+        """Check that the text shows all messages; the ``whole`` ones have sentinels."""
         letters = ""
-        for i, (shown, numbers) in enumerate(zip(self._chat, self._numbers, strict=True)):
-            if shown.stands_in:
+        for i, (one, numbers) in enumerate(zip(self._chat, self._numbers, strict=True)):
+            if one.is_stand_in:
                 continue
             if i in whole:
-                slots = zip(numbers, shown.slots, strict=True)
-                lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
+                slots = zip(numbers, one.slots, strict=True)
+                is_lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
             else:  # a message that the template rewrites
                 letters = letters or _letters(self._text)
-                forms = map(_letters, _forms(shown.text))
-                lost = shown.role != "assistant" and all(one not in letters for one in forms)
-            if lost:
+                forms = map(_letters, _forms(one.text))
+                is_lost = one.role != "assistant" and all(form not in letters for form in forms)
+            if is_lost:
                 raise UserError(
                     f"the chat template of {self._template.name} does not show the text of a "
-                    f"{shown.role} message: {shown.text.strip()[:80]!r}",
+                    f"{one.role} message: {one.text.strip()[:80]!r}",
                     "use another template",
                 )
 
-    def _stand_ins(self) -> list[Shown]:
-        return [shown for shown in self._chat if shown.stands_in]
-
-    def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
-        """Pieces in which the slots of stand-ins replace the template's text of their calls."""
-        counts = {shown.call_ids for shown in self._stand_ins()}
+    def _insert_turns(
+        self, pieces: list[TextPiece], stand_ins: Sequence[TemplateMessage]
+    ) -> Iterator[TextPiece]:
+        """Replace the template's text of stand-ins by their slots."""
+        counts = {one.call_ids for one in stand_ins}
         around = {ids: around_calls(self._template, ids, self._tools) for ids in counts}
-        turns = iter(self._stand_ins())
-        now: Shown | None = None
-        opened: list[Slot] = []
-        text, closed = "", False
+        turns = iter(stand_ins)
+        now: TemplateMessage | None = None
+        firsts: list[Slot] = []
+        text, is_closed = "", False
         for piece in pieces:
             if isinstance(piece, str):
-                text = text + piece if now is None or closed else ""
+                text = text + piece if now is None or is_closed else ""
             elif piece.edge == "last" and now is not None:
-                text, closed = "", True
-            elif piece.edge == "first" and not any(piece is one for one in opened):
+                text, is_closed = "", True
+            elif piece.edge == "first" and not any(piece is one for one in firsts):
                 if now is not None:
                     text = _after_calls(text, now, around[now.call_ids][1])
-                now, closed = next(turns), False
-                opened.append(piece)
+                now, is_closed = next(turns), False
+                firsts.append(piece)
                 yield _without(text, around[now.call_ids][0], str.removesuffix)
                 yield from now.slots
                 text = ""
-            elif now is None or closed:
+            elif now is None or is_closed:
                 yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
                 yield replace(piece, edge="") if piece.edge == "first" else piece
-                now, text, closed = None, "", False
+                now, text, is_closed = None, "", False
         yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
 
-    def _with_hidden(self, shown: Shown) -> str:
-        return "".join(
-            self._sentinel(Slot(text)) if such else text for text, such in self._hidden(shown)
-        )
+    def _with_hidden(self, message: TemplateMessage) -> str:
+        split = self._hidden(message)
+        return "".join(self._sentinel(Slot(one)) if is_hidden else one for one, is_hidden in split)
 
-    def _signed(self, text: str) -> str:
-        """A text of a tool or a call, in which characters that might begin a control token are sentinels."""
-        split = self._hidden(Shown("tool", (Slot(text),)))
-        return "".join(f"sign{NONCE}n{ord(one)}z" if such else one for one, such in split)
+    def _sign(self, text: str) -> str:
+        """Replace the characters of a tool's or call's text that may begin a control token by sentinels."""
+        split = self._hidden(TemplateMessage("tool", (Slot(text),)))
+        return "".join(f"sign{NONCE}n{ord(one)}z" if is_hidden else one for one, is_hidden in split)
 
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)
@@ -261,26 +260,25 @@ def _letters(text: str) -> str:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """A content as it is, as templates strip it, and as they write it in JSON."""
+    """Yield a content unchanged, stripped, and as JSON."""
     yield text
-    for what in (None, "\n"):
-        yield from (text.strip(what), text.rstrip(what), text.lstrip(what))
+    for characters in (None, "\n"):
+        yield from (text.strip(characters), text.rstrip(characters), text.lstrip(characters))
     yield from (json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (False, True))
 
 
 def around_calls(
     template: ChatTemplate, call_ids: Sequence[str], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str]:
-    """What a template writes before and after a stand-in with these calls, and not around a message without calls."""
-    asked, said = Shown("user", (Slot("a"),)), Shown("assistant", (Slot(WORD),))
-    stand_in = Shown("assistant", (), call_ids=tuple(call_ids), stands_in=True)
-    user, plain = (one.message(one.text, lambda slot: slot.text) for one in (asked, said))
+    """Return the text before and after a stand-in's calls that messages without calls do not have."""
+    stand_in = TemplateMessage("assistant", (), call_ids=tuple(call_ids), is_stand_in=True)
+    user, plain = {"role": "user", "content": "a"}, {"role": "assistant", "content": WORD}
     calls = stand_in.message("", lambda slot: f"{WORD}{slot.edge}")
     results = [
         {"role": "tool", "content": "b", "tool_call_id": one, "name": "c"} for one in call_ids
     ]
     end = template.text([user, plain], False, tools).partition(WORD)[2]
-    try:  # what comes last may be written in another way
+    try:  # a template may write its last message in another way
         without = template.text([user, plain, *results], False, tools)
         with_calls = template.text([user, calls, *results], False, tools)
     except UserError:
@@ -295,22 +293,22 @@ def around_calls(
     return begin[len(same) :].removeprefix(answer), after_calls.removesuffix(end)
 
 
-def _after_calls(text: str, shown: Shown, after: str) -> str:
-    """The template's text after the calls of a stand-in, of which ``after`` is usually the end.
+def _after_calls(text: str, message: TemplateMessage, after: str) -> str:
+    """Remove the end of a stand-in's calls (usually ``after``) from the template's text.
 
-    Where the message itself ends like the calls, but for one token that ends the turn, that is where they end.
+    If the turn ends with the same markup, except for one end-of-turn token, its own end counts.
     """
-    said = shown.text
-    same = max((n for n in range(len(text) + 1) if said.endswith(text[:n])), default=0)
+    own = message.text
+    same = max((n for n in range(len(text) + 1) if own.endswith(text[:n])), default=0)
     if not after or not text.startswith(after):
         return text[same:] if same else _without(text, after, str.removeprefix)
     rest = after[same:].strip()
-    ends = same and rest.startswith("<") and rest.endswith(">") and rest.count("<") == 1
-    return text[same:] if ends else text[len(after) :]
+    is_token = same and rest.startswith("<") and rest.endswith(">") and rest.count("<") == 1
+    return text[same:] if is_token else text[len(after) :]
 
 
 def _without(text: str, part: str, remove: Callable[[str, str], str]) -> str:
-    """A text without what a template writes of calls; ``UserError`` if that is not there."""
+    """Remove the template's text of calls; ``UserError`` if it is missing."""
     if part and remove(text, part) == text:
         raise UserError(
             "the chat template writes calls in another way here than elsewhere",
@@ -320,7 +318,7 @@ def _without(text: str, part: str, remove: Callable[[str, str], str]) -> str:
 
 
 def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
-    """The pieces of small chats, of as many roles as the template takes."""
+    """Yield the pieces of small chats in all roles that the template takes."""
     for roles in (
         ("user",),
         ("user", "assistant"),
@@ -329,8 +327,8 @@ def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
         ("user", "assistant", "tool", "assistant"),
     ):
         for generation in (False, True):
-            chat = [Shown(role, (Slot(WORD),)) for role in roles]
+            chat = [TemplateMessage(role, (Slot(WORD),)) for role in roles]
             try:
-                yield Layout(template, chat, generation, lambda shown: iter(())).pieces()
+                yield Layout(template, chat, generation, lambda message: iter(())).pieces()
             except UserError:
                 continue

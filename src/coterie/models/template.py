@@ -1,7 +1,7 @@
-"""A tokenizer's chat template: its text of a chat, and how it writes headers and thoughts, found by trying it.
+"""Chat template of a tokenizer: text of chats, and its headers and thoughts, detected by trials.
 
-Some templates write the date. It is the day on which the template was loaded, or the pinned one
-(``config.day``): a run takes days and is resumed, and its prompts must not change.
+Templates that write the date get the day on which they were loaded, or the pinned one (``config.day``), since prompts
+must not change during a run or when it resumes.
 """
 
 import re
@@ -21,16 +21,16 @@ from coterie.errors import UserError
 from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
 
 Chat = Sequence[Mapping[str, Any]]
-"""Messages with ``role`` and ``content``, and those with ``tool_calls``."""
+"""Messages with ``role``, ``content`` and perhaps ``tool_calls``."""
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""Exceptions that a template raises on a chat that it was not written for."""
+"""Exceptions of a template for a chat that it does not support."""
 OWN_ARGS = ("tools", "tokenize", "add_generation_prompt", "strftime_now", "messages")
-"""Arguments of a template that coterie sets itself."""
+"""Template arguments that coterie sets."""
 NONCE = secrets.token_hex(8)
 WORD = f"word{NONCE}"
-"""A text that no message has."""
-_ASKED = {"role": "user", "content": "a"}
+"""Random text that no message contains."""
+_USER = {"role": "user", "content": "a"}
 _MARK = re.compile(r"<[^<>]*>\s*")
 _LAST_MARK = re.compile(r"<[^<>]*>\s*$")
 _MARKS = (
@@ -40,16 +40,16 @@ _MARKS = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Marks of thoughts in contents, which templates drop or only name."""
+"""Marks of thoughts in contents, for templates that drop thoughts."""
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A sampled message: ``lead + thought + close + content`` is its text."""
+    """Parts of a sampled message, whose text is ``lead + thought + close + content``."""
 
     lead: str
-    """Markup before the thought; of a message without one, markup before the content."""
+    """Markup before the thought, or before the content without a thought."""
     thought: str
     close: str
     content: str
@@ -57,10 +57,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How a template writes the thought of an assistant's message."""
+    """Markup of thoughts in a template."""
 
     key: str
-    """Message key that takes thoughts; empty if the template looks for them in the content."""
+    """Message key for thoughts; empty if the template reads them from the content."""
     open: str
     """Text after the header and before a thought."""
     close: str
@@ -68,31 +68,29 @@ class Thoughts:
     answer: str
     """Text after the header and before an answer without a thought."""
     opened: bool
-    """Whether generation prompts end inside a thought."""
+    """True if generation prompts end inside a thought."""
 
     def split(self, text: str, *, opened: bool | None = None) -> Split:
-        """Split the text of a message at its leading thought; an unclosed thought takes all of it."""
+        """Split the text of a message at its leading thought; an unclosed thought extends to the end."""
         start = 0
         if not (self.opened if opened is None else opened):
-            found = _lenient(self.open, text) or _lenient(THOUGHT, text)
-            if found is None:
-                plain = _lenient(self.answer, text)
-                at = plain.end() if plain else 0
+            opening = _match_mark(self.open, text) or _match_mark(THOUGHT, text)
+            if opening is None:
+                answer = _match_mark(self.answer, text)
+                at = answer.end() if answer else 0
                 return Split(text[:at], "", "", text[at:])
-            start = found.end()
+            start = opening.end()
         mark = self.close.strip()
-        first = _MARK.match(mark)
-        begin = first.group().strip() if first else mark
-        further = (
-            mark.partition((_MARK.match(self.open.strip()) or [mark])[0])[0] + self.open.strip()
-        )
+        begin = _first_mark(mark)
+        another = mark.partition((_MARK.match(self.open.strip()) or [mark])[0])[0]
+        another += self.open.strip()
         if text[:start].strip() == THOUGHT:
             begin = mark = END_OF_THOUGHT
         start += len(text[start:]) - len(text[start:].lstrip())
         end = text.find(mark, start)
         end = text.find(begin, start) if end < 0 else end
-        while end >= 0 and text.startswith(further, end):  # another message of thought (gpt-oss)
-            end = text.find(begin, end + len(further))
+        while end >= 0 and text.startswith(another, end):  # another message of thought (gpt-oss)
+            end = text.find(begin, end + len(another))
         if end < 0:
             return Split(text[:start], text[start:], "", "")
         same = commonprefix([text[end:], mark])  # noqa: RUF071
@@ -105,16 +103,21 @@ class Thoughts:
         return Split(text[:start], thought, text[start + len(thought) : stop], text[stop:])
 
 
-def _lenient(pattern: str, text: str) -> re.Match[str] | None:
-    """Match ``pattern`` at the beginning of a text, whatever white space is around it."""
+def _first_mark(marks: str) -> str:
+    return (_MARK.match(marks) or [marks])[0].strip()
+
+
+def _match_mark(pattern: str, text: str) -> re.Match[str] | None:
+    """Match ``pattern`` at the beginning of a text, with any white space around it."""
     mark = pattern.strip()
     return re.match(rf"\s*{re.escape(mark)}\s*", text) if mark else None
 
 
 class ChatTemplate:
-    """The template of one tokenizer, with the arguments ``args`` (``enable_thinking=False``).
+    """Chat template of a tokenizer, with the arguments ``args`` (such as ``enable_thinking=False``).
 
-    Raises ``UserError`` if the tokenizer has none, or one that cannot show a user's message.
+    Raises:
+        UserError: If the tokenizer has no template, or it does not show a user's message.
     """
 
     def __init__(
@@ -138,20 +141,20 @@ class ChatTemplate:
                     "remove it from template_args, or use one that the template names",
                 )
         # Vision templates read contents as lists of parts only.
-        self._listed = False
-        asked = {"role": "user", "content": WORD}
-        self._listed = WORD not in self._tried([asked], True)
-        if self._listed and WORD not in self._tried([asked], True):
-            self._listed = False
-            self.text([asked], True)
+        self._takes_lists = False
+        user = {"role": "user", "content": WORD}
+        self._takes_lists = WORD not in self._try_text([user], True)
+        if self._takes_lists and WORD not in self._try_text([user], True):
+            self._takes_lists = False
+            self.text([user], True)
             raise UserError(
                 f"the chat template of {self.name} shows nothing of a user's message",
                 "use another template",
             )
-        said = self.text([asked, {"role": "assistant", "content": f"{WORD}s"}], False)
-        prompt = self.text([asked], True)
-        lead = said.removeprefix(prompt).partition(f"{WORD}s")[0]
-        if not self._header and said.startswith(prompt) and lead.strip():
+        whole = self.text([user, {"role": "assistant", "content": f"{WORD}s"}], False)
+        prompt = self.text([user], True)
+        lead = whole.removeprefix(prompt).partition(f"{WORD}s")[0]
+        if not self.header and whole.startswith(prompt) and lead.strip():
             raise UserError(
                 f"the chat template of {self.name} has no generation prompt",
                 "use another template: an agent's turn must begin where its prompt ends",
@@ -163,25 +166,22 @@ class ChatTemplate:
 
     @cached_property
     def prompt(self) -> str:
-        return self.text([_ASKED], True)
-
-    def header(self) -> str:
-        """The text that begins an assistant's message, with the thought that prompts open; may be empty."""
-        return self._header
+        return self.text([_USER], True)
 
     @cached_property
-    def _header(self) -> str:
-        closed, begun = self.text([_ASKED], False), self.prompt
-        cut = len(commonprefix([closed, begun]))  # noqa: RUF071
-        if cut < len(closed):  # the end of a chat is written otherwise: begin with a whole token
-            found = self._tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True)
-            cut = max((a for a, b in found["offset_mapping"] if a <= cut < b), default=cut)
-        return begun[cut:]
+    def header(self) -> str:
+        """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
+        closed, prompt = self.text([_USER], False), self.prompt
+        cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
+        if cut < len(closed):  # the chat ends with other text: begin with a whole token
+            tokens = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
+            cut = max((a for a, b in tokens["offset_mapping"] if a <= cut < b), default=cut)
+        return prompt[cut:]
 
     @cached_property
     def core(self) -> str:
-        """The header without the thought that it opens, or opens and closes."""
-        header = self._header
+        """Header without its thought."""
+        header = self.header
         if self.thoughts is None:
             return header
         at = header.rfind(self.thoughts.open.strip())
@@ -190,48 +190,44 @@ class ChatTemplate:
 
     @cached_property
     def padding(self) -> str:
-        """White space that the template writes between a prompt and an answer, and that models sample themselves."""
-        whole = self.text([_ASKED, {"role": "assistant", "content": WORD}], False)
+        """White space of the template between a prompt and an answer, which models sample."""
+        whole = self.text([_USER, {"role": "assistant", "content": WORD}], False)
         lead = whole.removeprefix(self.prompt).partition(WORD)[0]
         return lead if whole.startswith(self.prompt) and lead.isspace() else ""
 
     @property
     def opener(self) -> str:
-        """The thought that generation prompts open, or open and close."""
-        return self._header[len(self.core) :]
+        """Thought that generation prompts open, or open and close."""
+        return self.header[len(self.core) :]
 
     @cached_property
     def thoughts(self) -> Thoughts | None:
-        """How thoughts are written; ``None`` for a template that knows none."""
-        found = self._thought_marks()
-        if found is None:
+        """Markup of thoughts; ``None`` for a template without thoughts."""
+        marks = self._thought_marks()
+        if marks is None:
             return None
-        key, open_, close = found
-        at = self._header.rfind(open_.strip())
-        core = self._header if at < 0 else self._header[:at]
-        opened = (
-            at >= 0
-            and (_MARK.match(close.strip()) or [close.strip()])[0].strip()
-            not in (self._header[at:])
-        )
-        said = self._tried([_ASKED, {"role": "assistant", "content": WORD}], False)
-        before = said.partition(WORD)[0]
+        key, open_, close = marks
+        at = self.header.rfind(open_.strip())
+        core = self.header if at < 0 else self.header[:at]
+        opened = at >= 0 and _first_mark(close.strip()) not in self.header[at:]
+        whole = self._try_text([_USER, {"role": "assistant", "content": WORD}], False)
+        before = whole.partition(WORD)[0]
         answer = before[before.rfind(core) + len(core) :] if core and core in before else ""
         return Thoughts(key, open_, close, answer, opened)
 
     def _thought_marks(self) -> tuple[str, str, str] | None:
-        """The message key of thoughts, and the text before and after one."""
-        thought, said = f"{WORD}t", f"{WORD}s"
+        """Return the message key of thoughts, and the text before and after a thought."""
+        thought, answer = f"{WORD}t", f"{WORD}s"
         call = {"id": "call00000", "type": "function",
                 "function": {"name": "call", "arguments": {"value": "a"}}}  # fmt: skip
         for calls in ({}, {"tool_calls": [call]}):
             for key in _THOUGHT_KEYS:
-                message = {"role": "assistant", "content": "" if calls else said, key: thought}
-                text = self._tried([_ASKED, {**message, **calls}], False)
-                before, found, after = text.partition(thought)
-                if not found:
+                message = {"role": "assistant", "content": "" if calls else answer, key: thought}
+                text = self._try_text([_USER, {**message, **calls}], False)
+                before, mark, after = text.partition(thought)
+                if not mark:
                     continue
-                close = after.partition(said)[0]
+                close = after.partition(answer)[0]
                 if calls:
                     close = (re.match(r"\s*<[^<>]*>\s*", after) or [""])[0]
                 common = commonprefix([before, self.prompt])  # noqa: RUF071
@@ -240,34 +236,35 @@ class ChatTemplate:
                 if (mark + rest).strip() and close.strip():
                     return key, mark + rest, close
         for open_, close in _MARKS:
-            content = f"{open_}{thought}{close}{said}"
-            text = self._tried([_ASKED, {"role": "assistant", "content": content}, _ASKED], False)
-            opened = self._header.rstrip().endswith(open_.strip())
+            content = f"{open_}{thought}{close}{answer}"
+            text = self._try_text([_USER, {"role": "assistant", "content": content}, _USER], False)
+            opened = self.header.rstrip().endswith(open_.strip())
             named = open_.strip() in self.source and close.strip() in self.source
-            if opened or named or (said in text and thought not in text):
+            if opened or named or (answer in text and thought not in text):
                 return "", open_, close
         return None
 
-    def _tried(self, chat: Chat, generation: bool) -> str:
-        """The text of a chat; empty if the template refuses it."""
+    def _try_text(self, chat: Chat, generation: bool) -> str:
+        """Return the text of a chat; empty if the template refuses it."""
         try:
             return self.text(chat, generation)
         except UserError:
             return ""
 
-    def takes_for_own(self, role: str, chat: Chat) -> bool:
-        """Whether messages of ``role`` are written like the assistant's (``{% else %}`` of a template)."""
+    def treats_as_assistant(self, role: str, chat: Chat) -> bool:
+        """Return True if the template writes messages of ``role`` like the assistant's (in an ``{% else %}``)."""
         own = [{**one, "role": "assistant"} if one["role"] == role else one for one in chat]
-        text = self._tried(chat, True) if own != list(chat) else ""
-        return text != "" and text == self._tried(own, True)
+        text = self._try_text(chat, True) if own != list(chat) else ""
+        return text != "" and text == self._try_text(own, True)
 
     def text(self, chat: Chat, generation: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The template's text of a chat; ``generation`` adds the header of an assistant's turn.
+        """Return the text of a chat; ``generation`` adds the header of an assistant's turn.
 
-        Raises ``UserError`` for a chat that the template refuses.
+        Raises:
+            UserError: If the template refuses the chat.
         """
         messages = [dict(message) for message in chat]
-        if self._listed:
+        if self._takes_lists:
             for message in messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         try:

@@ -1,14 +1,14 @@
-"""Tools and calls as a chat template takes and writes them: what it can do is found by trying it.
+"""Tools and calls of a chat template, detected by trials.
 
-A model's syntax is found by a round trip: the template writes two calls, and the syntax that reads the same calls back
-is the model's. So no model is read by the parser of another family.
+The template writes two calls, and the syntax that reads the same calls back is the model's. So no parser of another
+family reads a model's calls.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count as numbers
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Text = Callable[[str], str]
 Results = Literal["tool", "calls", "user"]
-"""How results are shown: in ``tool`` messages after what the model said; in ``tool`` messages after a message with
-``tool_calls``, which what the model said replaces; as a user's message."""
+"""Form of results: ``tool`` messages after the sampled text; ``tool`` messages after a message with ``tool_calls``,
+whose text the sampled text replaces; a user's message."""
 _VALUES = {
     "type": "object",
     "properties": {
@@ -50,19 +50,19 @@ CALLS = (
     (TOOLS[0].name, {"query": "Zoë said \"no\" & 'yes'\n<b>", "deep": {"a": [1, {"b": "ü"}]}}),
     (TOOLS[1].name, {"query": "two\\words", "count": 2}),
 )
-"""What the template is to write, and a syntax to read back."""
-_ASKED = {"role": "user", "content": f"{WORD}asked"}
+"""Calls that the template writes and a syntax reads back."""
+_USER = {"role": "user", "content": f"{WORD}asked"}
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call: a mapping, and JSON text to the templates that join it to text (DeepSeek's)."""
+    """Arguments of a call: a mapping, but JSON text in templates that append it to text (DeepSeek)."""
 
     def __radd__(self, text: str) -> str:
         return text + json_text(self)
 
 
-def offered(tool: Tool, text: Text = str) -> dict[str, Any]:
-    """Return a tool in OpenAI's form, every text of it by ``text``; keys stay in their order."""
+def openai_tool(tool: Tool, text: Text = str) -> dict[str, Any]:
+    """Return a tool in OpenAI's form, with ``text`` applied to its texts."""
     function = {
         "name": text(tool.name),
         "description": text(tool.description),
@@ -71,8 +71,8 @@ def offered(tool: Tool, text: Text = str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def called(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
-    """Return a call in OpenAI's form, every text of it by ``text``."""
+def openai_call(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
+    """Return a call in OpenAI's form, with ``text`` applied to its texts."""
     arguments = Arguments(mapped(_arguments(call), text))
     return {
         "id": id_,
@@ -82,12 +82,12 @@ def called(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
 
 
 def safe_call(call: ToolCall, safe: Text) -> ToolCall:
-    """Return a call, every text of it by ``safe``, whatever JSON spells it as."""
+    """Return a call with ``safe`` applied to its decoded texts."""
     return replace(call, name=safe(call.name), arguments=json_text(mapped(_arguments(call), safe)))
 
 
 def mapped(value: object, text: Text) -> Any:
-    """Return a copy of a JSON value, its keys and strings by ``text``."""
+    """Return a copy of a JSON value with ``text`` applied to its keys and strings."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def mapped(value: object, text: Text) -> Any:
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call; what is no JSON object, or nests too deep, is a text in one."""
+    """Return the arguments of a call; put broken or too deeply nested JSON into an object as text."""
     try:
         read = shallow(json.loads(call.arguments))
     except (ValueError, RecursionError):
@@ -107,9 +107,9 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 
 class ResponseTemplate(NativeSyntax):
-    """The tokenizer's ``response_template``, for families without a syntax here.
+    """Syntax of the tokenizer's ``response_template``, for other families.
 
-    It does not say whether a call is closed: of a message that did not end by itself the last call is not run.
+    It does not detect unclosed calls, so the last call of a cut message is not run.
     """
 
     name = "the tokenizer's response template"
@@ -117,12 +117,12 @@ class ResponseTemplate(NativeSyntax):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
-        """The end of a prompt, which may have begun the message."""
+        """End of a prompt, which may begin the message."""
 
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         try:
             message = self._tokenizer.parse_response(
-                text, prefix=self._prompt, tools=[offered(tool) for tool in tools]
+                text, prefix=self._prompt, tools=[openai_tool(tool) for tool in tools]
             )
             calls = [call_of(one) for one in shallow(message.get("tool_calls") or [])]
         except Exception as error:  # what the template's own parsers raise on what a model wrote
@@ -137,31 +137,31 @@ class ResponseTemplate(NativeSyntax):
 
 @dataclass(frozen=True, slots=True)
 class ToolTemplate:
-    """What a chat template can do for tools."""
+    """Tool support of a chat template."""
 
     syntax: NativeSyntax | None
-    """The way in which its model writes calls; ``None`` if it shows no calls, or in a way that nothing here reads."""
+    """Call syntax of the model; ``None`` if the template shows no calls, or no syntax reads them."""
     shows_tools: bool
     parallel: bool
-    """True if it writes two calls in one message. The syntax reads several in any case."""
+    """True if the template writes two calls in one message. The syntax always reads several."""
     results: Results
     long_ids: bool
-    """True if it takes ids of calls only if they have nine characters."""
+    """True if call ids must have nine characters."""
     users_after_results: bool = True
-    """True if a user may speak right after results; if not, such words are shown with the last one."""
+    """True if a user message may follow results; otherwise it is merged with the last result."""
     system_with_results: bool = True
-    """True if a system message is shown in prompts that end with results; if not, it is a user's message."""
+    """True if prompts that end with results show a system message; otherwise it becomes a user message."""
     ends: frozenset[int] = frozenset()
-    """Ids that end a message with calls."""
+    """Token ids that end a message with calls."""
     markup: frozenset[int] = frozenset()
-    """Control tokens with which calls are written; an agent's own messages may have them."""
+    """Control tokens of calls, which an agent's own messages may spell."""
 
     def call_id(self, place: int) -> str:
-        """Return the id of a call in the template's form: by its place, so that prompts stay the same."""
+        """Return a call's id in the template's form. It depends only on the position, so prompts stay equal."""
         return _id(place, self.long_ids)
 
     def required(self) -> NativeSyntax:
-        """Return the syntax. Raises ``UserError`` if the model has none that can be used."""
+        """Return the syntax; ``UserError`` for a model without one."""
         if self.syntax is None or not self.shows_tools:
             raise UserError(
                 f"this model can't call tools in a syntax of its own: {' '.join(self.findings[:2])}",
@@ -191,15 +191,15 @@ class ToolTemplate:
 def tool_template(
     tokenizer: PreTrainedTokenizerBase, template: "ChatTemplate", control: "ControlTokens"
 ) -> ToolTemplate:
-    """Try what a chat template does with tools, calls and results."""
+    """Detect the tool support of a chat template."""
     trial = _Trial(tokenizer, template, control)
     shows = trial.shows_tools()
-    ways = [(several, long_ids) for several in (2, 1) for long_ids in (False, True)]
-    written = next((way for way in ways if trial.calls(CALLS[: way[0]], way[1])), None)
-    syntax = trial.syntax(*written) if shows and written else None
-    parallel = written is not None and written[0] == 2
+    forms = [(count, long_ids) for count in (2, 1) for long_ids in (False, True)]
+    form = next((one for one in forms if trial.calls(CALLS[: one[0]], one[1])), None)
+    syntax = trial.syntax(*form) if shows and form else None
+    parallel = form is not None and form[0] == 2
     results, long_ids = trial.results(syntax is not None, parallel)
-    ends, markup = trial.tokens(syntax, written[0], long_ids) if syntax and written else ((), ())
+    ends, markup = trial.tokens(syntax, form[0], long_ids) if syntax and form else ((), ())
     chat = _dialogue(results, long_ids, parallel)
     after = results == "user" or trial.shows([*chat[:-2], chat[-1]])
     system = {"role": "system", "content": f"{WORD}9x"}
@@ -211,82 +211,84 @@ def tool_template(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Tries a template."""
+    """Trial of a template."""
 
     tokenizer: PreTrainedTokenizerBase
     template: "ChatTemplate"
     control: "ControlTokens"
 
     def shows_tools(self) -> bool:
-        text = self._text([_ASKED], True)
+        text = self._text([_USER], True)
         return all(tool.name in text and tool.description in text for tool in TOOLS)
 
     def calls(
         self, calls: Sequence[tuple[str, Mapping[str, Any]]], long_ids: bool, result: bool = False
     ) -> str:
-        """Return the text of a message with calls, from its header on; empty if the template refuses or omits them."""
-        said = _said([_call(*one, _id(at, long_ids)) for at, one in enumerate(calls)])
-        told = [_result("told", _id(at, long_ids)) for at in range(len(calls))] if result else []
-        text = self._begun([said, *told])
+        """Return the text of a message with calls after its header; empty if the template refuses or omits them."""
+        ids = [_id(at, long_ids) for at in range(len(calls))]
+        message = _calling([_call(*one, id_) for one, id_ in zip(calls, ids, strict=True)])
+        results = [_result("done", id_) for id_ in ids] if result else []
+        text = self._answer([message, *results])
         return text if all(name in text for name, _ in calls) else ""
 
-    def _begun(self, chat: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of what follows a user's message, from its header on."""
-        text = self._text([_ASKED, *chat], False).rpartition(_ASKED["content"])[2]
-        begun = self.template.header().rstrip().removesuffix(THOUGHT)
-        return text.partition(begun)[2] if begun and begun in text else text
+    def _answer(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text after a user's message and the header of the answer."""
+        text = self._text([_USER, *chat], False).rpartition(_USER["content"])[2]
+        header = self.template.header.rstrip().removesuffix(THOUGHT)
+        return text.partition(header)[2] if header and header in text else text
 
-    def syntax(self, several: int, long_ids: bool) -> NativeSyntax | None:
-        """Return the syntax that reads what the template writes; those here know cut and broken calls best."""
-        header, text = self.template.header(), self.calls(CALLS[:several], long_ids)
+    def syntax(self, count: int, long_ids: bool) -> NativeSyntax | None:
+        """Return the syntax that reads the template's calls; a response template comes last."""
+        header, text = self.template.header, self.calls(CALLS[:count], long_ids)
         for markup in SYNTAXES:
-            if _reads(markup(), text, several):
-                opened = re.search(rf"(?:{markup.thought.pattern})\s*\Z", header)
-                return markup(thinks=opened is not None)
+            if _reads(markup(), text, count):
+                opening = re.search(rf"(?:{markup.thought.pattern})\s*\Z", header)
+                return markup(thinks=opening is not None)
         if getattr(self.tokenizer, "response_template", None):
             own = ResponseTemplate(self.tokenizer, header)
-            return own if _reads(own, text, several) else None
+            return own if _reads(own, text, count) else None
         return None
 
     def results(self, calls: bool, parallel: bool) -> tuple[Results, bool]:
-        lead = self._begun([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
-        alike = not calls or self.calls(CALLS[:1], False).startswith(lead)  # not so: to=user (Muse)
-        ways: dict[Results, bool] = {"tool": alike, "calls": calls}
-        for way in (one for one, fits in ways.items() if fits):
+        lead = self._answer([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
+        # Muse begins messages without calls with to=user.
+        alike = not calls or self.calls(CALLS[:1], False).startswith(lead)
+        forms: dict[Results, bool] = {"tool": alike, "calls": calls}
+        for form in (one for one, fits in forms.items() if fits):
             for long_ids in (False, True):
-                chat = _dialogue(way, long_ids, parallel)
-                if self.shows(chat) and not self.template.takes_for_own("tool", chat):
-                    return way, long_ids
+                chat = _dialogue(form, long_ids, parallel)
+                if self.shows(chat) and not self.template.treats_as_assistant("tool", chat):
+                    return form, long_ids
         return "user", False
 
     def tokens(
-        self, syntax: NativeSyntax, several: int, long_ids: bool
+        self, syntax: NativeSyntax, count: int, long_ids: bool
     ) -> tuple[list[int], set[int]]:
-        """Return the ids that end a message with calls, and the control tokens that only such a message has.
+        """Return the ids that end a message with calls, and the control tokens of calls alone.
 
-        A message ends with the first control token after the last argument that is in none of its calls.
+        A message ends with the first control token after the last argument that no call contains.
         """
-        calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:several]]
+        calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:count]]
         text = self.calls(calls, long_ids, True) or self.calls(calls, long_ids)
         before, last, after = text.rpartition(f"{WORD}last")
-        inside = set(self.control.written(before + last))
+        inside = set(self.control.find_ids(before + last))
         closing = syntax.closing if isinstance(syntax, Markup) and not syntax.ends_message else ""
-        inside |= set(self.control.written(closing))
-        ends = [one for one in self.control.written(after) if one not in inside][:1]
-        plain = self._text([_ASKED, {"role": "assistant", "content": WORD}], False, ())
-        return ends, inside - {*self.control.written(plain), *ends}
+        inside |= set(self.control.find_ids(closing))
+        ends = [one for one in self.control.find_ids(after) if one not in inside][:1]
+        plain = self._text([_USER, {"role": "assistant", "content": WORD}], False, ())
+        return ends, inside - {*self.control.find_ids(plain), *ends}
 
     def shows(self, dialogue: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the words of all messages are shown, in their order."""
+        """Return True if the words of all messages are shown in order."""
         text, words = self._text(dialogue, True, ()), re.compile(rf"{WORD}\d+x")
-        given = dict.fromkeys(words.findall(json_text(dialogue)))
-        return list(given) == list(dict.fromkeys(words.findall(text)))
+        expected = dict.fromkeys(words.findall(json_text(dialogue)))
+        return list(expected) == list(dict.fromkeys(words.findall(text)))
 
     def _text(
         self, chat: Sequence[Mapping[str, Any]], generation: bool, tools: Sequence[Tool] = TOOLS
     ) -> str:
         try:
-            return self.template.text(chat, generation, [offered(tool) for tool in tools])
+            return self.template.text(chat, generation, [openai_tool(tool) for tool in tools])
         except UserError:
             return ""
 
@@ -296,10 +298,10 @@ def _id(place: int, long: bool) -> str:
 
 
 def _call(name: str, arguments: Mapping[str, Any], id_: str) -> dict[str, Any]:
-    return called(ToolCall("", name, json_text(arguments)), id_)
+    return openai_call(ToolCall("", name, json_text(arguments)), id_)
 
 
-def _said(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _calling(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -307,14 +309,14 @@ def _result(text: str, id_: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": id_, "name": TOOLS[0].name}
 
 
-def _dialogue(way: Results, long_ids: bool, parallel: bool) -> list[dict[str, Any]]:
-    """Return two messages with calls, of which the first has two if it can, an answer, and what a user says then."""
-    words = (f"{WORD}{number}x" for number in count())
+def _dialogue(form: Results, long_ids: bool, parallel: bool) -> list[dict[str, Any]]:
+    """Return two messages with calls and results (two in the first if possible), an answer and a user message."""
+    words = (f"{WORD}{number}x" for number in numbers())
     chat = [{"role": "user", "content": next(words)}]
-    for several in (2 if parallel or way == "tool" else 1, 1):
-        ids, said = [_id(place, long_ids) for place in range(several)], next(words)
-        calls = _said([_call(TOOLS[0].name, {"query": said}, one) for one in ids])
-        chat.append(calls if way == "calls" else {"role": "assistant", "content": said})
+    for calls in (2 if parallel or form == "tool" else 1, 1):
+        ids, text = [_id(place, long_ids) for place in range(calls)], next(words)
+        message = _calling([_call(TOOLS[0].name, {"query": text}, one) for one in ids])
+        chat.append(message if form == "calls" else {"role": "assistant", "content": text})
         chat += [_result(next(words), one) for one in ids]
     return [
         *chat,
@@ -323,8 +325,8 @@ def _dialogue(way: Results, long_ids: bool, parallel: bool) -> list[dict[str, An
     ]
 
 
-def _reads(syntax: NativeSyntax, text: str, several: int) -> bool:
+def _reads(syntax: NativeSyntax, text: str, count: int) -> bool:
     read = syntax.parse(text, "end", TOOLS)
     if any(call.error for call in read):
         return False
-    return [(one.name, json.loads(one.arguments)) for one in read] == list(CALLS[:several])
+    return [(one.name, json.loads(one.arguments)) for one in read] == list(CALLS[:count])

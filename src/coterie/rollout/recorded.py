@@ -46,11 +46,11 @@ def recorded(
     """
     prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
-    ids = renderer.written(text, ended=ended)
+    ids = renderer.encode_turn(text, end=ended)
     turn = make_turn(
         prompt.parent,
         Speaker("agent", prompt.agent),
-        renderer.parts(renderer.spelled(text), prompt.agent, author, ids),
+        renderer.parts(renderer.format_turn(text), prompt.agent, author, ids),
         ids=ids,
         author=author,
         draw=prompt.draw,

@@ -48,12 +48,12 @@ def write_path(
         tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))
         prompt = renderer.render(shown, tree, one.actor, tools=tools)
         request = Request.make(one.actor, parent, None, prompt, shown, tools=tools)
-        text = one.text if one.ids else renderer.spelled(one.text)
+        text = one.text if one.ids else renderer.format_turn(one.text)
         turn = make_turn(
             parent,
             Speaker("agent", one.actor),
             renderer.parts(text, one.actor, "literal"),
-            ids=one.ids or renderer.written(one.text),
+            ids=one.ids or renderer.encode_turn(one.text),
             author=one.author,
             draw=draw,
             request=request.id,

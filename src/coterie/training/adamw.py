@@ -1,9 +1,8 @@
 """AdamW for weights in float32 and in bfloat16.
 
-A weight in bfloat16 has 8 significant binary digits: most updates of a fine-tuning are smaller than half its last one,
-and rounding to the nearest would lose them. So both moments and the update are computed in float32, and the new weight
-is rounded up or down at random, in the mean to what was computed. The bits come from torch's generator of the weight's
-device, whose state is in checkpoints.
+A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
+nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
+stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 """
 
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from torch.optim.adamw import adamw
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's, fused; for bfloat16 with moments in float32 and stochastic rounding."""
+    """Fused AdamW of torch, with float32 moments and stochastic rounding for bfloat16 weights."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient. Gradients of bfloat16 weights are used up."""
+        """Update all weights that have a gradient; clear the gradients of bfloat16 weights."""
         low = [
             (group, weight, weight.grad)
             for group in self.param_groups
@@ -53,7 +52,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def rounded(exact: torch.Tensor) -> torch.Tensor:
-    """float32 to bfloat16, up or down with the odds that make the mean right; what is no finite number as it is."""
+    """Round float32 to bfloat16 stochastically and without bias; keep infinities and NaN."""
     if isinstance(exact, DTensor):
         local = rounded(exact.to_local())
         return DTensor.from_local(
@@ -61,5 +60,5 @@ def rounded(exact: torch.Tensor) -> torch.Tensor:
         )
     bits = exact.view(torch.int32)
     noise = torch.randint_like(bits, 1 << 16)
-    drawn = ((bits + noise) & -(1 << 16)).view(torch.float32)
-    return torch.where(exact.isfinite(), drawn, exact).to(torch.bfloat16)
+    result = ((bits + noise) & -(1 << 16)).view(torch.float32)
+    return torch.where(exact.isfinite(), result, exact).to(torch.bfloat16)

@@ -92,7 +92,7 @@ class TurnLine:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeLine:
-    """How a path of the tree that ``item`` belongs to ended."""
+    """Outcome of a path in the tree of ``item``."""
 
     item: ItemKey
     outcome: Outcome
@@ -174,7 +174,7 @@ def export(
     (:func:`redact`). The file appears when it is whole.
     """
 
-    def wanted(iteration: int, stage: str) -> bool:
+    def is_selected(iteration: int, stage: str) -> bool:
         return (iterations is None or iteration in iterations) and (
             stages is None or stage in stages
         )
@@ -187,7 +187,7 @@ def export(
             store.snapshot() as db,
             part.open("w", encoding="utf-8", newline="\n") as file,
         ):
-            for line in _lines(db, wanted, secrets, whole=whole):
+            for line in _lines(db, is_selected, secrets, whole=whole):
                 file.write(dumps(line) + "\n")
     except OSError as error:
         raise UserError(
@@ -198,9 +198,9 @@ def export(
 def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None) -> None:
     """Make a new store of a JSONL file; it appears when all lines have been read and checked.
 
-    ``tokenize`` gives ids to the agents' turns that were not sampled and have none; their node ids
-    stay those of the file. A line that is broken, or does not fit those before it, is refused with
-    :class:`UserError`, which says its number and the reason; then there is no store.
+    ``tokenize`` encodes the agents' turns that were not sampled and have no ids; node ids stay as in
+    the file. Raises :class:`UserError` with the line number and the reason for a line that is broken or
+    does not fit the lines before it; then there is no store.
     """
     source, target = Path(source), Path(target)
     if target.exists():
@@ -234,65 +234,65 @@ def copy(source: Store, target: Store, steps: Collection[tuple[int, str]]) -> No
     ``ValueError`` if the target holds some of it already.
     """
 
-    def wanted(iteration: int, stage: str) -> bool:
+    def is_selected(iteration: int, stage: str) -> bool:
         return (iteration, stage.partition("/")[0]) in steps
 
     with source.snapshot() as old, target.transaction() as new:
-        for number, line in enumerate(_lines(old, wanted, secrets=True)):
+        for number, line in enumerate(_lines(old, is_selected, secrets=True)):
             _add(new, line, number, None)
 
 
 def _lines(
-    db: sqlite3.Connection, wanted: Wanted, secrets: bool, *, whole: bool = False
+    db: sqlite3.Connection, is_selected: Wanted, secrets: bool, *, whole: bool = False
 ) -> Iterator[Line]:
-    """The lines of all wanted (iteration, stage), each after those it refers to.
+    """Yield the lines of the selected (iteration, stage) pairs in the order of their references.
 
-    ``whole`` adds the tasks on which nothing was done.
+    ``whole`` adds the tasks without any work.
     """
     yield HeaderLine()
-    trees = [row for row in reader.tree_keys(db) if wanted(row[1], row[2])]
-    kept = {
+    trees = [row for row in reader.tree_keys(db) if is_selected(row[1], row[2])]
+    items = {
         number: item
         for number, item in reader.items(db)
-        if wanted(item.key.iteration, item.key.stage)
+        if is_selected(item.key.iteration, item.key.stage)
     }
-    needed = {row[3] for row in trees} | {item.key.task for item in kept.values()}
+    tasks = {row[3] for row in trees} | {item.key.task for item in items.values()}
     for id_ in reader.task_ids(db):
-        if whole or id_ in needed:
+        if whole or id_ in tasks:
             yield _task_line(db, id_, secrets)
-    shown: set[str] = set()
+    images: set[str] = set()
     for row in trees:
-        yield from _tree_lines(db, row, secrets, shown)
-    yield from map(ItemLine, kept.values())
+        yield from _tree_lines(db, row, secrets, images)
+    yield from map(ItemLine, items.values())
     keys = {row[0] for row in trees}
     for number, tree, _, selection in reader.selections(db):
-        if number in kept and tree in keys:
-            yield SelectionLine(kept[number].key, selection)
+        if number in items and tree in keys:
+            yield SelectionLine(items[number].key, selection)
 
 
 def _task_line(db: sqlite3.Connection, id_: str, secrets: bool) -> TaskLine:
     task = reader.task(db, id_)
     assert task is not None, "its id was just listed"
-    shown = {
+    texts = {
         name: SecretText(secret.reveal(min(secret.readers)), secret.readers)
         for name, secret in task.secrets.items()
         if secrets
     }
-    return TaskLine(id_, dict(task.public), shown)
+    return TaskLine(id_, dict(task.public), texts)
 
 
 def _tree_lines(
-    db: sqlite3.Connection, row: reader.TreeKey, secrets: bool, shown: set[str]
+    db: sqlite3.Connection, row: reader.TreeKey, secrets: bool, images: set[str]
 ) -> Iterator[Line]:
-    """The lines of a tree; images that are not among ``shown``, which have a line already, come first."""
+    """Yield the lines of a tree, with new images first; ``images`` already have a line."""
     key, iteration, stage, task = row
     item = ItemKey(iteration, stage, task)
     tree = reader.tree(db, row) if secrets else redact(reader.tree(db, row))
-    for image in sorted(shown_images(tree) - shown):
+    for image in sorted(shown_images(tree) - images):
         data = reader.blob(db, image)
         assert data is not None, "a part's image was checked when it was written"
         yield BlobLine(base64.b64encode(data).decode())
-        shown.add(image)
+        images.add(image)
     samples = {turn.id: sample for sample, turn in reader.turns(db, row)}
     for record in table.records(tree):
         if isinstance(record, Turn):
@@ -306,7 +306,7 @@ def _tree_lines(
 
 
 def _add(db: sqlite3.Connection, line: Line, number: int, tokenize: Tokenize | None) -> None:
-    """Write one line; ``number`` keeps turns and selections in the order of the file."""
+    """Store one line; ``number`` keeps turns and selections in the order of the file."""
     match line:
         case HeaderLine():
             pass
@@ -338,7 +338,7 @@ def _tree(db: sqlite3.Connection, item: ItemKey) -> table.TreeRow:
 
 
 def _tokenized(turn: Turn, tokenize: Tokenize | None) -> Turn:
-    """The turn with the ids of its text, if it may be trained and nobody sampled it."""
+    """Encode the text of a turn that may be trained and was not sampled."""
     foreign = turn.speaker.kind == "agent" and turn.sample is None and not turn.ids
     if tokenize is None or not foreign or not turn.text:
         return turn
@@ -376,7 +376,7 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
 
 
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
-    """The turn without secret parts, and without sample and prompt if its prompt is hidden."""
+    """Remove the secret parts of a turn, and sample and prompt if its prompt is hidden."""
     if turn.prompt in hidden:
         turn = replace(turn, sample=None, author=turn.writer, request=None)
     if any(_is_secret(part) for part in turn.parts):

@@ -85,7 +85,7 @@ def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -
     prompt = renderer.render(shown, Tree(row.id, "mix", 0), agent)
 
     def side(reply: str) -> tuple[Row, ...]:
-        ids = prompt + renderer.written(reply)
+        ids = prompt + renderer.encode_turn(reply)
         target = Target(len(prompt), len(ids), f"data:{name}")
         return (Row(ids, (target,), origin=f"{name}/{row.id}"),)
 

@@ -92,7 +92,7 @@ async def _scores(
     for plan in plans:
         shown = recipe.environment.see(State(task, 0, turns=(plan,)), GROUNDER)
         prompts.append(render(shown, tree, GROUNDER))
-    return await mean_loglikelihoods(grounder, prompts, render.written(gold(task).actions))
+    return await mean_loglikelihoods(grounder, prompts, render.encode_turn(gold(task).actions))
 
 
 def _success(tree: Tree, plan: Turn) -> float:

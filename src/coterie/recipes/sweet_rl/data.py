@@ -83,7 +83,7 @@ class SweetData(Recipe):
         critic, shown = self.settings.critic, 0
         if self.critical and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
-            shown = max(len(renderer.written(text)) for text in texts)
+            shown = max(len(renderer.encode_turn(text)) for text in texts)
         return self.settings.max_tokens + shown
 
     def _check_offline(self, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a jail use, as the supervisor sees them."""
+"""Resource use of a jail's processes, measured by the supervisor."""
 
 import os
 from contextlib import suppress
@@ -7,23 +7,23 @@ from typing import NamedTuple
 from coterie.tools.sandbox.inside import confine
 
 TICK = 0.02
-"""Seconds between two looks at an answer's processes."""
+"""Seconds between two measurements."""
 
 
 class Use(NamedTuple):
-    """What an answer's processes have used."""
+    """Resource use of an answer's processes."""
 
     processes: int
     seconds: float
-    """Of CPU."""
+    """CPU time."""
     resident: int
-    """Bytes."""
+    """Resident bytes."""
     waited: float
-    """Seconds that the first of them waited for a processor; 0 on a kernel that doesn't tell."""
+    """Seconds that the first process waited for a CPU; 0 if the kernel does not report it."""
 
 
 def processes_use(first: int, forker: int) -> Use:
-    """Of all of an answer's processes, of which ``first`` is the first."""
+    """Measure all processes of an answer; ``first`` is the id of the first one."""
     processes, seconds, resident = 0, 0.0, 0
     for name in os.listdir(confine.processes()):
         if name.isdigit() and name not in ("1", str(forker)):
@@ -39,23 +39,22 @@ def processes_use(first: int, forker: int) -> Use:
 
 
 def standing(forker: int) -> list[tuple[bytes, ...]] | None:
-    """Every thread of an answer's with how often it was switched; ``None`` if one of them may run.
+    """Return each thread of an answer with its context switches; ``None`` if one may run.
 
-    Two equal looks mean that at a moment between them nothing ran: who runs and stops again is switched once more.
+    If two results are equal, no thread ran at some moment between them, since running and stopping adds a switch.
     """
-    found: list[tuple[bytes, ...]] = []
+    threads: list[tuple[bytes, ...]] = []
     for process in os.listdir(confine.processes()):
         if process.isdigit() and process not in ("1", str(forker)):
             with suppress(OSError):
                 for thread in confine.threads(process):
                     lines = _read(f"{process}/task/{thread}/status").splitlines()
-                    told = dict(line.partition(b":\t")[::2] for line in lines)
-                    if (
-                        told[b"State"][:1] not in b"TZXD"
-                    ):  # D: in the kernel, with a signal to stop before it
+                    status = dict(line.partition(b":\t")[::2] for line in lines)
+                    # D: in the kernel, before a pending stop signal
+                    if status[b"State"][:1] not in b"TZXD":
                         return None
-                    found.append((told[b"Pid"], *(told[name] for name in _SWITCHES)))
-    return found
+                    threads.append((status[b"Pid"], *(status[name] for name in _SWITCHES)))
+    return threads
 
 
 def _read(name: str) -> bytes:
