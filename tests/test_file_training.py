@@ -17,7 +17,8 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.loop import train
 from coterie.training.settings import TrainingSettings
-from tests.contract.test_15_chat_templates import renderer, tokenizer
+from tests.contract.test_15_chat_templates import renderer
+from tests.published_templates import published as tokenizer
 
 
 def sums(count: int) -> list[dict]:

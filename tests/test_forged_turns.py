@@ -1,5 +1,6 @@
 """No content can write a control token, by any spelling, in any template."""
 
+import json
 import random
 from copy import copy
 from functools import cache
@@ -251,3 +252,29 @@ def test_arguments_that_are_broken_or_nest_deep_are_shown(name: str, given: str)
     ]
     ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
     assert own.decode(ids).count("[" * 50) >= 1
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_calls_of_a_turn_without_tokens_are_written_by_the_template_and_forge_nothing(
+    name: str,
+) -> None:
+    own = ChatRenderer(native_tokenizer(name))
+    texts = "".join(token.content for token in own.tokenizer.added_tokens_decoder.values())
+    found = []
+    for what in (texts, "word"):
+        tree = Tree("t", "r", 0)
+        call = ToolCall("c0", "look", json.dumps({"what": what, what: [what]}))
+        said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
+        told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", what)])
+        for turn in (said, told):
+            tree.add(turn)
+        chat = [
+            Message.of("user", "Hello"),
+            Message("assistant", turn=said.id),
+            Message("tool", turn=told.id),
+        ]
+        ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
+        found.append([one for one in ids if one in own.control.ids])
+        text = own.decode(ids)
+    assert found[0] == found[1]
+    assert "look" in text.rpartition("Hello")[2]

@@ -191,3 +191,10 @@ def test_calls_are_read_where_control_tokens_write_them(name: str) -> None:
     text = THOUGHTS.get(name, "") + WRITE[name]([("look", "1")])
     ids = own.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert [call.name for call in own.calls(own.decode(ids), "end", OFFERED)] == ["look"]
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_every_prompt_ends_with_the_header_of_the_next_turn(name: str, way: str) -> None:
+    header = renderer(name).template.header
+    for prompt, _ in played(name, way).heard:
+        assert renderer(name).decode(prompt).endswith(header)

@@ -155,7 +155,7 @@ def _prompts(
 
 
 def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
-    text = renderer.spelled(_whole(renderer, message))
+    text = renderer.format_turn(_whole(renderer, message))
     parts = renderer.parts(text, ASSISTANT, "data") if ids else (Part(message.content),)
     return make_turn(
         parent, Speaker("agent", ASSISTANT), parts, ids=ids, calls=message.calls, author="data"
@@ -181,7 +181,7 @@ def _reply_ids(
 ) -> tuple[int, ...]:
     """Return the tokens of a message as the model would write it after its prompt, the end of turn included."""
     if not message.calls:
-        return renderer.written(_whole(renderer, message))
+        return renderer.encode_turn(_whole(renderer, message))
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
     trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
     trial.add(plain)
@@ -196,7 +196,7 @@ def _reply_ids(
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids
     if message.thought:
-        before = renderer.written(message.content, ended=False)
+        before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] == before:
-            ids = renderer.written(_whole(renderer, message), ended=False) + ids[len(before) :]
+            ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
     return ids
