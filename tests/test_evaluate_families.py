@@ -48,6 +48,6 @@ def test_prompts_of_benchmarks_hold_the_whole_task(family: str, cli: Cli, tmp_pa
                 prompts += 1
                 shown = packed(made.renderer.decode(request.ids))
                 told = [part.text for message in request.messages for part in message.parts]
-                told += [task.public["question"]] if "question" in task.public else []
+                told += [str(task.public["question"])] if "question" in task.public else []
                 assert told and all(packed(text) in shown for text in told)
     assert prompts >= len(BENCHMARKS)

@@ -27,6 +27,9 @@ from coterie.trajectories.turn import Turn
 
 _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 
+_SWITCH = re.compile(r"/(?:no_)?think\b")
+"""Words that some templates act on and remove from messages (SmolLM3, Nemotron Nano 2)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -202,7 +205,9 @@ class Layout:
                 lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
             else:  # a message that the template rewrites
                 letters = letters or _letters(self._text)
-                forms = map(_letters, _forms(shown.text))
+                acted = _SWITCH.search(self._template.source)
+                kept = _SWITCH.sub("", shown.text) if acted else shown.text
+                forms = map(_letters, _forms(kept))
                 lost = shown.role != "assistant" and all(one not in letters for one in forms)
             if lost:
                 raise UserError(

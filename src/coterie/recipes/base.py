@@ -205,7 +205,7 @@ class Recipe(ABC):
         return self.models(run).path(role or self.leading, version)
 
     def load_policy(self, run: Run, version: int, role: str | None = None) -> LoadedModel:
-        """A version of a role with its tokenizer and renderer; a LoRA adapter is merged."""
+        """A version of a role with its tokenizer and renderer; a LoRA adapter is merged into float32 weights."""
         return self.models(run).load(role or self.leading, version)
 
     def heldout_tasks(self) -> list[Task]:

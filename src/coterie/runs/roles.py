@@ -2,7 +2,8 @@
 
 Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
 whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
-and scoring in this process it is merged; servers serve it as an adapter.
+and scoring in this process it is merged into a base in float32, and beside a base in bfloat16, whose rounding would lose
+small updates; servers serve it as an adapter.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -103,12 +104,14 @@ class Roles:
         return self.known[name].model
 
     def load(self, name: str, version: int) -> LoadedModel:
-        """A version of a role, to sample from and to score with; an adapter is merged."""
+        """A version of a role, to sample from and to score with; an adapter is merged into float32 weights."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
-        if adapter:
+        if adapter and self.dtype == torch.float32:
             reload(loaded, path)
+        elif adapter:
+            loaded = replace(loaded, model=load_adapter(loaded.model, Path(path)).eval())
         if role.head and version:
             load_head(loaded.model, Path(path))
         return loaded
