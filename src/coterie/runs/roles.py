@@ -2,8 +2,8 @@
 
 Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
 whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
-and scoring in this process it is merged into a base in float32, and beside a base in bfloat16, whose rounding would lose
-small updates; servers serve it as an adapter.
+and scoring in this process it is merged into a base in float32, and stays beside a base in bfloat16, in which small
+updates would be rounded away; servers serve it as an adapter.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
