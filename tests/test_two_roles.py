@@ -186,7 +186,7 @@ def test_an_adapter_on_a_bfloat16_base_keeps_updates_that_merging_would_round_aw
     recipe = made("adapters")
     with open_run(folders("adapters"), recipe.name, recipe.settings, write=False) as run:
         models = Roles(recipe.roles(), recipe.settings.engine, run, torch.bfloat16)
-        loaded = models.load("grounder", 1)
+        loaded = models.load("grounder", 1, merge=False)
         base = loaded.model.get_base_model()
         weights = [w for name, w in base.named_parameters() if "lora" not in name]
         assert {weight.dtype for weight in weights} == {torch.bfloat16}

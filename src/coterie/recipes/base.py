@@ -206,7 +206,7 @@ class Recipe(ABC):
 
     def load_policy(self, run: Run, version: int, role: str | None = None) -> LoadedModel:
         """A version of a role with its tokenizer and renderer; a LoRA adapter is merged into float32 weights."""
-        return self.models(run).load(role or self.leading, version)
+        return self.models(run).load(role or self.leading, version, merge=False)
 
     def heldout_tasks(self) -> list[Task]:
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)

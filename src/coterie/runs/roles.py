@@ -103,12 +103,12 @@ class Roles:
             return self.run.training_folder(version - 1, name) / "final"
         return self.known[name].model
 
-    def load(self, name: str, version: int) -> LoadedModel:
-        """A version of a role, to sample from and to score with; an adapter is merged into float32 weights."""
+    def load(self, name: str, version: int, *, merge: bool = True) -> LoadedModel:
+        """A version of a role; an adapter is merged, but for sampling (``merge=False``) only into float32 weights."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
-        if adapter and self.dtype == torch.float32:
+        if adapter and (merge or self.dtype == torch.float32):
             reload(loaded, path)
         elif adapter:
             loaded = replace(loaded, model=load_adapter(loaded.model, Path(path)).eval())
@@ -151,14 +151,18 @@ class Roles:
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
             return await self.engines.speak(
-                version, path, lambda: self.load(name, version), role=name, base=role.model
+                version,
+                path,
+                lambda: self.load(name, version, merge=False),
+                role=name,
+                base=role.model,
             )
         shared = self._beside(base, role, version)
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
         """A version of a role in this process, such as a frozen base, whatever engines the others have."""
-        return self.engines.embedded(self.load(name, version), version, role=name)
+        return self.engines.embedded(self.load(name, version, merge=False), version, role=name)
 
     def make_room(self) -> None:
         """Let go of devices before other work on them."""
