@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from coterie.cli.chatting import open_engine
 from coterie.recipes.registry import recipe, settings
 from coterie.rollout.opening import first_prompts
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
 from tests.conftest import FEW, Cli, refused
+from tests.published_templates import published
+from tests.templates import random_model
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "coterie", "chat"]
@@ -48,6 +53,18 @@ def test_a_run_answers_as_its_agent_under_the_prompt_of_a_task(finished: Path) -
     shown = "".join(part.text for part in begins.messages[-1].parts)
     assert shown.splitlines()[-1] in said.stderr.decode(), "the person sees what the agent is told"
     assert said.stdout.splitlines()
+
+
+def test_template_arguments_reach_the_prompt(tmp_path: Path, cli: Cli) -> None:
+    made = random_model(published("qwen3"), "qwen3")
+    made.model.save_pretrained(tmp_path / "model")
+    made.tokenizer.save_pretrained(tmp_path / "model")
+    words = ["engine.device=cpu", "engine.template_args={enable_thinking: false}"]
+    renderer = open_engine(str(tmp_path / "model"), None, words).loaded.renderer
+    ids = renderer.render([Message.of("user", "a")], Tree("t", "r", 0), "A")
+    assert renderer.decode(ids).endswith("<think>\n\n</think>\n\n")
+    said = refused(cli, "chat", tmp_path / "model", "engine.template_args={enable_thinkin: false}")
+    assert "has no argument 'enable_thinkin'" in said
 
 
 @pytest.mark.slow

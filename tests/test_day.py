@@ -55,7 +55,7 @@ def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) ->
 
 
 def test_chatting_with_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
-    served = open_engine(str(run_folder), None, "cpu")
+    served = open_engine(str(run_folder), None, ["engine.device=cpu"])
     assert "02 Jan 2025" in shown(served.loaded.renderer)
     named = dict.fromkeys(("Alice", "Bob"), str(run_folder))
     for candidate in candidates(named, EngineSettings(), every=False):
@@ -65,6 +65,6 @@ def test_chatting_with_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> N
 
 def test_a_model_without_a_run_goes_by_the_clock(run_folder: Path) -> None:
     with pinned(date(2026, 3, 4)):
-        served = open_engine(str(run_folder.parent / "model"), None, "cpu")
+        served = open_engine(str(run_folder.parent / "model"), None, ["engine.device=cpu"])
     assert "04 Mar 2026" in shown(served.loaded.renderer)
     assert served.loaded.renderer.template.has_clock

@@ -21,7 +21,7 @@ from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.reinforce.learner import Learning
-from coterie.runs.reinforce.loop import minibatches, step_records
+from coterie.runs.reinforce.loop import Updated, minibatches, step_metrics, step_records
 from coterie.runs.reinforce.paths import Path as AgentPath
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
@@ -34,7 +34,9 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.tree import LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
+from tests.templates import random_model
 
 
 @pytest.fixture
@@ -391,6 +393,32 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
     ), "what comes before the agent's first turn stands there too"
     (other,) = agents.keys() - {speaker}
     assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
+
+
+def test_tokens_of_thoughts_are_a_metric_of_a_step_where_the_template_has_thoughts(
+    tmp_path: Path,
+) -> None:
+    made_model = random_model(published("qwen3_5_think"), "thinking", context=4096)
+    made_model.model.save_pretrained(tmp_path / "model")
+    made_model.tokenizer.save_pretrained(tmp_path / "model")
+    own = ["steps.count=1", "loss.kl=0", "steps.patience=1", f"model={tmp_path / 'model'}"]
+    recipe = made("rl/grpo", [*SMALL, *own])
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        try:
+            run_steps(recipe, run, Silent())
+        except UserError:
+            pass  # a random model: no reward differs
+        finally:
+            recipe.close()
+        stage = f"{STAGE}/00000"
+        tasks = run.store.tree_tasks(0, stage)
+        reward = PathReward(PathRewardSettings())
+        paths = paths_of(run.store, 0, stage, tasks, list(recipe.players()), reward)
+    assert paths and all(0 < path.thought_tokens <= path.tokens for path in paths)
+    judged = prepare(Drawn(1), [], None, Rules(AdvantageSettings()), GroupSettings())
+    for each, count in ((paths, 1), ([replace(path, thought_tokens=0) for path in paths], 0)):
+        metrics = step_metrics(Drawn(1, paths=each), judged, Updated(), (1.0, 1.0))
+        assert list(metrics).count("thought_tokens") == count
 
 
 def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:

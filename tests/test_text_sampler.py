@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coterie.engines.endpoint import Endpoint
 from coterie.engines.protocol import Sampling
-from coterie.environments.protocol import Shared, State
+from coterie.environments.protocol import Grade, Shared, State
 from coterie.rollout.branches import Branches
-from coterie.rollout.samplers import AgentContext, Prompt, TextSampler
+from coterie.rollout.driver import _metrics
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.native import NativeCalls
 from coterie.tools.tags import closing
@@ -122,6 +124,24 @@ def test_an_endpoint_is_shown_results_without_text_and_nothing_that_is_for_other
         (body,) = server.bodies
     assert [one["content"] for one in body["messages"]] == ["blue\ntall", "open"]
     assert "stop" not in body
+
+
+def test_tokens_of_a_hidden_thought_are_those_that_the_server_counts() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 20}
+    usage["completion_tokens_details"] = {"reasoning_tokens": 15}  # type: ignore[assignment]
+    choice = {"message": {"content": "hi"}, "finish_reason": "stop", "index": 0}
+
+    async def ask(url: str) -> Response:
+        async with Endpoint(settings(url)) as endpoint:
+            prompt = Prompt(tree, tree.root, "agent", (Message.of("user", "a"),), 0, 0)
+            return await TextSampler(endpoint, Sampling()).respond(prompt, AgentContext())
+
+    tree = Tree("t", "r", 0)
+    with service(says(200, {"choices": [choice], "usage": usage})) as server:
+        response = asyncio.run(ask(server.url))
+    assert (response.tokens, response.thought_tokens) == (20, 15)
+    assert "thought_tokens" not in _metrics(Grade(1.0), [replace(response, reasoning_tokens=0)])
+    assert _metrics(Grade(1.0), [response, response])["thought_tokens"] == 30
 
 
 class Native(Looking):

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import PeftModel
 
 from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
-from coterie.models.adapters import adapter_weights, base_fingerprint
+from coterie.models.adapters import adapter_weights, base_fingerprint, load_adapter
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.plain_report import plain_report
@@ -177,6 +178,28 @@ def test_a_role_that_shares_a_base_speaks_as_each_of_its_versions_merged(
             found.append(merged.logprobs)
         assert len(set(found)) == 4, "told apart, but for the base"
         recipe.close()
+
+
+def test_an_adapter_on_a_bfloat16_base_keeps_updates_that_merging_would_round_away(
+    folders: Callable[[str], Path],
+) -> None:
+    recipe = made("adapters")
+    with open_run(folders("adapters"), recipe.name, recipe.settings, write=False) as run:
+        models = Roles(recipe.roles(), recipe.settings.engine, run, torch.bfloat16)
+        loaded = models.load("grounder", 1, merge=False)
+        base = loaded.model.get_base_model()
+        weights = [w for name, w in base.named_parameters() if "lora" not in name]
+        assert {weight.dtype for weight in weights} == {torch.bfloat16}
+        again = load_adapter(load("tiny-exchange").model, Path(models.path("grounder", 1)))
+        for name, weight in again.named_parameters():
+            if "lora" in name:
+                assert torch.equal(weight, loaded.model.get_parameter(name)), name
+        (said,) = models.run_async(
+            models.embedded("grounder", 1).sample(list(range(60)), [0], Sampling(max_tokens=4))
+        )
+        assert len(said.ids) == len(said.logprobs) > 0
+        models.close()
+    recipe.close()
 
 
 def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(

@@ -438,3 +438,21 @@ def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(na
         assert (turn.text, turn.whole_text) == (seen, said)
         told = [Message.of("user", "Hello"), Message("user", turn=turn.id)]
         assert "plan" not in own.decode(own.render(told, tree, "Bob"))
+
+
+SWITCHED = (
+    "{% for m in messages %}{% set c = m.content.replace('/no_think', '') | trim %}<|im_start|>{{ m.role }}\n"
+    "{{ c }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if '/no_think' in messages[0].content %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_a_switch_that_the_template_acts_on_may_stand_in_a_system_message() -> None:
+    own = copy(tokenizer("qwen2_5"))
+    own.chat_template = SWITCHED
+    messages = [Message.of("system", "Be brief. /no_think"), Message.of("user", "Hi")]
+    ids = ChatRenderer(own).render(messages, Tree("t", "r", 0), "A")
+    chat = [{"role": m.role, "content": m.parts[0].text} for m in messages]
+    text = own.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str) and text.endswith("</think>\n\n")
+    assert own.decode(ids) == text and "/no_think" not in text

@@ -37,10 +37,18 @@ ToolWords = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
 ]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings of the engine, such as 'engine.template_args={enable_thinking: false}'.",
+    ),
+]
 
 
 def chat(
     source: Source,
+    words: Words = None,
     task: Task = None,
     system: Annotated[str, typer.Option(help="What the model is told beforehand.")] = "",
     iteration: Iteration = None,
@@ -66,8 +74,11 @@ def chat(
         coterie chat Qwen/Qwen3-4B --tools python,examples/tool.py:multiply
 
         coterie chat smollm2 --tools python --tool calls=tags
+
+        coterie chat Qwen/Qwen3-4B 'engine.template_args={enable_thinking: false}'
     """
     from coterie.cli.chatting import Manner, talk, tools_of
 
     manner = Manner(temperature, max_tokens, seed, system, task)
-    talk(source, iteration, device, manner, tools_of(tools, tool_word or ()))
+    own = [*(words or ()), *([] if device is None else [f"engine.device={device}"])]
+    talk(source, iteration, own, manner, tools_of(tools, tool_word or ()))

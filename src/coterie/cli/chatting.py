@@ -13,6 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coterie.config.plain import wrong_at
+from coterie.config.resolve import resolve
+from coterie.config.settings import Settings
 from coterie.config.text import encoded
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
@@ -220,24 +222,25 @@ def tools_of(names: str, words: Sequence[str]) -> ToolsSettings:
         ) from error
 
 
-def open_engine(source: str, iteration: int | None, device: str | None) -> InProcessEngine:
+class ChatSettings(Settings):
+    """Settings of a chat with a model."""
+
+    engine: EngineSettings = EngineSettings()
+
+
+def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
     """Load a run's policy (the newest, unless ``iteration`` is given) or a model.
 
-    Raises :class:`UserError` for a policy that the run has not trained, and all that
-    :func:`~coterie.models.loading.load` refuses.
+    ``words`` are settings of the engine. Raises :class:`UserError` for wrong settings, for a policy that the run has
+    not trained, and all that :func:`~coterie.models.loading.load` refuses.
     """
+    own = resolve(ChatSettings, (), words, where="use engine.KEY=VALUE").engine
     if not (Path(source) / "config.yaml").is_file():
         if iteration is not None:
             raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
-        try:
-            engine = EngineSettings() if device is None else EngineSettings(device=device)
-        except ValueError as error:
-            raise UserError(
-                f"--device {device} is none", "use auto, cpu, cuda or cuda:1"
-            ) from error
-        loaded = load(source, device=engine.device_name)
+        engine = own
+        loaded = load(source, device=own.device_name, template_args=own.template_args)
     else:
-        words = [] if device is None else [f"engine.device={device}"]
         with recorded_run(Path(source), recipe_of, words) as (recipe, run):
             engine, have = recipe.settings.engine, recipe.versions(run)
             version = have[-1] if iteration is None else iteration
@@ -251,7 +254,7 @@ def open_engine(source: str, iteration: int | None, device: str | None) -> InPro
 
 
 def talk(
-    source: str, iteration: int | None, device: str | None, manner: Manner, tools: ToolsSettings
+    source: str, iteration: int | None, words: Sequence[str], manner: Manner, tools: ToolsSettings
 ) -> None:
     """Talk until the person's lines end, or Ctrl-C."""
     encoded(manner.system, "--system")
@@ -261,7 +264,7 @@ def talk(
         told = (Message.of("system", manner.system),) if manner.system else ()
         opening, reader = Opening(told, Tree("chat", "chat", 0)), READER
     with suppress(KeyboardInterrupt):
-        engine = open_engine(source, iteration, device)
+        engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner, _opened(runner, engine, tools, manner) as has:
             if has is not None:
                 opening = replace(opening, messages=has.told(opening.messages))

@@ -138,7 +138,7 @@ def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], parti
             base = next(one.model for one in recipe.roles() if one.name == role)
             load(base).tokenizer.save_pretrained(partial)
         return
-    loaded = recipe.load_policy(run, version, role)
+    loaded = recipe.load_policy(run, version, role, merge=True)
     with writing(partial):
         loaded.model.save_pretrained(partial)
     loaded.tokenizer.save_pretrained(partial)

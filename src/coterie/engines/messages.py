@@ -66,6 +66,8 @@ class Reply:
     calls: tuple[EndpointCall, ...] = ()
     thought: str = ""
     """The thought of the reply with its marks, if the server or the reply's text has one."""
+    thought_tokens: int = 0
+    """Completion tokens of the thought, as the server counts them."""
 
 
 class _Function(BaseModel):
@@ -95,10 +97,15 @@ class _Cached(BaseModel):
     cached_tokens: int | None = Field(None, ge=0)
 
 
+class _Completion(BaseModel):
+    reasoning_tokens: int | None = Field(None, ge=0)
+
+
 class _Usage(BaseModel):
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(0, ge=0)
     prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: _Completion | None = None
 
 
 class _Answer(BaseModel):
@@ -151,7 +158,9 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
     tokens = usage.prompt_tokens, usage.completion_tokens
-    return Reply(text, finish, *tokens, cached, False, stop, calls, thought)
+    completion = usage.completion_tokens_details
+    reasoning = (completion.reasoning_tokens if completion else None) or 0
+    return Reply(text, finish, *tokens, cached, False, stop, calls, thought, reasoning)
 
 
 def split_thought(text: str) -> tuple[str, str]:

@@ -25,6 +25,9 @@ from coterie.trajectories.turn import Turn
 
 _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 
+_SWITCH = re.compile(r"/(?:no_)?think\b")
+"""Words that some templates act on and remove from messages (SmolLM3, Nemotron Nano 2)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -203,7 +206,9 @@ class Layout:
                 is_lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
             else:  # a message that the template rewrites
                 letters = letters or _letters(self._text)
-                forms = map(_letters, _forms(one.text))
+                is_read = _SWITCH.search(self._template.source)
+                text = _SWITCH.sub("", one.text) if is_read else one.text
+                forms = map(_letters, _forms(text))
                 is_lost = one.role != "assistant" and all(form not in letters for form in forms)
             if is_lost:
                 raise UserError(

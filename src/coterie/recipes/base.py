@@ -208,9 +208,14 @@ class Recipe(ABC):
     def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:
         return self.models(run).path(role or self.leading, version)
 
-    def load_policy(self, run: Run, version: int, role: str | None = None) -> LoadedModel:
-        """A version of a role with its tokenizer and renderer; a LoRA adapter is merged."""
-        return self.models(run).load(role or self.leading, version)
+    def load_policy(
+        self, run: Run, version: int, role: str | None = None, *, merge: bool = False
+    ) -> LoadedModel:
+        """A version of a role with its tokenizer and renderer.
+
+        A LoRA adapter is merged into float32 weights; into bfloat16 weights only with ``merge``.
+        """
+        return self.models(run).load(role or self.leading, version, merge=merge)
 
     def heldout_tasks(self) -> list[Task]:
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)

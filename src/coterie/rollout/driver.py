@@ -142,6 +142,6 @@ def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
 
 def _metrics(grade: Grade, said: Sequence[Response]) -> Metrics:
     truncated = sum(response.truncated for response in said)
-    thought = sum(response.turn.thought_tokens for response in said)
+    thought = sum(response.thought_tokens for response in said)
     own = {THOUGHT_TOKENS: thought} if thought else {}
     return {**grade.metrics, MESSAGES: len(said), CUT_OFF: truncated, **own}

@@ -63,6 +63,12 @@ class Response:
     request: Request | None
     tokens: int
     """How many tokens it has, as its maker counts."""
+    reasoning_tokens: int = 0
+    """Tokens of the thought, as a server counts them."""
+
+    @property
+    def thought_tokens(self) -> int:
+        return self.turn.thought_tokens or self.reasoning_tokens
 
     @property
     def truncated(self) -> bool:
@@ -270,7 +276,7 @@ class TextSampler:
             draw=prompt.draw,
             truncated=reply.finish == "length" and not stop,
         )
-        return Response(turn, None, reply.completion_tokens)
+        return Response(turn, None, reply.completion_tokens, reply.thought_tokens)
 
 
 def _calls(reply: Reply) -> tuple[ToolCall, ...]:

@@ -2,7 +2,8 @@
 
 Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
 whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
-and scoring in this process it is merged; servers serve it as an adapter.
+and scoring in this process it is merged into a base in float32, and stays beside a base in bfloat16, in which small
+updates would be rounded away; servers serve it as an adapter.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -102,13 +103,15 @@ class Roles:
             return self.run.training_folder(version - 1, name) / "final"
         return self.known[name].model
 
-    def load(self, name: str, version: int) -> LoadedModel:
-        """A version of a role, to sample from and to score with; an adapter is merged."""
+    def load(self, name: str, version: int, *, merge: bool = True) -> LoadedModel:
+        """A version of a role; an adapter is merged, but for sampling (``merge=False``) only into float32 weights."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
-        if adapter:
+        if adapter and (merge or self.dtype == torch.float32):
             reload(loaded, path)
+        elif adapter:
+            loaded = replace(loaded, model=load_adapter(loaded.model, Path(path)).eval())
         if role.head and version:
             load_head(loaded.model, Path(path))
         return loaded
@@ -148,14 +151,18 @@ class Roles:
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
             return await self.engines.speak(
-                version, path, lambda: self.load(name, version), role=name, base=role.model
+                version,
+                path,
+                lambda: self.load(name, version, merge=False),
+                role=name,
+                base=role.model,
             )
         shared = self._beside(base, role, version)
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
         """A version of a role in this process, such as a frozen base, whatever engines the others have."""
-        return self.engines.embedded(self.load(name, version), version, role=name)
+        return self.engines.embedded(self.load(name, version, merge=False), version, role=name)
 
     def make_room(self) -> None:
         """Let go of devices before other work on them."""

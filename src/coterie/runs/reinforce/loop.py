@@ -129,12 +129,14 @@ def step_metrics(
     outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     tokens = sum(path.tokens for path in paths)
+    thought = _mean([float(path.thought_tokens) for path in paths])
     sampling, training = seconds
     return {
         "reward": _mean(rewards),
         "reward_error": stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0,
         "score": _mean(scores),
         "tokens": _mean([float(path.tokens) for path in paths]),
+        **({"thought_tokens": thought} if thought else {}),
         "turns": _mean([float(path.turns) for path in paths]),
         "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
         "groups_telling": len(judged.telling),

@@ -27,6 +27,7 @@ class Path:
     """What it said, under what it was shown: one row for each segment."""
     sampled: Sampled
     """Its rewards, and what it is compared within."""
+    thought_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -79,7 +80,8 @@ def _of_sample(
         whole = _whole(outcome, agent, bool(steps), given)
         graded = Graded(outcome, tuple(path), agent, whole, measures)
         sampled = Sampled(tree.task, outcome.leaf, reward.of(graded), steps, agent)
-        yield Path(tree.task, agent, outcome, len(graded.own), own, sampled)
+        thought = sum(turn.thought_tokens for turn in graded.own)
+        yield Path(tree.task, agent, outcome, len(graded.own), own, sampled, thought)
 
 
 def _given(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
