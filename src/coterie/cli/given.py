@@ -8,9 +8,9 @@ from typing import Any
 from coterie.config.file import SettingsFile, names_in, nested, read_settings, recipe_in
 from coterie.config.plugins import settled
 from coterie.config.resolve import keys, overlaid
-from coterie.environments.registry import Choice, is_name_word
+from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
-from coterie.recipes.registry import played_settings, settings
+from coterie.recipes.registry import played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
 from coterie.terminal.words import once
 
@@ -35,7 +35,7 @@ class Given:
         in_file = Choice.among(self.named)
         asked = Choice.among(self.words).over(in_file)
         before = Choice.of(stored or {})
-        choice = asked.over(before)
+        choice = asked.over(before, settings_type(self.recipe).questions)
         kept = stored or {} if choice == before else {}  # or else of something else
         values, words = self._of_file(same=choice == (in_file if in_file != Choice() else before))
         names = choice.names() if choice != Choice() else {}
@@ -73,7 +73,10 @@ def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = settled(recipe)
+    words = with_file(words)
     if file is None:
         return Given(recipe, words)
-    named = names_in(file, PLAYED)
+    named = with_file(names_in(file, PLAYED))
+    if not any(word.startswith("dataset") for word in words):
+        words = [word for word in named if not is_name_word(word)] + words
     return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)
