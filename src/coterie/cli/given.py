@@ -10,7 +10,7 @@ from coterie.config.plugins import settled
 from coterie.config.resolve import keys, overlaid
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
-from coterie.recipes.registry import played_settings, settings, settings_type
+from coterie.recipes.registry import played_choice, played_settings, settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.terminal.words import once
 
@@ -32,12 +32,15 @@ class Given:
         """The settings: those stored in a run folder, over them the file's, over them the words."""
         if self.file is None:
             return settings(self.recipe, self.words, stored)
-        in_file = Choice.among(self.named)
-        asked = Choice.among(self.words).over(in_file)
         before = Choice.of(stored or {})
-        choice = asked.over(before, settings_type(self.recipe).questions)
+        in_file = before
+        if self.named:
+            in_file = played_choice(self.recipe, self.named, before.names())
+        choice = in_file
+        if Choice.among(self.words) != Choice():
+            choice = played_choice(self.recipe, self.words, in_file.names())
         kept = stored or {} if choice == before else {}  # or else of something else
-        values, words = self._of_file(same=choice == (in_file if in_file != Choice() else before))
+        values, words = self._of_file(same=choice == in_file)
         names = choice.names() if choice != Choice() else {}
         with self.file.placed(self.words):
             return settings(self.recipe, words, overlaid(kept, overlaid(nested(values), names)))

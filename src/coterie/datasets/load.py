@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, whole_file
@@ -462,7 +462,7 @@ class TableRow(AnswerRow):
 
     answer: str
     """Empty where no column of answers is read."""
-    raw: dict[str, Any] = {}
+    raw: dict[str, Any] = Field(default_factory=dict)
     """All columns, as they are in the file."""
     where: str = ""
     """File and line."""

@@ -1,6 +1,6 @@
 r"""A question for one agent, with a reward of one's own choice.
 
-    coterie run rl/grpo environment=question dataset=mine.jsonl environment.reward=rewards.py:score model=smollm2
+    coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
 The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
 the last ``\boxed{...}`` of it, if there is one.
@@ -101,7 +101,9 @@ class QuestionSettings(EnvironmentSettings):
     def _ordered(self) -> "QuestionSettings":
         low, high = self.reward_range
         if low >= high:
-            raise ValueError(f"reward_range=[{low:g},{high:g}] is empty; give the lower value first")
+            raise ValueError(
+                f"reward_range=[{low:g},{high:g}] is empty; give the lower value first"
+            )
         return self
 
     def identity(self) -> str:
@@ -168,7 +170,6 @@ class Question(Pure):
         return f"{self.name}-{row.id}"
 
     def _item(self, row: QuestionRow) -> Item:
-        own = isinstance(row, TableRow)
         raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
         where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
@@ -182,7 +183,7 @@ class Question(Pure):
                 "name its column: dataset.answer=COLUMN",
             )
         gold = row.answer_column if isinstance(row, TableRow) else "answer"
-        hidden = {gold, "reward_model", "extra_info"} if own else {gold, "aliases", "solution"}
+        hidden = {gold, "aliases", "solution", "reward_model"}
         prompt = filled(self.prompt, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
         task = Task(self._id(row), public, secret_answers(row))
@@ -310,7 +311,7 @@ def filled(
             return match[0][0] if match[1] is None else match[0]
         if name == "question":
             return question
-        if name in hidden:
+        if name in hidden or name.partition(".")[0] in hidden:
             raise UserError(
                 f"environment.prompt shows the right answer to the agent: {match[0]}",
                 f"leave it out, or write {{{match[0]}}} for braces",

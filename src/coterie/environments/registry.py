@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import create_model
 
-from coterie.config.folders import expanded
 from coterie.config.construct import construct, settings_type_of
+from coterie.config.folders import expanded
 from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
 from coterie.config.settings import Settings
 from coterie.datasets.files import SUFFIXES

@@ -103,7 +103,7 @@ def _default(name: str) -> "Choice":
     choice = _own(name)
     if choice == Choice() and (known := played_by(name)):
         first = known[0]
-        return Choice(None, first) if is_micro_world(first) else Choice(first).over(Choice(), settings_type(name).questions)
+        choice = Choice(None, first) if is_micro_world(first) else Choice(first)
     if choice == Choice():
         raise UserError(
             f"{name} does not say on what it is played", "add environment=NAME or dataset=NAME"
@@ -149,7 +149,7 @@ def settings(
 
     stored = stored or {}
     words = list(map(_of_run, with_file(words)))
-    choice = _choice(name, words, stored)
+    choice = played_choice(name, words, stored)
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for something else: not to be laid over this one's preset
     base = settings_type(name)
@@ -169,10 +169,11 @@ def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
     """The settings of a method with the keys of what words say is played."""
     from coterie.environments.registry import played_type, with_file
 
-    return played_type(settings_type(name), _choice(name, with_file(words), {}))
+    return played_type(settings_type(name), played_choice(name, with_file(words), {}))
 
 
-def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+    """Return what a method is played on: what words name, else what is stored, else its default."""
     from coterie.environments.registry import Choice
 
     before, asked = Choice.of(stored), Choice.among(words)
