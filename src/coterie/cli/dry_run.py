@@ -84,7 +84,7 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
     for task in drawn(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
         first = first_prompts(environment, task)[agent]
         ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
-        text = renderer.tokenizer.decode(ids)
+        text = str(renderer.tokenizer.decode(list(ids)))
         if len(text) > LONGEST:
             cut = len(text) - LONGEST
             text = f"{text[: LONGEST // 2]}\n[{cut:,} characters]\n{text[-LONGEST // 2 :]}"

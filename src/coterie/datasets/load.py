@@ -547,8 +547,8 @@ def _table_row(raw: Any, opened: Any, question: str, answer: str, where: str) ->
     ]
     if missing:
         raise _missing(missing, opened, where)
-    told = values[1] if answer else ""
-    answers = told if isinstance(told, list) else [told]
+    value = values[1] if answer else ""
+    answers = value if isinstance(value, list) else [value]
     known = {"raw": raw, "where": where, "answer_column": answer}
     row = TableRow.model_validate({"question": values[0], "answer": answers, **known})
     if answer and not row.answer.strip():

@@ -199,8 +199,8 @@ class Question(Pure):
         """Return the prompt, and the reply once there is one."""
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
-        said = (Message("assistant", turn=turn.id) for turn in state.turns)
-        return (Message("user", (prompt,)), *said)
+        replies = (Message("assistant", turn=turn.id) for turn in state.turns)
+        return (Message("user", (prompt,)), *replies)
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -288,8 +288,8 @@ def program_of(reply: str) -> str:
     return blocks[-1] if blocks else code_of(reply)
 
 
-def _is_right(answers: Sequence[str], given: str) -> bool:
-    return any(same_mathematics(_math_gold(one), given) for one in answers)
+def _is_right(answers: Sequence[str], reply: str) -> bool:
+    return any(same_mathematics(_math_gold(one), reply) for one in answers)
 
 
 def _math_gold(answer: str) -> str:
