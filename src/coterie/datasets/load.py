@@ -67,7 +67,8 @@ class DatasetSettings(Settings):
 
     name: str | None = key(
         None,
-        "The data set: a name of `coterie data list`, `qa` (questions and answers of a file), or your own "
+        "The data set: a name of `coterie data list`, a file of questions and answers (short for `qa` with that source), "
+        "or your own "
         "(package.module:NAME, path/file.py:NAME). None where the environment makes its own tasks.",
     )
 
