@@ -10,7 +10,8 @@ import pytest
 from coterie.cli.plugin_check import check_all, imported
 from coterie.config.plugins import find, settled
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import DATASETS, QASettings, Rows
+from coterie.datasets.load import DATASETS, Rows
+from coterie.datasets.questions import QASettings
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings

@@ -26,8 +26,9 @@ from coterie.config.settings import key
 from coterie.datasets.answers import as_text, first_of
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
-from coterie.datasets.load import Rows, TableRow
+from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, SvampRow
+from coterie.datasets.questions import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow
 from coterie.environments.answers import boxed_answer, exact_match, f1, normalize_answer
 from coterie.environments.code_text import code_of, python_blocks
