@@ -13,7 +13,6 @@ from pyarrow import parquet
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import (
-    QuestionsAndAnswers,
     Rows,
     dataset_type,
     load,
@@ -21,6 +20,7 @@ from coterie.datasets.load import (
     sample_folder,
 )
 from coterie.datasets.preferences import PREFERENCE_SETS
+from coterie.datasets.questions import QuestionsAndAnswers
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
 from tests.conftest import Cli, refused

@@ -181,6 +181,7 @@ class Odd(Base):
         grades: dict[str, Any] = {
             "no grade": 1.0,
             "score": Grade(float("inf")),
+            "many points": Grade(1.5),
             "word": Grade("good"),  # type: ignore[arg-type]
             "no reward": Grade(1.0, rewards={"agent": None}),  # type: ignore[dict-item]
             "graded": Grade(1.0, rewards={"agnet": 1.0}),
@@ -207,6 +208,11 @@ class Odd(Base):
 def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str) -> None:
     failures = [one.failure or "" for one in play(Odd(does))]
     assert len(failures) == 2 and all(reason in one for one in failures), failures
+
+
+def test_a_score_outside_of_its_range_ends_the_run() -> None:
+    with pytest.raises(UserError, match=r"a score of 1\.5, outside of 0 to 1"):
+        play(Odd("many points"))
 
 
 def test_a_task_that_ends_before_anybody_acts_fails() -> None:

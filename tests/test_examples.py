@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.protocol import Shared
+from coterie.environments.protocol import Shared, State
 from coterie.environments.traits import Opens
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.recorded_run import recorded_run
@@ -144,3 +144,19 @@ def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "model" / "final" / "model.safetensors").is_file()
     assert len((tmp_path / "out" / "tasks" / "heldout.jsonl").read_text().splitlines()) == 4
+
+
+def test_the_problems_have_right_answers_for_their_reward(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "problems.py"], cwd=tmp_path, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
+    assert len(rows) == 200
+    game = environment_of(
+        "question", f"dataset={tmp_path}/problems.jsonl", f"environment.reward={EXAMPLES}/problems.py:calculation"
+    )  # fmt: skip
+    for task in game.tasks("train", 20, 0):
+        boxes, count, change = re.findall(r"\d+", str(task.public["question"]))
+        times = f"{boxes} * " if "each" in str(task.public["question"]) else ""
+        sign = "+" if "more" in str(task.public["question"]) else "-"
+        for said, score in ((f"{times}{count} {sign} {change}", 1.0), (f"{count} + 99", 0.0)):
+            grade = asyncio.run(game.grade(State(task, 0, answer=said), Shared()))
+            assert grade.score == score

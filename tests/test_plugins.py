@@ -10,7 +10,8 @@ import pytest
 from coterie.cli.plugin_check import check_all, imported
 from coterie.config.plugins import find, settled
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import DATASETS, QASettings, Rows
+from coterie.datasets.load import DATASETS, Rows
+from coterie.datasets.questions import QASettings
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -201,7 +202,7 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
     file = tmp_path / "qa.jsonl"
     lines = [json.dumps({"q": f"question {n % 20}?", "a": f"answer {n % 20}"}) for n in range(40)]
     file.write_text("\n".join(lines))
-    own = QASettings(name="qa", source=str(file), heldout=0.25, question_key="q", answer_key="a")
+    own = QASettings(name="qa", source=str(file), heldout=0.25, question="q", answer="a")
     train, heldout = (Rows(own).split(split) for split in SPLITS)
     assert (len(train), len(heldout)) == (15, 5), "each question once"
     assert not {row.key for row in train} & {row.key for row in heldout}
@@ -210,13 +211,13 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
     words = (
         "dataset=qa",
         f"dataset.source={file}",
-        "dataset.question_key=q",
-        "dataset.answer_key=a",
+        "dataset.question=q",
+        "dataset.answer=a",
     )
     said = cli("evaluate", *words[:1], "policy=tiny-exchange")
     assert said.code == 2, "a benchmark is given by its name"
     played = cli("evaluate", "qa", *words[1:], "policy=tiny-exchange", "tasks=2", "max_tokens=6",
-                 "environment.turns=2")  # fmt: skip
+                 "environment=debate", "environment.turns=2")  # fmt: skip
     assert played.code == 0 and '"benchmark": "qa"' in played.out, played.err
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     (tmp_path / "heldout.jsonl").write_text(lines[0])

@@ -87,7 +87,7 @@ def environment(
     one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError`` for one
     that nothing has, and for settings that can't be used.
     """
-    of_rows = ("source", "heldout", "question_key", "answer_key")
+    of_rows = ("source", "heldout", "question", "answer")
     words = [
         f"{'dataset' if key in of_rows else 'environment'}.{key}={value}"
         for key, value in keys.items()

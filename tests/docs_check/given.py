@@ -146,6 +146,12 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
+    "docs/howto/own-question.md": {
+        "problems.jsonl": lines(
+            *({"question": f"Ann has 2 boxes with {n} pens in all. How many pens has Ann?", "answer": n}
+              for n in range(20))
+        ),
+    },
     "docs/howto/export.md": {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },

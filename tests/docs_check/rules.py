@@ -166,6 +166,7 @@ LEFT_OUT = (
     LeftOut("make test", "CI runs it"),
     LeftOut("make lint", "CI runs it"),
     LeftOut("make golden", "runs all methods twice, in minutes"),
+    LeftOut("python examples/problems.py", "tests/test_examples.py runs it"),
     LeftOut("python examples/solutions.py", "needs rows of GSM8K; tests/test_examples.py runs it on others"),
     LeftOut("coterie run dense_tree/gsm8k dataset=qa", "goes on from what examples/solutions.py made"),
     LeftOut("python3 -m venv vllm-env", "downloads vLLM; make test-vllm installs and runs its CPU build"),

@@ -87,7 +87,15 @@ def _without_dependencies(original, task, allowed, found, limits):
     return original(replace(task, after=()), allowed, found, limits)
 
 
+QUESTION = "tests/test_question.py::"
+RANGE = f"{QUESTION}test_an_own_reward_gets_plain_values_and_its_range_is_scaled"
+REFUSED = f"{QUESTION}test_what_can_not_be_used_is_refused_before_anything_is_played"
+BOX = f"{QUESTION}test_built_in_rewards_read_the_last_box_or_the_whole_reply"
 FAULTS = (
+    Fault(f"{E}question:answer_of", around(lambda original, reply: reply.strip()), [BOX]),
+    Fault(f"{E}question:filled", given(hidden=lambda hidden: set()), [REFUSED]),
+    Fault(f"{E}question:Question._try_out", returns(None), [REFUSED]),
+    Fault(f"{E}question:Question._own_grade", result(edited(score=lambda v: 2 * v - 1)), [RANGE]),
     # Answers: exact match, F1, numbers, mathematics.
     Fault(f"{E}answers:exact_match", around(_one_gold), [EXACT_MATCH]),
     Fault(f"{E}answers:f1", around(_one_gold), [WORDS]),

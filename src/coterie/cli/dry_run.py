@@ -1,7 +1,8 @@
-"""``coterie run --dry-run``: the plan of a run, and its time on this machine, estimated from a small trial run."""
+"""``coterie run --dry-run``: the plan of a run, and its time on this machine, estimated from a small trial run; and its
+first prompts."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +14,17 @@ from rich.text import Text
 from coterie.cli.running import plan_table
 from coterie.config.file import nested
 from coterie.config.resolve import flatten
+from coterie.datasets.catalogue import Split
+from coterie.environments.checking import drawn
+from coterie.environments.gold import known_answers
+from coterie.environments.traits import agents_of
 from coterie.errors import UserError
+from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.rollout.opening import first_prompts
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.place import EVALUATION
@@ -29,6 +36,8 @@ TASKS = (8, 1)
 """Training tasks of a trial: where they are cheap, and where they are not."""
 WORK = 1e12
 """Sampled tokens times weights of a cheap trial: half a minute or less on two cores."""
+SHOWN, LONGEST = 3, 1200
+"""Prompts that are printed, and characters of each."""
 LEAST_WEIGHTS = 2_000_000
 """Smaller models take as long as one of this size."""
 
@@ -51,6 +60,8 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
         for piece, trained in pieces:
             text.append(f"[{piece}]" if trained else piece, "green" if trained else "")
         out.print(Padding(text, (0, 0, 1, 2)))
+    for text in [] if recipe.examples() else _prompts(recipe):
+        out.print(Padding(Text(text), (0, 0, 1, 1)))
     notes.print("trying a small piece of the run, which tells its time ...")
     try:
         small = _small(recipe)
@@ -67,6 +78,25 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
             said += f" It is without {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
     out.print(Padding(Text(said), (1, 0, 0, 1)))
+
+
+def _prompts(recipe: Recipe) -> Iterator[str]:
+    """Yield the first prompts of a few tasks as the model reads them, each with its right answers."""
+    split: Split = "train" if recipe.training_tasks() else "heldout"
+    environment = recipe.environment
+    agent = agents_of(environment)[0]
+    model = next(role.model for role in recipe.roles() if role.name == recipe.players()[agent])
+    renderer, _ = load_renderer(model, recipe.settings.engine.template_args)
+    for task in drawn(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
+        first = first_prompts(environment, task)[agent]
+        ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
+        text = str(renderer.tokenizer.decode(list(ids)))
+        if len(text) > LONGEST:
+            cut = len(text) - LONGEST
+            text = f"{text[: LONGEST // 2]}\n[{cut:,} characters]\n{text[-LONGEST // 2 :]}"
+        answers = " or ".join(filter(None, known_answers(task)))
+        right = f"\nright answer: {answers}" if answers else ""
+        yield f"prompt of {agent} for {task.id}, {len(ids)} tokens:\n{text}{right}"
 
 
 def estimate(

@@ -10,9 +10,9 @@ from coterie.config.folders import expanded
 from coterie.config.plugins import settled
 from coterie.config.resolve import keys, overlaid
 from coterie.datasets.files import SUFFIXES
-from coterie.environments.registry import Choice, is_name_word
+from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
-from coterie.recipes.registry import played_settings, settings
+from coterie.recipes.registry import played_choice, played_settings, settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.terminal.words import once
 
@@ -34,12 +34,15 @@ class Given:
         """The settings: those stored in a run folder, over them the file's, over them the words."""
         if self.file is None:
             return settings(self.recipe, self.words, stored)
-        in_file = Choice.among(self.named)
-        asked = Choice.among(self.words).over(in_file)
         before = Choice.of(stored or {})
-        choice = asked.over(before)
+        in_file = before
+        if self.named:
+            in_file = played_choice(self.recipe, self.named, before.names())
+        choice = in_file
+        if Choice.among(self.words) != Choice():
+            choice = played_choice(self.recipe, self.words, in_file.names())
         kept = stored or {} if choice == before else {}  # or else of something else
-        values, words = self._of_file(same=choice == (in_file if in_file != Choice() else before))
+        values, words = self._of_file(same=choice == in_file)
         names = choice.names() if choice != Choice() else {}
         with self.file.placed(self.words):
             return settings(self.recipe, words, overlaid(kept, overlaid(nested(values), names)))
@@ -74,10 +77,13 @@ def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
     if recipe is None:
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
-    recipe, words = settled(recipe), list(map(_source, words))
+    recipe = settled(recipe)
+    words = with_file(list(map(_source, words)))
     if file is None:
         return Given(recipe, words)
-    named = names_in(file, PLAYED)
+    named = with_file(names_in(file, PLAYED))
+    if not any(word.startswith("dataset") for word in words):
+        words = [word for word in named if not is_name_word(word)] + words
     return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)
 
 

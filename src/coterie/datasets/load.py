@@ -15,18 +15,14 @@ from functools import cached_property
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
-
-from pydantic import ValidationError
+from typing import ClassVar, Protocol, TypeVar
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, whole_file
 from coterie.config.home import sha256
-from coterie.config.plain import wrong_at
 from coterie.config.plugins import Found, Kind, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
-from coterie.datasets.answers import AnswerRow, first_of
 from coterie.datasets.catalogue import (
     CATALOGUE,
     NEWEST,
@@ -36,8 +32,8 @@ from coterie.datasets.catalogue import (
     Split,
     find,
 )
-from coterie.datasets.files import SUFFIXES, numbered, read_rows
-from coterie.datasets.rows import LeftOut, QuestionRow, from_verl, question_key
+from coterie.datasets.files import SUFFIXES, read_rows
+from coterie.datasets.rows import LeftOut, QuestionRow, question_key
 from coterie.errors import UserError
 
 SAMPLE, HUB = "sample", "hub"
@@ -51,7 +47,7 @@ DATASETS = Kind(
     "dataset",
     {
         **dict.fromkeys(CATALOGUE, "coterie.datasets.load:CatalogueSet"),
-        "qa": "coterie.datasets.load:QuestionsAndAnswers",
+        "qa": "coterie.datasets.questions:QuestionsAndAnswers",
         "mind2web": "coterie.datasets.mind2web:Mind2Web",
         "conversations": "coterie.datasets.conversations:Conversations",
         "preferences": "coterie.datasets.conversations:Preferences",
@@ -69,7 +65,8 @@ class DatasetSettings(Settings):
 
     name: str | None = key(
         None,
-        "The data set: a name of `coterie data list`, `qa` (questions and answers of a file), or your own "
+        "The data set: a name of `coterie data list`, a file of questions and answers (short for `qa` with it), "
+        "or your own "
         "(package.module:NAME, path/file.py:NAME). None where the environment makes its own tasks.",
     )
 
@@ -427,85 +424,7 @@ def environment_of(name: str) -> str:
     return str(getattr(find_plugin(DATASETS, name).thing, "environment", "debate"))
 
 
-# -- questions and answers of a user's file ---------------------------------------------------
-class QASettings(DatasetSettings):
-    """Which file, and how it is read."""
-
-    source: str = key(
-        "",
-        "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
-        "heldout.jsonl. It must be given.",
-    )
-    heldout: float = key(
-        0.2, "Of one file: the share of its questions that is held out.", gt=0, lt=1
-    )
-    question_key: str = key(
-        "question",
-        "The key of a row's question (`a.b` is inside `a`).",
-        min_length=1,
-    )
-    answer_key: str = key(
-        "answer", "The key of its right answer, or of a list of them.", min_length=1
-    )
-
-
-class QuestionsAndAnswers:
-    """Rows with a question and its right answers. A file is divided by hashes of its questions: the same question is
-    never in both splits, and the order of the lines does not matter."""
-
-    settings_type = QASettings
-    row = AnswerRow
-
-    def __init__(self, settings: QASettings) -> None:
-        self.settings = settings
-
-    def rows(self, split: Split) -> list[AnswerRow]:
-        """The rows of a split. Raises ``UserError`` for a broken line, and for files without enough of them."""
-        return self._splits[split]
-
-    @cached_property
-    def _splits(self) -> dict[Split, list[AnswerRow]]:
-        return user_splits("qa", self.settings.source, self._read, self.settings.heldout)
-
-    def _read(self, file: Path) -> list[AnswerRow]:
-        found: dict[str, tuple[AnswerRow, str]] = {}
-        for place, raw in numbered(file):
-            row = self._row(raw, f"{file}, {place}")
-            before, first = found.setdefault(row.id, (row, place))
-            if before.answers != row.answers:
-                raise UserError(
-                    f"{file}, {place} has the question of {first} with another answer",
-                    "remove one of them, or give a list of both answers",
-                )
-        return [row for row, _ in found.values()]
-
-    def _row(self, raw: Any, where: str) -> AnswerRow:
-        names = self.settings.question_key, self.settings.answer_key
-        try:
-            raw = from_verl(raw)
-            found = [first_of(raw, (one,)) if isinstance(raw, dict) else None for one in names]
-            missing = [
-                name
-                for name, value in zip(names, found, strict=True)
-                if value is None and (not isinstance(raw, dict) or name not in raw)
-            ]
-            if not missing:
-                answers = found[1] if isinstance(found[1], list) else [found[1]]
-                return AnswerRow.model_validate({"question": found[0], "answer": answers})
-        except ValueError as error:
-            known = isinstance(error, ValidationError)
-            wrong = "; ".join(map(wrong_at, error.errors())) if known else str(error)  # type: ignore[attr-defined]
-            raise UserError(
-                f"{where} is broken: {wrong}",
-                "a question is a text or messages, an answer a text, a number, or a list of them",
-            ) from error
-        has = (
-            f"it has {', '.join(map(str, raw))}" if isinstance(raw, dict) else "it is not an object"
-        )
-        raise UserError(
-            f"{where} has no {' and no '.join(map(repr, missing))}: {has}",
-            "name the keys: dataset.question_key=NAME dataset.answer_key=NAME",
-        )
+# -- a user's files --------------------------------------------------------------------------
 
 
 def user_splits(

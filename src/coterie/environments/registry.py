@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from pydantic import create_model
 
 from coterie.config.construct import construct, settings_type_of
+from coterie.config.folders import expanded
 from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
 from coterie.config.settings import Settings
+from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import (
     DATASETS,
     DatasetSettings,
@@ -40,6 +42,7 @@ ENVIRONMENTS = Kind(
         "problems": "coterie.environments.problems.environment:Problems",
         "sums": "coterie.environments.acting.sums:Sums",
         "debate": "coterie.environments.debate:Debate",
+        "question": "coterie.environments.question:Question",
         "plan_ground": "coterie.environments.plan_ground.environment:PlanGround",
         "shop": "coterie.environments.plan_ground.shop:ShopErrands",
         "python_maths": "coterie.environments.acting.python_maths:PythonMaths",
@@ -90,8 +93,8 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "plan_ground"} for name in PLANS},
     **{name: {"name": "plan_ground", "form": "iterative"} for name in WEB},
     "colbench_code": {"name": "backend_programming"},
-    "qa": {"name": "debate", "subject": "text"},
     **{name: {"name": "conversation"} for name in CONVERSATIONS},
+    "qa": {"name": "question"},
 }
 """The environment of each data set, and what it is told."""
 ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
@@ -138,8 +141,11 @@ class Choice:
         groups = (values.get("dataset"), values.get("environment"))
         return cls(*(group.get("name") if isinstance(group, Mapping) else None for group in groups))
 
-    def over(self, before: "Choice") -> "Choice":
-        """What is played if this is asked for where ``before`` was played."""
+    def over(self, before: "Choice", questions: str | None = None) -> "Choice":
+        """Return what is played if this is requested where ``before`` was played.
+
+        ``questions`` is the environment of data sets of plain questions: ``debate`` or ``question``.
+        """
         if self.dataset is None and self.environment is None:
             return before
         if self.dataset is None:
@@ -147,7 +153,10 @@ class Choice:
             return Choice(before.dataset if same else None, self.environment)
         if self.environment is None and self.dataset == before.dataset:
             return before
-        return Choice(self.dataset, self.environment or _played_in(self.dataset)["name"])
+        name = self.environment or _played_in(self.dataset)["name"]
+        if self.environment is None and questions and name in ("debate", "question"):
+            name = questions
+        return Choice(self.dataset, name)
 
     def names(self) -> dict[str, Any]:
         return {"dataset": {"name": self.dataset}, "environment": {"name": self.environment}}
@@ -185,7 +194,8 @@ P = TypeVar("P", bound=PlayedSettings)
 def is_played(name: str) -> bool:
     """Whether something can be played by its name alone: what ships, or a plug-in."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
-    return name in (*NAMES, *OPEN, *TOOLS, *plugins) or is_spec(name)
+    known = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
+    return name in known or is_spec(name) or is_data_file(name)
 
 
 def is_micro_world(name: str) -> bool:
@@ -196,6 +206,23 @@ def is_micro_world(name: str) -> bool:
 def is_name_word(word: str) -> bool:
     """Whether a ``key=value`` word says which data set or environment there is."""
     return word.partition("=")[0].removesuffix(".name") in ("dataset", "environment")
+
+
+def is_data_file(name: str) -> bool:
+    """Return True if the name of a data set is a file of rows."""
+    return name.endswith(SUFFIXES)
+
+
+def with_file(words: Iterable[str]) -> list[str]:
+    """Return ``key=value`` words with ``dataset=FILE`` as ``dataset=qa dataset.source=FILE``."""
+    found: list[str] = []
+    for word in words:
+        path, _, text = word.partition("=")
+        if path in ("dataset", "dataset.name") and is_data_file(text):
+            found += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
+        else:
+            found.append(word)
+    return found
 
 
 def task_word(name: str) -> str:
@@ -272,7 +299,7 @@ def _check_together(found: Found, choice: Choice) -> None:
         known = ", ".join(DATASETS.built_in)
         raise UserError(
             f"environment={choice.environment} is played on a data set",
-            f"add dataset=NAME, with one of: {known}, or your own",
+            f"add dataset=FILE, or dataset=NAME with one of: {known}, or your own",
         )
     if choice.dataset is None:
         return

@@ -17,7 +17,7 @@ class EnvironmentSettings(Settings):
 
     name: str | None = key(
         None,
-        "The environment: `exchange`, `persona`, `problems`, `sums`, `debate`, `information_exchange`, "
+        "The environment: `exchange`, `persona`, `problems`, `sums`, `question`, `debate`, `information_exchange`, "
         "`backend_programming`, `plan_ground`, `shop`, `python_maths`, `babyai`, `encyclopedia`, `mhqa`, `web`, "
         "`code`, `code_maths`, or your own (package.module:NAME, path/file.py:NAME). The default is the one that the "
         "data set is played in.",

@@ -103,12 +103,12 @@ def _default(name: str) -> "Choice":
     choice = _own(name)
     if choice == Choice() and (known := played_by(name)):
         first = known[0]
-        return Choice(None, first) if is_micro_world(first) else Choice(first).over(Choice())
+        choice = Choice(None, first) if is_micro_world(first) else Choice(first)
     if choice == Choice():
         raise UserError(
             f"{name} does not say on what it is played", "add environment=NAME or dataset=NAME"
         )
-    return choice.over(Choice())
+    return choice.over(Choice(), settings_type(name).questions)
 
 
 def _own(name: str) -> "Choice":
@@ -145,11 +145,11 @@ def settings(
     stored values and by ``key=value`` words. A run folder as the model is the last policy of the run.
     """
     from coterie.config.resolve import resolve
-    from coterie.environments.registry import Choice, is_name_word, played_type
+    from coterie.environments.registry import Choice, is_name_word, played_type, with_file
 
     stored = stored or {}
-    words = list(map(_of_run, words))
-    choice = _choice(name, words, stored)
+    words = list(map(_of_run, with_file(words)))
+    choice = played_choice(name, words, stored)
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for something else: not to be laid over this one's preset
     base = settings_type(name)
@@ -167,12 +167,13 @@ def settings(
 
 def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
     """The settings of a method with the keys of what words say is played."""
-    from coterie.environments.registry import played_type
+    from coterie.environments.registry import played_type, with_file
 
-    return played_type(settings_type(name), _choice(name, words, {}))
+    return played_type(settings_type(name), played_choice(name, with_file(words), {}))
 
 
-def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+    """Return what a method is played on: what words name, else what is stored, else its default."""
     from coterie.environments.registry import Choice
 
     before, asked = Choice.of(stored), Choice.among(words)
@@ -180,7 +181,7 @@ def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choi
         asked = Choice(asked.dataset, _own(name).environment)
     if before.environment is None:
         before = _default(name) if asked == Choice() else Choice()
-    return asked.over(before)
+    return asked.over(before, settings_type(name).questions)
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:

@@ -19,6 +19,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     """What every recipe is told."""
 
     recipe: ClassVar[str]
+    questions: ClassVar[str | None] = None
+    """The environment of data sets of plain questions: ``question`` (one agent) or ``debate``; default: the set's."""
 
     model: str = key(
         ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."

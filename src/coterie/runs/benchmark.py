@@ -25,10 +25,12 @@ from coterie.environments.registry import (
     Choice,
     PlayedSettings,
     content,
+    is_data_file,
     is_environment,
     is_name_word,
     make_environment,
     played_type,
+    with_file,
 )
 from coterie.environments.traits import Votes, agents_of
 from coterie.environments.user_simulator import UserSimulatorSettings
@@ -120,6 +122,8 @@ def benchmark_settings(
 
     Raises ``UserError`` for a name that nothing has, and as :func:`resolve`.
     """
+    words = with_file([*([f"dataset={benchmark}"] if is_data_file(benchmark) else ()), *words])
+    benchmark = "qa" if is_data_file(benchmark) else benchmark
     asked = Choice.among(words)
     environments = is_spec(benchmark) and is_environment(benchmark)
     if environments or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):

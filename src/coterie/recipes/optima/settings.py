@@ -52,6 +52,7 @@ class OptimaSettings(RecipeSettings):
     """Settings of ``optima/isft``: every iteration is one of SFT."""
 
     recipe: ClassVar[str] = "optima/isft"
+    questions: ClassVar[str | None] = "debate"
 
     model: str = key(
         "tiny-exchange",

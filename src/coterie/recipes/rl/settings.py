@@ -13,6 +13,7 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
     """Settings of ``rl/grpo``."""
 
     recipe: ClassVar[str] = "rl/grpo"
+    questions: ClassVar[str | None] = "question"
 
     model: str = key(
         "tiny-exchange",

@@ -1,0 +1,371 @@
+r"""A question for one agent, with a reward of one's own choice.
+
+    coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
+
+The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
+the last ``\boxed{...}`` of it, if there is one.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError, field_validator, model_validator
+
+from coterie.config.plain import wrong_at
+from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, last_line, settled
+from coterie.config.settings import key
+from coterie.datasets.answers import as_text, first_of
+from coterie.datasets.catalogue import Split
+from coterie.datasets.code_rows import ContestRow
+from coterie.datasets.load import Rows
+from coterie.datasets.problems import MathRow, SvampRow
+from coterie.datasets.questions import TableRow
+from coterie.datasets.rows import Gsm8kRow, QuestionRow
+from coterie.environments.answers import boxed_answer, exact_match, f1, normalize_answer
+from coterie.environments.code_text import code_of, python_blocks
+from coterie.environments.debate import asked
+from coterie.environments.gold import secret_answers
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, State, Transition
+from coterie.environments.pure import Pure
+from coterie.environments.rows import draw
+from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.talk import ANSWERED
+from coterie.environments.workflow.code import measures
+from coterie.environments.workflow.prompts_code import STARTER
+from coterie.errors import UserError, did_you_mean
+from coterie.tools.contest import ContestLimits, judged
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import LENGTH
+from coterie.trajectories.turn import Message, Part, Turn, digest
+
+AGENT = "agent"
+PROMPTS: Mapping[str, str] = {
+    "exact": "{question}\n\nReply with the answer only.",
+    "f1": "{question}\n\nReply with the answer only.",
+    "math": "{question}\n\nThink step by step, then write the final answer in \\boxed{}.",
+    "code": "{question}\n\nReply with one Python program between ```python and ```.",
+}
+"""Default prompts of the built-in rewards. The default of a function is the question alone."""
+METRICS: Mapping[str, str] = {
+    "exact": "exact match",
+    "f1": "F1",
+    "math": "solved",
+    "code": "solved",
+}
+REWARDS = Kind("reward", dict.fromkeys(METRICS, f"{__name__}:Question"))
+PARAMETERS = "(question, reply, answer, row)"
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+class QuestionSettings(EnvironmentSettings):
+    """How a question is asked, and what a reply is worth."""
+
+    prompt: str | None = key(
+        None,
+        "The prompt. `{question}` and `{COLUMN}` are values of the row, `{{` and `}}` are braces, and `{}` stays as "
+        "it is. The default is the question, and how to write the answer where a built-in reward reads it.",
+        min_length=1,
+    )
+    reward: str | None = key(
+        None,
+        "`exact` (the right words), `f1` (the share of right words), `math` (equal numbers or formulas), `code` (the "
+        f"program passes the tests of the row), or a function `path/file.py:NAME` with {PARAMETERS}. The default is "
+        "`math` for data sets of mathematics, `code` for contests, else `exact`.",
+    )
+    reward_range: tuple[float, float] = key(
+        (0.0, 1.0), "Lowest and highest value of a reward function, which are scaled to 0 and 1."
+    )
+    limits: ContestLimits = ContestLimits()
+
+    @field_validator("reward")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is None or name in METRICS or name in installed(REWARDS) or is_spec(name):
+            return None if name is None else settled(name)
+        hint = did_you_mean(name, METRICS)
+        raise ValueError(
+            f"is no reward; {hint}use {', '.join(METRICS)}, or a function path/file.py:NAME"
+        )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "QuestionSettings":
+        low, high = self.reward_range
+        if low >= high:
+            raise ValueError(
+                f"reward_range=[{low:g},{high:g}] is empty; give the lower value first"
+            )
+        return self
+
+    def identity(self) -> str:
+        """Hash the keys, with the name of a reward function but without its folder."""
+        own = self.model_dump_json(exclude={"name", "reward"})
+        return digest(own, label(self.reward or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row as a task."""
+
+    task: Task
+    question: str
+    answers: tuple[str, ...]
+    row: Mapping[str, Any]
+    where: str
+    """File and line."""
+    contest: ContestRow | None = None
+
+
+class Question(Pure):
+    """One agent that replies to a question; with ``tools``, after calls."""
+
+    settings_type = QuestionSettings
+    row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
+    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+
+    def __init__(self, settings: QuestionSettings, rows: Rows) -> None:
+        self.settings, self.rows, self.name = settings, rows, rows.name
+        self.reward = settings.reward or _default_reward(rows.row)
+        self.function = None if self.reward in METRICS else _function(self.reward)
+        self.metric = METRICS.get(self.reward, label(self.reward))
+        self.needs = (Sandbox,) if self.reward == "code" else ()
+        self.version = f"1 {self.function.source}" if self.function else "1"
+        self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
+
+    # -- tasks --------------------------------------------------------------------------------
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        """Return the tasks of a split, at most as many as there are rows."""
+        chosen = draw(self.rows, split, count, seed, drawn)
+        return [self._items[self._id(row)].task for row in chosen]
+
+    @cached_property
+    def _items(self) -> dict[str, Item]:
+        """All rows by task id. Raises ``UserError`` for a row that cannot be asked, and for a reward that fails."""
+        rows = (row for split in self.rows.splits for row in self.rows.split(split))
+        items = {self._id(row): self._item(row) for row in rows}
+        if self.function is not None:
+            self._try_out(next(iter(items.values())))
+        return items
+
+    def _try_out(self, item: Item) -> None:
+        """Grade the right answer of a row and an empty reply, unless an event loop runs: then the run has begun."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            for reply in (item.answers[0], ""):
+                asyncio.run(self._grade(item, reply, None))
+
+    def _id(self, row: QuestionRow) -> str:
+        return f"{self.name}-{row.id}"
+
+    def _item(self, row: QuestionRow) -> Item:
+        raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
+        where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
+        contest = _contest(row, raw, where) if self.reward == "code" else None
+        question = asked(row)
+        if contest is not None and contest.starter.strip():
+            question += f"\n\n{STARTER.format(starter=contest.starter)}"
+        answers = (row.answer, *getattr(row, "aliases", ()))
+        if self.reward in ("exact", "f1", "math") and not any(map(str.strip, answers)):
+            raise UserError(
+                f"{where} has no right answer, which environment.reward={self.reward} needs",
+                "name its column: dataset.answer=COLUMN",
+            )
+        gold = row.answer_column if isinstance(row, TableRow) else "answer"
+        hidden = {gold, "aliases", "solution", "reward_model"}
+        prompt = filled(self.prompt, question, raw, where, hidden)
+        public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
+        task = Task(self._id(row), public, secret_answers(row))
+        return Item(task, question, answers, raw, where, contest)
+
+    # -- how it goes --------------------------------------------------------------------------
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """Return the only agent."""
+        return (AGENT,)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """Return the prompt, and the reply once there is one."""
+        public = state.task.public
+        prompt = Part(str(public.get("prompt", public["question"])), source="task")
+        replies = (Message("assistant", turn=turn.id) for turn in state.turns)
+        return (Message("user", (prompt,)), *replies)
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """End with the reply, also if it was cut off."""
+        reply = taken[-1]
+        return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """Grade the reply. Raises ``UserError``, with the row, for a reward function that fails."""
+        sandbox = live[Sandbox] if self.reward == "code" else None
+        return await self._grade(self._items[state.task.id], state.answer or "", sandbox)
+
+    async def _grade(self, item: Item, reply: str, sandbox: Sandbox | None) -> Grade:
+        if self.function is not None:
+            return await self._own_grade(self.function, item, reply)
+        answer = answer_of(reply)
+        if self.reward == "exact":
+            return Grade(exact_match(answer, item.answers))
+        if self.reward == "f1":
+            return Grade(f1(answer, item.answers))
+        if self.reward == "math":
+            right = await asyncio.to_thread(_is_right, item.answers, answer)
+            return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
+        assert item.contest is not None and sandbox is not None
+        program, tests = program_of(reply), item.contest.tests
+        verdicts = await judged(
+            sandbox, program, tests, item.contest.function, self.settings.limits
+        )
+        solved = float(all(one.passed for one in verdicts))
+        return Grade(solved, {"tests": len(tests), **measures(verdicts)})
+
+    async def _own_grade(self, function: Found, item: Item, reply: str) -> Grade:
+        try:
+            value = function.thing(item.question, reply, item.answers[0], dict(item.row))
+            value = await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            raise UserError(
+                f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
+            ) from error
+        values = dict(value) if isinstance(value, Mapping) else {"score": value}
+        for name, one in {"score": None, **values}.items():
+            if not isinstance(one, Real) or not math.isfinite(one):
+                which = "" if name == "score" else f" as {name}"
+                raise UserError(
+                    f"{function} returned {one!r}{which} on {item.where}",
+                    "return a finite number, or a dict of numbers with score",
+                )
+        (low, high), score = self.settings.reward_range, float(values.pop("score"))
+        if not low <= score <= high:
+            raise UserError(
+                f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
+                "declare its range: environment.reward_range=[LOW,HIGH]",
+            )
+        metrics = {str(name): float(one) for name, one in values.items()}
+        return Grade((score - low) / (high - low), metrics)
+
+    # -- votes --------------------------------------------------------------------------------
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """Return the answer of a reply, or its program."""
+        return program_of(text) if self.reward == "code" else answer_of(text) or None
+
+    def same(self, first: str, second: str) -> bool:
+        """Return True if two answers are equal as mathematics, as programs or as words."""
+        if self.reward == "math":
+            return same_mathematics(first, second)
+        if self.reward == "code":
+            return first == second
+        return normalize_answer(first) == normalize_answer(second)
+
+    def similarity(self, answer: str, other: str) -> float:
+        """Return the F1 of two answers where that is the reward; else 1 for equal answers, and 0."""
+        return f1(answer, [other]) if self.reward == "f1" else float(self.same(answer, other))
+
+
+def answer_of(reply: str) -> str:
+    r"""Return the last ``\boxed{...}`` of a reply; the whole reply if it has none."""
+    return boxed_answer(reply) or reply.strip()
+
+
+def program_of(reply: str) -> str:
+    """Return the last block of Python of a reply; the whole reply if nothing stands between fences."""
+    blocks = python_blocks(reply)
+    return blocks[-1] if blocks else code_of(reply)
+
+
+def _is_right(answers: Sequence[str], reply: str) -> bool:
+    return any(same_mathematics(_math_gold(one), reply) for one in answers)
+
+
+def _math_gold(answer: str) -> str:
+    r"""Return the last ``\boxed{...}`` of a worked solution, or what follows its last ``####``."""
+    return boxed_answer(answer) or answer.rpartition("####")[2].strip()
+
+
+def filled(
+    template: str, question: str, row: Mapping[str, Any], where: str, hidden: set[str]
+) -> str:
+    """Return a template with the values of a row.
+
+    Raises ``UserError`` for a column that the row does not have, and for one of the ``hidden`` columns.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] and match[1].strip()
+        if not name:  # an escaped brace, or the empty braces of \boxed{}
+            return match[0][0] if match[1] is None else match[0]
+        if name == "question":
+            return question
+        if name in hidden or name.partition(".")[0] in hidden:
+            raise UserError(
+                f"environment.prompt shows the right answer to the agent: {match[0]}",
+                f"leave it out, or write {{{match[0]}}} for braces",
+            )
+        known = first_of(row, (name,))
+        if known is None:
+            columns = [str(column) for column in row if column not in hidden]
+            raise UserError(
+                f"{where} has no {name!r}, which environment.prompt names",
+                f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
+                f"write {{{match[0]}}} for braces",
+            )
+        text = as_text(known)
+        return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
+
+    return _FIELD.sub(value, template)
+
+
+def _default_reward(row: type[QuestionRow]) -> str:
+    if issubclass(row, ContestRow):
+        return "code"
+    return "math" if issubclass(row, (MathRow, Gsm8kRow, SvampRow)) else "exact"
+
+
+def _function(name: str) -> Found:
+    """Return a reward function. Raises ``UserError`` for what is not a function of four values."""
+    function = find(REWARDS, name)
+    try:
+        inspect.signature(function.thing).bind("", "", "", {})
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{function} cannot be called with {PARAMETERS}: {error}",
+            f"write def {label(name)}{PARAMETERS}",
+        ) from error
+    return function
+
+
+def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
+    """Return the tests of a row. Raises ``UserError`` for a row without tests that can be run."""
+    try:
+        contest = row if isinstance(row, ContestRow) else _read_contest(row, raw)
+    except ValidationError as error:
+        wrong = "; ".join(map(wrong_at, error.errors()[:3]))
+        raise UserError(f"{where} is broken: {wrong}", "correct its tests") from error
+    if contest.flaw:
+        raise UserError(
+            f"{where} {contest.flaw}",
+            "give it a column tests: a list of objects with input and output",
+        )
+    return contest
+
+
+def _read_contest(row: QuestionRow, raw: Mapping[str, Any]) -> ContestRow:
+    names = ("tests", "starter", "function")
+    known = {name: raw[name] for name in names if raw.get(name) is not None}
+    return ContestRow.model_validate({"id": row.id, "question": row.question, **known})

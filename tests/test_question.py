@@ -1,0 +1,250 @@
+"""The question environment: rows of a user's file, prompts, rewards, and what is refused before a run."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from coterie import api
+from coterie.datasets.problems import boxed_answer
+from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.environments.question import answer_of, filled
+from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.errors import UserError
+from coterie.recipes.registry import settings
+from coterie.runs.benchmark import benchmark_settings
+from coterie.tools.sandbox.pool import Sandbox
+from tests.conftest import Cli, refused
+from tests.row_files import jsonl
+
+REWARDS = """
+import re
+
+def words(question, reply, answer, row):
+    return {"score": float(answer in reply), "words": len(reply.split()), "level": row["level"]}
+
+async def signed(question, reply, answer, row):
+    return 2.0 * (answer in reply) - 1
+
+def number(question, reply, answer, row):
+    return float(re.search(r"[0-9]+", reply).group() == answer)
+
+def nothing(question, reply, answer, row):
+    return float("nan")
+
+def text(question, reply, answer, row):
+    return "good"
+
+def late(question, reply, answer, row):
+    return 1 / (reply != "late")
+
+def short(question, reply):
+    return 1.0
+"""
+
+
+def sums(count: int = 10) -> list[dict[str, Any]]:
+    return [{"question": f"What is {n} + 1?", "answer": n + 1, "level": n} for n in range(count)]
+
+
+def environment(file: Path, *words: str) -> Environment:
+    own = [f"dataset={file}", *words]
+    return make_environment(benchmark_settings(PlayedSettings, "question", own))
+
+
+def graded(game: Environment, reply: str, split: Any = "train", *shared: object) -> Grade:
+    (task,) = game.tasks(split, 1, 0)
+    return asyncio.run(game.grade(State(task, 0, answer=reply), Shared(*shared)))
+
+
+def prompt(game: Environment) -> str:
+    (task,) = game.tasks("train", 1, 0)
+    (message,) = game.see(State(task, 0), "agent")
+    assert message.role == "user"
+    return "".join(part.text for part in message.parts)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"prompt": "3 + 1?", "completion": "4"}, []),
+        ({"Problem": "3 + 1?", "Solution": "Add: \\boxed{4}"}, []),
+        ({"instruction": "3 + 1?", "output": "3 + 1 = 4\n#### 4"}, []),
+        ({"q": "3 + 1?", "meta": {"gold": [5, "4"]}}, ["dataset.question=q", "dataset.answer=meta.gold"]),
+        ({"prompt": [{"role": "user", "content": "3 + 1?"}], "reward_model": {"ground_truth": "4"}}, []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_are_found_by_usual_names_or_named(
+    raw: dict[str, Any], words: list[str], suffix: str, tmp_path: Path
+) -> None:
+    text = json.dumps(raw if suffix == "jsonl" else raw | {"meta": {"gold": ["5", "4"]}})
+    rows = [json.loads(text.replace("3 + 1?", f"{n} and 3 + 1?")) for n in range(4)]
+    file = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        jsonl(file, *rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    game = environment(file, "environment.reward=math", *words)
+    (task,) = game.tasks("heldout", 1, 0)
+    assert str(task.public["question"]).endswith("and 3 + 1?")
+    assert graded(game, "It is \\boxed{4}.", "heldout").score == 1.0
+
+
+def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    shown = prompt(
+        environment(file, "environment.prompt=Level {level}: {question} {{x}} \\boxed{}")
+    )
+    level = shown.split()[1][:-1]
+    assert shown == f"Level {level}: What is {level} + 1? {{x}} \\boxed{{}}"
+    assert prompt(environment(file, "environment.reward=math")).endswith("\\boxed{}.")
+    assert prompt(environment(file)).endswith("Reply with the answer only.")
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    own = environment(file, f"environment.reward={tmp_path}/rewards.py:words")
+    assert prompt(own).endswith("+ 1?"), "a function reads the reply as it is"
+    row = {"tags": ["a", "b"], "n": 2.0}
+    assert filled("{tags} {n}", "", row, "x", set()) == '["a", "b"] 2'
+
+
+@pytest.mark.parametrize(
+    ("reward", "answers", "reply", "score"),
+    [
+        ("exact", ["The Nile", "Nile River"], "nile river.", 1.0),
+        ("exact", ["The Nile"], "I think \\boxed{the Nile}!", 1.0),
+        ("exact", ["The Nile"], "I think the Nile", 0.0),
+        ("f1", ["red fox"], "red dog", 0.5),
+        ("math", ["1/2"], "So it is \\boxed{\\frac{1}{2}}.", 1.0),
+        ("math", ["1200"], "1,200", 1.0),
+        ("math", ["5"], "First \\boxed{5}, no: \\boxed{6}", 0.0),
+    ],
+)
+def test_built_in_rewards_read_the_last_box_or_the_whole_reply(
+    reward: str, answers: list[str], reply: str, score: float, tmp_path: Path
+) -> None:
+    rows = [{"question": f"{n}?", "answer": answers} for n in range(5)]
+    game = environment(jsonl(tmp_path / "a.jsonl", *rows), f"environment.reward={reward}")
+    assert graded(game, reply).score == pytest.approx(score)
+    assert answer_of(reply) == (boxed_answer(reply) or reply)
+
+
+def test_a_program_is_run_on_the_tests_of_its_row(tmp_path: Path) -> None:
+    tests = [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10\n"}]
+    rows = [{"question": f"Double it, {n}.", "tests": tests} for n in range(5)]
+    words = ("environment.reward=code", "dataset.answer=none")
+    game = environment(jsonl(tmp_path / "a.jsonl", *rows), *words)
+    assert "```python" in prompt(game)
+
+    async def grades() -> list[Grade]:
+        async with Sandbox() as sandbox:
+            (task,) = game.tasks("heldout", 1, 0)
+            replies = ("print(2 * int(input()))", "print(4)")
+            states = [State(task, 0, answer=f"So:\n```python\n{one}\n```") for one in replies]
+            return [await game.grade(state, Shared(sandbox)) for state in states]
+
+    right, wrong = asyncio.run(grades())
+    assert (right.score, wrong.score, wrong.metrics["fraction"]) == (1.0, 0.0, 0.5)
+
+
+def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    game = environment(file, f"environment.reward={tmp_path}/rewards.py:words")
+    (task,) = game.tasks("train", 1, 0)
+    level = int(str(task.public["question"]).split()[2])
+    grade = graded(game, f"It is {level + 1}.")
+    assert (grade.score, dict(grade.metrics)) == (1.0, {"words": 3.0, "level": float(level)})
+    words = (f"environment.reward={tmp_path}/rewards.py:signed", "environment.reward_range=[-1,3]")
+    signed = environment(file, *words)
+    assert graded(signed, "no").score == 0.0 and graded(signed, f"{level + 1}").score == 0.5
+    before = signed.version
+    (tmp_path / "rewards.py").write_text(REWARDS + "# changed\n")
+    assert environment(file, *words).version != before, "a changed function is another reward"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["environment.prompt={questoin}"], "line 1 has no 'questoin'.*did you mean 'question'"),
+        (["environment.prompt={level} {answer}"], "shows the right answer to the agent"),
+        (["environment.reward=exat"], "exat: is no reward; did you mean 'exact'"),
+        (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 11: AttributeError"),
+        (["environment.reward=OWN:nothing"], "nothing .* returned nan on .*line 1"),
+        (["environment.reward=OWN:text"], "text .* returned 'good' on .*line 1"),
+        (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),
+        (["environment.reward=OWN:short"], "short .* cannot be called with"),
+        (["environment.reward=OWN:missing"], "has no missing"),
+        (["environment.reward_range=[1,0]"], "is empty"),
+        (["environment.reward=code"], "line 1 has no tests"),
+        (["dataset.answer=none"], "line 1 has no right answer"),
+        (["dataset.question=qestion"], "has no 'qestion'.*did you mean 'question'"),
+        (["dataset.answer=nope"], "line 1 has no 'nope'"),
+    ],
+)
+def test_what_can_not_be_used_is_refused_before_anything_is_played(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    own = [word.replace("OWN", f"{tmp_path}/rewards.py") for word in words]
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        environment(file, *own).tasks("train", 1, 0)
+
+
+def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    game = environment(file, f"environment.reward={tmp_path}/rewards.py:late")
+    with pytest.raises(UserError, match=r"late .* failed on .*a.jsonl, line \d+: .*ZeroDivision"):
+        graded(game, "late")
+    code = "def late(question, reply, answer, row):\n    return 1 / (reply in ('', answer))\n"
+    (tmp_path / "late.py").write_text(code)
+    words = ("policy=tiny-problems", "max_tokens=4", "environment.reward=late.py:late")
+    assert "failed on" in refused(cli, "evaluate", "question", f"dataset={file}", *words)
+
+
+def test_questions_are_played_by_one_agent_in_rl_and_debated_in_optima(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+
+    def played(recipe: str, *words: str, **stored: Any) -> str | None:
+        return settings(recipe, words, stored.get("stored")).environment.name
+
+    assert played("rl/grpo", "dataset=gsm8k") == "question"
+    assert played("rl/grpo", f"dataset={file}") == "question"
+    assert played("rl/grpo", "dataset=gsm8k", "environment=debate") == "debate"
+    assert played("rl/grpo", "dataset=hotpot_qa") == "information_exchange"
+    assert played("rl/grpo", "environment=exchange") == "exchange"
+    assert played("optima/isft", "dataset=gsm8k") == "debate"
+    assert played("optima/isft", f"dataset={file}") == "debate"
+    debate = settings("rl/grpo", ["dataset=gsm8k", "environment=debate"]).model_dump()
+    assert played("rl/grpo", "dataset=gsm8k", stored=debate) == "debate", "a run goes on"
+
+
+def test_an_agent_may_call_tools_before_it_replies(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", *sums())
+    tools = ["examples/tool.py:multiply"]
+    game = api.environment(str(file), tools=tools, calls="tags", reward="math")
+    (task,) = game.tasks("train", 1, 0)
+    assert [one.name for one in game.tools(State(task, 0), "agent")] == ["multiply"]
+    assert game.limits["turns"] > 1, "messages that call come besides the reply"
+
+
+def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    jsonl(tmp_path / "a.jsonl", *sums(20))
+    own = ("dataset=a.jsonl", "environment.reward=rewards.py:words")
+    sizes = ("model=tiny-acts", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=4", "steps.count=1",
+             "update.max_length=64", "evaluate.tasks=3")  # fmt: skip
+    said = cli("run", "rl/grpo", *own, *sizes, "--folder", "run", "--dry-run")
+    assert said.code == 0, said.err
+    assert said.out.count("prompt of agent") == 3 and said.out.count("right answer: ") == 3
+    for _ in range(2):
+        ran = cli("run", "rl/grpo", *own, *sizes, "--folder", "run")
+    assert ran.code == 0, ran.err
+    assert "rl/grpo on qa" in ran.out + ran.err
+    said = cli("evaluate", "question", *own, "policy=run", "max_tokens=4")
+    assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
