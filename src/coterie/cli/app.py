@@ -190,7 +190,7 @@ def evaluate(
         return
     from coterie.cli.running import run_stage
 
-    _check_run(target, words)
+    _check_run(target)
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
 
 
@@ -205,16 +205,19 @@ def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
     return [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
 
 
-def _check_run(target: str, words: list[str]) -> None:
-    """Refuse what was meant as a benchmark, and is none."""
-    from coterie.environments.registry import NAMES
+def _check_run(target: str) -> None:
+    """Raise ``UserError`` for a target that is neither a benchmark nor a run folder."""
+    from coterie.environments.registry import NAMES, OPEN, TOOLS
 
-    hint = did_you_mean(target, NAMES) if not Path(target).exists() else ""
-    if hint or any(word.startswith(("policy=", "policy.")) for word in words):
-        raise UserError(
-            f"no benchmark is called {target!r}",
-            f"{hint}use one of: {', '.join(NAMES)}; a run folder is given as a path, such as runs/mine",
-        )
+    folder = Path(target)
+    if (folder / "config.yaml").is_file():
+        return
+    runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
+    raise UserError(
+        f"no benchmark or run folder is called {target!r}",
+        f"{did_you_mean(target, [*NAMES, *OPEN, *TOOLS, *runs])}`coterie list` has all benchmarks; "
+        "`coterie run` makes a run folder",
+    )
 
 
 @app.command()
