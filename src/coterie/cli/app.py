@@ -20,6 +20,7 @@ from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.export import app as export_app
 from coterie.cli.export import import_record
+from coterie.cli.list import list_names
 from coterie.cli.merge import merge
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
@@ -31,7 +32,10 @@ from coterie.recipes.registry import quickstart_method
 from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
-EPILOG = "First: `coterie quickstart`. Each command's --help has examples; `coterie config RECIPE` lists settings."
+EPILOG = (
+    "First: `coterie quickstart`. `coterie list` has recipes, benchmarks and models; each command's --help has "
+    "examples; `coterie config RECIPE` lists settings."
+)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -77,6 +81,7 @@ StageRecipe = Annotated[
 app.command("run")(run)
 app.command("sweep")(sweep)
 app.command("merge")(merge)
+app.command("list")(list_names)
 app.command("import")(import_record)
 
 
@@ -188,9 +193,9 @@ def evaluate(
         every = checkpoints is Checkpoints.all
         evaluate_benchmark(benchmark, words, every=every, console=console)
         return
+    _check_run(target)
     from coterie.cli.running import run_stage
 
-    _check_run(target)
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
 
 

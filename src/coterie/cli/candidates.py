@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.engines.servers.settings import OptionValue
 from coterie.engines.settings import EngineSettings
 from coterie.environments.traits import agents_of

@@ -19,6 +19,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     """What every recipe is told."""
 
     recipe: ClassVar[str]
+    summary: ClassVar[str] = ""
+    """One line for ``coterie list``."""
 
     model: str = key(
         ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."

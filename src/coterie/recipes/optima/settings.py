@@ -10,8 +10,7 @@ from coterie.rewards.combined import RewardSettings
 from coterie.rollout.search import SearchSettings
 from coterie.selection.demonstrations import SelectSettings
 from coterie.selection.pairs import PairSettings
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 TrainingKind = Literal["sft", "dpo"]
 """What an iteration is: the best dialogues imitated, or pairs out of trees."""
@@ -52,6 +51,7 @@ class OptimaSettings(RecipeSettings):
     """Settings of ``optima/isft``: every iteration is one of SFT."""
 
     recipe: ClassVar[str] = "optima/isft"
+    summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
 
     model: str = key(
         "tiny-exchange",
@@ -206,6 +206,7 @@ class IDPOSettings(OptimaDPOSettings):
     """Settings of ``optima/idpo``: one iteration of SFT from the base, then DPO."""
 
     recipe: ClassVar[str] = "optima/idpo"
+    summary: ClassVar[str] = "Optima: one iteration of SFT, then DPO on pairs of tree search."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT once, to begin with."""
@@ -222,6 +223,7 @@ class ISFTDPOSettings(OptimaDPOSettings):
     """Settings of ``optima/isft_dpo``: SFT and DPO in turn."""
 
     recipe: ClassVar[str] = "optima/isft_dpo"
+    summary: ClassVar[str] = "Optima: SFT and DPO in turn."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""

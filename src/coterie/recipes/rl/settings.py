@@ -5,14 +5,15 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.recipes.reinforcing import ReinforceSettings
 from coterie.recipes.settings import RecipeSettings
+from coterie.runs.reinforce.settings import ReinforceSettings
 
 
 class GrpoSettings(ReinforceSettings, RecipeSettings):
     """Settings of ``rl/grpo``."""
 
     recipe: ClassVar[str] = "rl/grpo"
+    summary: ClassVar[str] = "GRPO: rewards compared within groups of rollouts of one task."
 
     model: str = key(
         "tiny-exchange",
@@ -41,9 +42,13 @@ class DapoSettings(GrpoSettings):
     """Settings of ``rl/dapo``."""
 
     recipe: ClassVar[str] = "rl/dapo"
+    summary: ClassVar[str] = (
+        "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."
+    )
 
 
 class PpoSettings(GrpoSettings):
     """Settings of ``rl/ppo``."""
 
     recipe: ClassVar[str] = "rl/ppo"
+    summary: ClassVar[str] = "PPO: a critic estimates the value before each token."
