@@ -54,8 +54,6 @@ def arrive(
     syntax: Syntax | None,
 ) -> Arrival:
     """What comes of a transition after ``node``. Raises ``TypeError`` or ``ValueError`` for one that can't be."""
-    if not isinstance(found, Transition):
-        raise TypeError(f"it gave {found!r:.80}, which is not a Transition")
     _check_frozen(found.data)
     rewards = _rewards(taken, found.rewards)
     seen = _observed(node, found.seen, syntax)
@@ -67,8 +65,6 @@ def arrive(
 
 def check_grade(grade: Grade, actors: Iterable[str]) -> None:
     """Raises ``TypeError`` or ``ValueError`` for a grade that can't be."""
-    if not isinstance(grade, Grade):
-        raise TypeError(f"it gave {grade!r:.80}, which is not a Grade")
     if grade.score is not None and not _finite("score", grade.score):
         raise ValueError(f"the score is {grade.score}; what can't be graded has None")
     for name, reward in grade.rewards.items():
