@@ -40,8 +40,8 @@ def messages_of(environment: Environment, state: State, actor: str) -> tuple[Mes
     """
     seen: Any = environment.see(state, actor)
     if isinstance(seen, list | tuple):
-        messages = tuple(map(_message, seen))
-        if None not in messages:
+        messages = tuple(message for one in seen if (message := _message(one)) is not None)
+        if len(messages) == len(seen):
             return messages
     raise wrong_return(environment, "see", seen, "messages: Message, or dicts of role and content")
 
