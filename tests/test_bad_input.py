@@ -112,12 +112,23 @@ def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> N
 
 
 def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
-    said = cli("evaluate", "mine", *SMALL)
+    said = cli("stage", "evaluate", "mine", *SMALL)
     assert said.code == 0 and "mine is not there yet: a new run of optima/isft" in said.err
     assert "not there yet" not in cli("evaluate", "mine", "--iteration", 0).err
     assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
     assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
     assert "not a run folder" in refused(cli, "report", "nowhere")
+
+
+def test_evaluate_starts_no_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.yaml").touch()
+    assert "did you mean 'gsm8k'?" in refused(cli, "evaluate", "gms8k")
+    assert "did you mean 'runs/mine'?" in refused(cli, "evaluate", "runs/mien")
+    assert "no benchmark or run folder" in refused(cli, "evaluate", "a-new-run", *SMALL)
+    said = refused(cli, "evaluate", "hotpot_qa", "policy=runs/mien", "dataset.source=nowhere")
+    assert "did you mean runs/mine?" in said
+    assert not (tmp_path / "a-new-run").exists()
 
 
 def test_a_threshold_that_nothing_reaches(cli: Cli) -> None:
@@ -150,7 +161,7 @@ def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.M
 
 
 def test_a_broken_import_line_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path) -> None:
-    assert cli("evaluate", "mine", *SMALL).code == 0
+    assert cli("stage", "evaluate", "mine", *SMALL).code == 0
     assert cli("export", "data", "mine", "--to", "jsonl", "--out", "files").code == 0
     lines = (tmp_path / "files/trajectories.jsonl").read_text().splitlines()
     lines[6] = lines[6][:-9]

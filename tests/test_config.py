@@ -41,6 +41,7 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("rollout.top_p=1.5", "rollout.top_p"),
         ("train.method=half", "train.method=half: must be full or lora"),
         ("tracker=wandbb", "did you mean wandb?"),
+        ("train.lr=1", "did you mean 'train.learning_rate'?"),
         ("seed=99999999999999999999", "seed=99999999999999999999: must be at most 4294967295"),
         ("train.seed=4294967296", "train.seed=4294967296: must be at most"),
         ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),

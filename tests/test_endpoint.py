@@ -367,3 +367,8 @@ def test_settings_that_can_not_work_are_refused() -> None:
             EndpointSettings(**{**good, **bad})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="did you mean 'model'"):
         resolve(EndpointSettings, [good], ["modle=x"])
+
+
+def test_a_url_without_a_path_gets_v1() -> None:
+    assert settings("http://localhost:8000").url == "http://localhost:8000/v1"
+    assert settings("http://localhost:8000/api/").url == "http://localhost:8000/api"

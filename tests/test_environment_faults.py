@@ -181,7 +181,7 @@ class Odd(Base):
         grades: dict[str, Any] = {
             "no grade": 1.0,
             "score": Grade(float("inf")),
-            "many points": Grade(1.5),
+            "percent": Grade(70),
             "word": Grade("good"),  # type: ignore[arg-type]
             "no reward": Grade(1.0, rewards={"agent": None}),  # type: ignore[dict-item]
             "graded": Grade(1.0, rewards={"agnet": 1.0}),
@@ -192,14 +192,15 @@ class Odd(Base):
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        ("none", "it gave None, which is not a Transition"),
+        ("none", f"Odd.act() returned None. Return a Transition ({__file__}, line "),
         ("cancelled", "an act waited for what was cancelled"),
         ("time", "TimeoutError: the game's own limit"),
         ("half", "half a character"),
         ("stranger", "a reward is for 'agnet', who did not act"),
         ("nan", "the reward of 'agent' is nan"),
-        ("no grade", "it gave 1.0, which is not a Grade"),
+        ("no grade", f"Odd.grade() returned 1.0. Return a Grade ({__file__}, line "),
         ("score", "the score is inf"),
+        ("percent", "Odd.grade() returned 70. Return a score from 0 to 1, or declare score_range"),
         ("word", "the score is 'good', which is not a number"),
         ("no reward", "the reward of agent is None, which is not a number"),
         ("graded", "the grade gives 'agnet' 1.0"),
@@ -210,9 +211,26 @@ def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str
     assert len(failures) == 2 and all(reason in one for one in failures), failures
 
 
-def test_a_score_outside_of_its_range_ends_the_run() -> None:
-    with pytest.raises(UserError, match=r"a score of 1\.5, outside of 0 to 1"):
-        play(Odd("many points"))
+def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None:
+    class Percent(Fine):
+        score_range = (-100, 100)
+
+        def see(self, state: State, actor: str) -> Any:
+            return [{"role": "user", "content": "Count."}]
+
+        async def grade(self, state: State, live: Any) -> Grade:
+            return Grade(50)
+
+    class Text(Fine):
+        def see(self, state: State, actor: str) -> Any:
+            return [{"role": "robot", "content": "Count."}]
+
+    for one in play(Percent()):
+        assert one.failure is None and one.tree is not None
+        assert [outcome.score for outcome in one.tree.outcomes.values()] == [0.75]
+    assert all(
+        "Text.see() returned [{'role': 'robot'" in (one.failure or "") for one in play(Text())
+    )
 
 
 def test_a_task_that_ends_before_anybody_acts_fails() -> None:

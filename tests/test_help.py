@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -65,3 +66,14 @@ def test_a_shell_completes_commands_and_options(shell: str) -> None:
 
     assert "quickstart" in completed("coterie qui")
     assert "--dry-run" in completed("coterie run --dr")
+
+
+@pytest.mark.parametrize("words", [("config", "rl/grpo"), ("list",), ("run", "sft", "nonsense=3")])
+def test_settings_are_read_without_heavy_imports(words: tuple[str, ...], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom coterie.cli.app import main\n"
+        "try:\n    main()\nfinally:\n    print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, *words]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines()[-1] == "set()", ran.stderr

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.environments.talk import FORMAT_SOURCE
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent

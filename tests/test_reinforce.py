@@ -14,7 +14,7 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcing import STAGE, UpdateSettings
+from coterie.recipes.reinforcing import STAGE
 from coterie.recipes.rl.recipe import Reinforce
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
@@ -26,7 +26,12 @@ from coterie.runs.reinforce.paths import Path as AgentPath
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
 from coterie.runs.reinforce.sampling import Drawn
-from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
+from coterie.runs.reinforce.settings import (
+    AdvantageSettings,
+    GroupSettings,
+    StepSettings,
+    UpdateSettings,
+)
 from coterie.training.checkpoint import weight_hash
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer

@@ -12,14 +12,13 @@ import yaml
 
 from coterie.models.heads import add_head
 from coterie.models.loading import load
-from coterie.recipes.reinforcing import UpdateSettings
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import PathRewardSettings
 from coterie.runs.reinforce.advantages import compared, valued
 from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.preparing import Rules, prepare
 from coterie.runs.reinforce.sampling import Drawn
-from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings
+from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
 from coterie.training.policy_gradient import PolicyLossSettings
 from coterie.trajectories.row import Row, Target
 from coterie.trajectories.tree import LENGTH, Ending, Outcome

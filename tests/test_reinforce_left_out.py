@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.recipes.reinforcing import UpdateSettings
 from coterie.rewards.advantages import Sampled
 from coterie.runs.reinforce.loop import told, update
 from coterie.runs.reinforce.paths import Path as AgentPath
 from coterie.runs.reinforce.preparing import Rules, prepare
 from coterie.runs.reinforce.sampling import Drawn
-from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
+from coterie.runs.reinforce.settings import (
+    AdvantageSettings,
+    GroupSettings,
+    StepSettings,
+    UpdateSettings,
+)
 from coterie.training import record
 from coterie.training.recomputed import with_old
 from coterie.training.trainer import Trainer

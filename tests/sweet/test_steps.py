@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.environments.coding import CRITIC
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe

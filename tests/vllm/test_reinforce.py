@@ -13,9 +13,10 @@ from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE, UpdateSettings
+from coterie.recipes.reinforcing import STAGE
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.reinforce.paths import paths_of
+from coterie.runs.reinforce.settings import UpdateSettings
 from coterie.training.recomputed import with_old
 from coterie.training.trainer import Trainer
 from coterie.trajectories.row import Row

@@ -20,6 +20,7 @@ from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.export import app as export_app
 from coterie.cli.export import import_record
+from coterie.cli.list import list_names
 from coterie.cli.merge import merge
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
@@ -31,7 +32,10 @@ from coterie.recipes.registry import quickstart_method
 from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
-EPILOG = "First: `coterie quickstart`. Each command's --help has examples; `coterie config RECIPE` lists settings."
+EPILOG = (
+    "First: `coterie quickstart`. `coterie list` has recipes, benchmarks and models; each command's --help has "
+    "examples; `coterie config RECIPE` lists settings."
+)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -77,6 +81,7 @@ StageRecipe = Annotated[
 app.command("run")(run)
 app.command("sweep")(sweep)
 app.command("merge")(merge)
+app.command("list")(list_names)
 app.command("import")(import_record)
 
 
@@ -188,9 +193,9 @@ def evaluate(
         every = checkpoints is Checkpoints.all
         evaluate_benchmark(benchmark, words, every=every, console=console)
         return
+    _check_run(target)
     from coterie.cli.running import run_stage
 
-    _check_run(target, words)
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
 
 
@@ -205,16 +210,19 @@ def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
     return [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
 
 
-def _check_run(target: str, words: list[str]) -> None:
-    """Refuse what was meant as a benchmark, and is none."""
-    from coterie.environments.registry import NAMES
+def _check_run(target: str) -> None:
+    """Raise ``UserError`` for a target that is neither a benchmark nor a run folder."""
+    from coterie.environments.registry import NAMES, OPEN, TOOLS
 
-    hint = did_you_mean(target, NAMES) if not Path(target).exists() else ""
-    if hint or any(word.startswith(("policy=", "policy.")) for word in words):
-        raise UserError(
-            f"no benchmark is called {target!r}",
-            f"{hint}use one of: {', '.join(NAMES)}; a run folder is given as a path, such as runs/mine",
-        )
+    folder = Path(target)
+    if (folder / "config.yaml").is_file():
+        return
+    runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
+    raise UserError(
+        f"no benchmark or run folder is called {target!r}",
+        f"{did_you_mean(target, [*NAMES, *OPEN, *TOOLS, *runs])}`coterie list` has all benchmarks; "
+        "`coterie run` makes a run folder",
+    )
 
 
 @app.command()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.engines.servers.settings import OptionValue
 from coterie.engines.settings import EngineSettings
 from coterie.environments.traits import agents_of
@@ -66,7 +66,11 @@ def of_agents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def cast_of(
     settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
-    """The name of each agent's policy. Raises ``UserError`` for an agent without one, or that is not there."""
+    """Return the name of each agent's policy.
+
+    Raises:
+        UserError: An agent without a policy, an unknown agent, or a policy that does not exist.
+    """
     agents = agents_of(settings.made())
     for name in own:
         if name not in agents:
@@ -79,7 +83,11 @@ def cast_of(
         what = "no policy is given" if not own else f"nobody plays {', '.join(missing)}"
         also = f", or {ONE}{missing[0]}=NAME" if len(agents) > 1 else ""
         raise UserError(what, f"add policy=NAME (a run folder, a model, a server's URL){also}")
-    return {agent: own.get(agent, policy or "") for agent in agents}
+    named = {agent: own.get(agent, policy or "") for agent in agents}
+    for name in dict.fromkeys(named.values()):
+        if not is_run(name):
+            resolve_model(name)
+    return named
 
 
 def candidates(

@@ -60,8 +60,8 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
         for piece, trained in pieces:
             text.append(f"[{piece}]" if trained else piece, "green" if trained else "")
         out.print(Padding(text, (0, 0, 1, 2)))
-    for text in [] if recipe.examples() else _prompts(recipe):
-        out.print(Padding(Text(text), (0, 0, 1, 1)))
+    for prompt in [] if recipe.examples() else _prompts(recipe):
+        out.print(Padding(Text(prompt), (0, 0, 1, 1)))
     notes.print("trying a small piece of the run, which tells its time ...")
     try:
         small = _small(recipe)

@@ -14,6 +14,7 @@ from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
 from coterie.recipes.registry import played_choice, played_settings, settings
 from coterie.recipes.settings import RecipeSettings
+from coterie.runs.folder import read_config
 from coterie.terminal.words import once
 
 PLAYED = ("dataset", "environment")
@@ -67,13 +68,27 @@ class Given:
         return values, words + [word for word in self.words if not is_name_word(word)]
 
 
-def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
-    """What a person gives. A first word with ``=`` is a setting: the recipe is then the file's."""
+def given(
+    recipe: str | None, words: Sequence[str], file: Path | None, folder: Path | None = None
+) -> Given:
+    """Read the command line.
+
+    Args:
+        recipe: Recipe; a word with ``=`` is a setting.
+        words: Settings as ``key=value``.
+        file: File of settings. It may name the recipe.
+        folder: Run folder. It names the recipe of a run to resume.
+
+    Raises:
+        UserError: Nothing names a recipe, or a setting is wrong.
+    """
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []
         recipe = None
     if recipe is None and file is not None:
         recipe = recipe_in(file)
+    if recipe is None and folder is not None and (folder / "config.yaml").is_file():
+        recipe = read_config(folder)[0]
     if recipe is None:
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
@@ -85,6 +100,23 @@ def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
     return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+
+
+def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
+    """Return the stored settings of a run folder; ``None`` if it is new.
+
+    A run of one recipe may be ``forked`` into one of another, under that one's own settings.
+    """
+    if not (folder / "config.yaml").is_file():
+        return None
+    found, stored = read_config(folder)
+    if found != name and forked:
+        return None
+    if found != name:
+        raise UserError(
+            f"{folder} is a run of {found}, not of {name}", "give another --folder, or that recipe"
+        )
+    return stored
 
 
 def _source(word: str) -> str:

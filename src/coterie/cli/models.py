@@ -23,6 +23,11 @@ def list_models() -> None:
 
         coterie models list
     """
+    results().print(model_table())
+
+
+def model_table() -> Table:
+    """Return the models with a short name, with weights, context and place."""
     from coterie.models.catalogue import CATALOGUE, found
 
     table = Table(box=None, header_style="bold")
@@ -36,7 +41,7 @@ def list_models() -> None:
         if name not in {model.name for model in here}:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
             table.add_row(name, "", "", where)
-    results().print(table)
+    return table
 
 
 @app.command()

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from coterie.config.plugins import label
-from coterie.terminal.console import notes
+from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
 RecipeName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RECIPE]", help="Such as optima/isft, or path/file.py:NAME; default: the file's."
+        metavar="[RECIPE]",
+        help="Such as optima/isft, or path/file.py:NAME; default: the file's, or the folder's.",
     ),
 ]
 Config = Annotated[
@@ -50,19 +51,24 @@ def run(
 
         coterie run --config mine.yaml seed=4
 
+        coterie run --folder runs/optima-isft
+
         coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
     """
-    from coterie.cli.given import given
-    from coterie.cli.running import planned, run_recipe
-    from coterie.terminal.console import results
+    from coterie.cli.given import given, stored_settings
 
-    found = given(recipe, words or [], config)
+    found = given(recipe, words or [], config, folder)
     folder = folder or Path("runs") / label(found.recipe).replace("/", "-")
+    own = found.over(stored_settings(found.recipe, folder, forked=fork is not None))
+    # Only now, for these imports take seconds and wrong settings are refused without them.
+    from coterie.cli.running import run_recipe
+    from coterie.recipes.registry import recipe as recipe_of
+
     if dry_run:
         from coterie.cli.dry_run import dry_run as show
 
-        show(planned(found, folder, forked=fork is not None), results(), notes())
+        show(recipe_of(own), results(), notes())
     else:
-        run_recipe(found, folder, notes(), fork_to=fork)
+        run_recipe(own, folder, notes(), fork_to=fork)

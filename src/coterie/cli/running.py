@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.given import Given
+from coterie.cli.given import stored_settings
 from coterie.config.plugins import label, settled
 from coterie.errors import UserError, nearest
 from coterie.models.loading import load_renderer
@@ -17,6 +16,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
+from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.held_out import evaluation
@@ -26,27 +26,23 @@ from coterie.terminal.progress import ConsoleProgress
 
 
 def run_recipe(
-    given: Given,
+    own: RecipeSettings,
     folder: Path,
     console: Console,
     *,
     fork_to: Path | None = None,
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
-    name, recipe = given.recipe, planned(given, folder, forked=fork_to is not None)
+    recipe = recipe_of(own)
     console.print(plan_table(recipe))
     if fork_to is not None:
         kept = fork(recipe, folder, fork_to, recipe.settings)
         console.print(f"kept from {folder}: {', '.join(map(str, kept)) or 'nothing'}")
         folder = fork_to
-    with open_run(folder, name, recipe.settings) as run:
+    with open_run(folder, own.recipe, own) as run:
         run_all(recipe, run, console)
         console.print(*summary(recipe, run), sep="\n")
         print(run.report)
-
-
-def planned(given: Given, folder: Path, *, forked: bool = False) -> Recipe:
-    return recipe_of(given.over(_stored(given.recipe, folder, forked=forked)))
 
 
 def run_all(recipe: Recipe, run: Run, console: Console) -> None:
@@ -68,7 +64,7 @@ def run_stage(
     name = settled(name)
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
-    recipe = recipe_of(settings(name, words, _stored(name, folder)))
+    recipe = recipe_of(settings(name, words, stored_settings(name, folder)))
     recipe.check()
     if not folder.exists() and recipe.at(_step(recipe, stage, iteration)).after:
         raise UserError(
@@ -179,23 +175,6 @@ def _near(folder: Path) -> str:
     runs = [config.parent for config in folder.parent.glob("*/config.yaml")]
     near = nearest(folder.name, [run.name for run in runs])
     return f" (did you mean {folder.with_name(near)}?)" if near else ""
-
-
-def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
-    """The settings of a run folder, if it is one of this recipe.
-
-    A run of one recipe may be ``forked`` into one of another, under that one's own settings.
-    """
-    if not (folder / "config.yaml").is_file():
-        return None
-    found, stored = read_config(folder)
-    if found != name and forked:
-        return None
-    if found != name:
-        raise UserError(
-            f"{folder} is a run of {found}, not of {name}", "give another --folder, or that recipe"
-        )
-    return stored
 
 
 def plan_table(recipe: Recipe) -> Table:

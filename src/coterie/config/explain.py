@@ -13,6 +13,15 @@ from coterie.errors import nearest
 if TYPE_CHECKING:
     from coterie.config.resolve import SettingsKey
 
+SYNONYMS = {
+    "lr": "learning_rate",
+    "batch_size": "batch_rows",
+    "per_device_train_batch_size": "batch_rows",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_seq_length": "max_length",
+}
+"""Names of other libraries for keys of a training."""
 OWN_CHECKS = ("value_error", "assertion_error")
 
 
@@ -27,6 +36,10 @@ def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
 
 def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
     """The key that is most like an unknown one, by its whole name or by its last part."""
+    group, dot, last = path.rpartition(".")
+    path = f"{group}{dot}{SYNONYMS.get(last, last)}"
+    if path in known:
+        return path
     leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(known))}
     leaf = nearest(path.rsplit(".", 1)[-1], leaves, cutoff=0.75)
     return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))

@@ -40,6 +40,8 @@ ROLES: dict[str, Role] = {
     "observation": "tool", "function_call": "assistant", "ipython": "tool",
 }  # fmt: skip
 """Our name of each role that files have."""
+Targets = Literal["all", "last"]
+"""Trained messages of a conversation: all of the assistant's, or the last one."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message under which files keep its thought."""
 NAMED = 5

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from pydantic import model_validator
 
@@ -19,12 +19,13 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings
 from coterie.engines.keys import find_key
 from coterie.engines.messages import Utterance
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError, did_you_mean
-from coterie.models.loading import load, resolve, weights_of
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
+
+if TYPE_CHECKING:
+    from coterie.engines.run_engines import Speaking
 
 
 class ChatModelSettings(RequestSettings):
@@ -72,6 +73,8 @@ def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
         find_key(settings.key_variable, Path())
     if settings.url is not None or settings.model == known:
         return
+    from coterie.models.loading import resolve, weights_of
+
     try:
         resolve(settings.model)
         weights_of(settings.model)
@@ -119,7 +122,7 @@ class EndpointChat:
 class ServedChat:
     """On an engine of ours."""
 
-    def __init__(self, speaking: Speaking, settings: ChatModelSettings) -> None:
+    def __init__(self, speaking: "Speaking", settings: ChatModelSettings) -> None:
         self.speaking = speaking
         self.settings = settings
         self.name = f"model:{settings.model}"
@@ -149,6 +152,9 @@ async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[Ch
         async with Endpoint(settings.endpoint) as endpoint:
             yield EndpointChat(endpoint, settings)
         return
+    from coterie.engines.run_engines import RunEngines
+    from coterie.models.loading import load
+
     engines = RunEngines(settings.engine, settings.model, logs)
     device = settings.engine.device_name
     args = settings.template_args or settings.engine.template_args

@@ -77,7 +77,9 @@ class RequestSettings(Settings):
 class EndpointSettings(RequestSettings):
     """A server and a model on it."""
 
-    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.", quiet=True)
+    url: str = key(
+        ..., "Such as https://api.openai.com/v1; a URL without a path gets `/v1`.", quiet=True
+    )
     model: str = key(..., "Name of the model there.", min_length=1)
 
     @field_validator("url")
@@ -86,7 +88,7 @@ class EndpointSettings(RequestSettings):
         parsed = server_url(url)
         if parsed.userinfo or parsed.query:
             raise ValueError("must not hold a password or key; name its variable in key_variable")
-        return url.rstrip("/")
+        return url.rstrip("/") + "/v1" * (parsed.path in ("", "/"))
 
 
 @dataclass(slots=True)

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from coterie.trajectories.turn import Finish
 
+POLICY = "policy"
+"""The role of a run that has one, in its record and in its folder."""
+
 
 class EngineError(Exception):
     """A call that failed for good (after bounded retries); recorded on the item by the driver."""

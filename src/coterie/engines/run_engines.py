@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Engine, EngineError
+from coterie.engines.protocol import POLICY, Engine, EngineError
 from coterie.engines.servers.opening import vllm_pool
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.settings import EngineSettings
@@ -24,8 +24,6 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 Result = TypeVar("Result")
-POLICY = "policy"
-"""The role of a run that has one, in its record and in its folder."""
 
 
 @dataclass(frozen=True, slots=True)

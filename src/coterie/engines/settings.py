@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-import torch
-
 from coterie.config.settings import Settings, key
 from coterie.engines.servers.settings import OptionValue, VLLMSettings
 
@@ -63,4 +61,6 @@ class EngineSettings(Settings):
     def device_name(self) -> str:
         if self.device != "auto":
             return self.device
+        import torch
+
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,6 +41,9 @@ def check_parts(environment: Environment) -> None:
         _check_method(environment, name)
     _check_actors(kind, environment.actors)
     _check_limits(kind, environment.limits, environment.actors)
+    low, high = getattr(environment, "score_range", (0.0, 1.0))
+    if not low < high:
+        raise _refused(kind, f"has score_range = ({low}, {high})", "give (low, high), low < high")
     if not environment.pure and environment.max_sessions < 1:
         raise _refused(kind, f"has max_sessions = {environment.max_sessions}", "allow at least 1")
     syntax = environment.syntax

@@ -193,7 +193,9 @@ class Environment(Protocol):
         """Who acts now. Several act at the same time: none sees what the others do."""
         ...
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]: ...
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """Return the prompt of an actor; a dict of ``role`` and ``content`` is a message too."""
+        ...
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
 
@@ -207,5 +209,8 @@ class Environment(Protocol):
         ...
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """What a path that has ended is worth."""
+        """Return what a path that has ended is worth: a score from 0 to 1.
+
+        A class attribute ``score_range = (low, high)`` declares another range, which is scaled to 0 to 1.
+        """
         ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.environments.faults import messages_of
 from coterie.environments.passing import OthersPlay
 from coterie.environments.protocol import (
     ActorKind,
@@ -157,7 +158,7 @@ class WithTools(OthersPlay):
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """What the environment shows, with the agent's own calls and their results where they were made."""
-        shown = self.environment.see(self._inner(state), actor)
+        shown = messages_of(self.environment, self._inner(state), actor)
         if self.actors[actor] != "agent":
             return shown
         before, now = self._exchanges(state, actor)

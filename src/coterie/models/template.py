@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime, time
 from functools import cached_property
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from coterie.config.day import today
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages with ``role``, ``content`` and perhaps ``tool_calls``."""
@@ -121,7 +123,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any] | None = None
+        self, tokenizer: "PreTrainedTokenizerBase", args: Mapping[str, Any] | None = None
     ) -> None:
         self.name = tokenizer.name_or_path or "(unnamed)"
         if not tokenizer.chat_template:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import count as numbers
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import PreTrainedTokenizerBase
-
 from coterie.config.text import shallow
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import (
@@ -28,6 +26,8 @@ from coterie.trajectories.calls import Tool, ToolCall, call_id
 from coterie.trajectories.turn import Finish
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from coterie.models.control import ControlTokens
 
 Text = Callable[[str], str]
@@ -114,7 +114,7 @@ class ResponseTemplate(NativeSyntax):
 
     name = "the tokenizer's response template"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: str) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
         """End of a prompt, which may begin the message."""
@@ -189,7 +189,7 @@ class ToolTemplate:
 
 
 def tool_template(
-    tokenizer: PreTrainedTokenizerBase, template: "ChatTemplate", control: "ControlTokens"
+    tokenizer: "PreTrainedTokenizerBase", template: "ChatTemplate", control: "ControlTokens"
 ) -> ToolTemplate:
     """Detect the tool support of a chat template."""
     trial = _Trial(tokenizer, template, control)
@@ -213,7 +213,7 @@ def tool_template(
 class _Trial:
     """Trial of a template."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     template: "ChatTemplate"
     control: "ControlTokens"
 

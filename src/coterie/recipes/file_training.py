@@ -4,21 +4,18 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.engines.protocol import Engine
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY, Engine
 from coterie.environments.conversation import ConversationReply
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.file_settings import FileTrainingSettings
 from coterie.recipes.plan import Plan
-from coterie.recipes.settings import EvaluateSettings, RecipeSettings
 from coterie.runs.folder import Run
 from coterie.runs.stage import Stage
 from coterie.training.settings import TrainingSettings
@@ -32,39 +29,6 @@ CHUNK = 16
 """Held-out rows that are measured in one call of the engine."""
 NAMED = 5
 """Long rows that an error names."""
-
-
-class SampleSettings(EvaluateSettings):
-    """Replies to held-out prompts, before and after training."""
-
-    tasks: int = key(16, "Held-out prompts that the models reply to.", ge=1)
-    max_tokens: int = key(256, "Most tokens of a reply.", ge=1)
-    rows: int = key(500, "Held-out rows of which the loss is measured.", ge=1)
-
-
-class FileTrainingSettings(RecipeSettings):
-    """Settings of training on a file."""
-
-    model: str = key(
-        "smollm2",
-        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
-    )
-    evaluate: SampleSettings = SampleSettings()
-    train: TrainingSettings = TrainingSettings()
-    rows: int = key(1_000_000, "Most training rows of the file.", ge=1)
-    long_rows: Literal["refuse", "drop"] = key(
-        "refuse", "Rows longer than train.max_length or the model's context."
-    )
-
-    @property
-    def max_tokens(self) -> int:
-        return self.evaluate.max_tokens
-
-    @property
-    def played(self) -> str:
-        """Name of the file, for titles."""
-        source = getattr(self.dataset, "source", "")
-        return Path(source).name if source else super().played
 
 
 class FileTraining(Recipe):

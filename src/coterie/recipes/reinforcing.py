@@ -5,11 +5,7 @@ What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
 
-from pydantic import model_validator
-
-from coterie.config.settings import Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
@@ -23,81 +19,22 @@ from coterie.recipes.plan import (
     check_training,
 )
 from coterie.recipes.settings import RecipeSettings
-from coterie.rewards.path_reward import PathReward, PathRewardSettings
+from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learning
 from coterie.runs.reinforce.loop import Reinforcement
 from coterie.runs.reinforce.preparing import Rules
 from coterie.runs.reinforce.sampling import Groups, sampling_of
-from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
+from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
-from coterie.training.policy_gradient import PolicyGradient, PolicyLossSettings
-from coterie.training.settings import Schedule, TrainingSettings, weight_dtype
-from coterie.training.value_loss import ValueLoss, ValueLossSettings
+from coterie.training.policy_gradient import PolicyGradient
+from coterie.training.settings import weight_dtype
+from coterie.training.value_loss import ValueLoss
 from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
 """The role that says what is to be expected."""
 STAGE = "reinforce"
-UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
-
-
-class UpdateSettings(TrainingSettings):
-    """How weights are changed in an optimiser step; how many there are is said by ``steps``."""
-
-    learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
-    schedule: Schedule = key(
-        "constant",
-        "how the learning rate goes from its peak to zero, or stays",
-        source="GAP's scripts",
-    )
-    warmup_ratio: float = key(0.0, "share of the steps in which the rate climbs", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _refuse_unused(self) -> Self:
-        fields = type(self).model_fields
-        if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
-            raise ValueError(
-                f"{', '.join(changed)} mean nothing in reinforcement learning; steps.minibatches, steps.epochs and "
-                "steps.save_every say how often what is trained on and kept"
-            )
-        return self
-
-
-class CriticSettings(Settings):
-    """The critic of advantage.baseline=values; it begins as the policy, with a fresh value head."""
-
-    train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
-    loss: ValueLossSettings = ValueLossSettings()
-
-
-class ReinforceSettings(Settings):
-    """All of a reinforcement learning. A mixin: recipes derive their settings from it beside their own."""
-
-    rollout: GroupSettings = GroupSettings()
-    reward: PathRewardSettings = PathRewardSettings()
-    advantage: AdvantageSettings = AdvantageSettings()
-    steps: StepSettings = StepSettings()
-    loss: PolicyLossSettings = PolicyLossSettings()
-    update: UpdateSettings = UpdateSettings()
-    critic: CriticSettings = CriticSettings()
-
-    @property
-    def has_critic(self) -> bool:
-        return self.advantage.baseline == "values"
-
-    @property
-    def paths(self) -> int:
-        return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
-
-    @model_validator(mode="after")
-    def _refuse_lone_paths(self) -> Self:
-        if not self.has_critic and self.rollout.samples < 2:
-            raise ValueError(
-                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
-                "or more, or advantage.baseline=values"
-            )
-        return self
 
 
 def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:

@@ -21,6 +21,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
     recipe: ClassVar[str]
     questions: ClassVar[str | None] = None
     """The environment of data sets of plain questions: ``question`` (one agent) or ``debate``; default: the set's."""
+    summary: ClassVar[str] = ""
+    """One line for ``coterie list``."""
 
     model: str = key(
         ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."

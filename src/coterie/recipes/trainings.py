@@ -12,13 +12,13 @@ from coterie.recipes.base import Recipe
 from coterie.runs.folder import Run
 from coterie.runs.selected import selected
 from coterie.training.checkpoint import weight_hash
-from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.dpo import DPO
 from coterie.training.launch import launches, train_on_ranks
 from coterie.training.loop import train
 from coterie.training.objective import Objective
 from coterie.training.record import TrainingReport
 from coterie.training.reference import with_reference
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 from coterie.training.sft import SFT
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair

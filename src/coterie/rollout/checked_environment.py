@@ -9,8 +9,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from coterie.environments.faults import EnvironmentFault, faults_of
-from coterie.environments.protocol import Environment, Grade, State
+from coterie.environments.faults import (
+    EnvironmentFault,
+    check_return,
+    faults_of,
+    innermost,
+    messages_of,
+    wrong_return,
+)
+from coterie.environments.protocol import Environment, Grade, State, Transition
 from coterie.rollout.samplers import AgentContext
 from coterie.rollout.sessions import SessionError
 from coterie.rollout.transitions import Arrival, arrive, check_grade, left_after
@@ -73,7 +80,7 @@ class CheckedEnvironment:
 
     def shown(self, state: State, actor: str) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         with faults_of(self.environment):
-            shown = tuple(self.environment.see(state, actor))
+            shown = messages_of(self.environment, state, actor)
             tools = tuple(self.environment.tools(state, actor))
         if tools != self._tools.get(actor, ()):
             check_tools(tools)
@@ -86,6 +93,7 @@ class CheckedEnvironment:
             self.environment, self.seconds, "the beginning", self.environment.begin, self.task, live
         )
         left = MappingProxyType(dict(self.environment.limits))
+        check_return(self.environment, "begin", found, Transition)
         with faults_of(self.environment):
             before = State(self.task, self.seed, self.variant, left=left)
             arrival = arrive(root, before, (), found, {}, self.environment.syntax)
@@ -115,6 +123,7 @@ class CheckedEnvironment:
             live,
             recorded=recorded,
         )
+        check_return(self.environment, "act", found, Transition)
         with faults_of(self.environment):
             return arrive(taken[-1].id, now, taken, found, contexts, self.environment.syntax)
 
@@ -122,6 +131,13 @@ class CheckedEnvironment:
         grade: Grade = await timed(
             self.environment, self.seconds, "grading", self.environment.grade, state, live
         )
+        check_return(self.environment, "grade", grade, Grade)
         with faults_of(self.environment):
             check_grade(grade, self.environment.actors)
-        return grade
+        if grade.score is None:
+            return grade
+        low, high = getattr(innermost(self.environment), "score_range", (0.0, 1.0))
+        if not low <= grade.score <= high:
+            expected = f"a score from {low:g} to {high:g}, or declare score_range = (low, high)"
+            raise wrong_return(self.environment, "grade", grade.score, expected)
+        return replace(grade, score=(grade.score - low) / (high - low))

@@ -16,6 +16,7 @@ from coterie.datasets.conversations import (
     ChatMessage,
     Conversation,
     Preference,
+    Targets,
     flaw_of,
     parse_messages,
     parse_tools,
@@ -29,7 +30,6 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 from coterie.trajectories.view import View, assemble
 
-Targets = Literal["all", "last"]
 ASSISTANT: Literal["assistant"] = "assistant"
 Prompts = list[tuple[tuple[int, ...], Turn]]
 

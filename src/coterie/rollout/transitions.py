@@ -54,8 +54,6 @@ def arrive(
     syntax: Syntax | None,
 ) -> Arrival:
     """What comes of a transition after ``node``. Raises ``TypeError`` or ``ValueError`` for one that can't be."""
-    if not isinstance(found, Transition):
-        raise TypeError(f"it gave {found!r:.80}, which is not a Transition")
     _check_frozen(found.data)
     rewards = _rewards(taken, found.rewards)
     seen = _observed(node, found.seen, syntax)
@@ -66,20 +64,9 @@ def arrive(
 
 
 def check_grade(grade: Grade, actors: Iterable[str]) -> None:
-    """Check a grade.
-
-    Raises ``TypeError`` or ``ValueError`` for what is no grade, and ``UserError`` for a score outside of 0 to 1: to
-    leave out such trajectories would bias the training.
-    """
-    if not isinstance(grade, Grade):
-        raise TypeError(f"it gave {grade!r:.80}, which is not a Grade")
+    """Raises ``TypeError`` or ``ValueError`` for a grade that can't be."""
     if grade.score is not None and not _finite("score", grade.score):
         raise ValueError(f"the score is {grade.score}; what can't be graded has None")
-    if grade.score is not None and not 0 <= grade.score <= 1:
-        raise UserError(
-            f"the environment gave a score of {grade.score:g}, outside of 0 to 1",
-            "scale it, and give other values as Grade(score, rewards={ACTOR: VALUE})",
-        )
     for name, reward in grade.rewards.items():
         if name not in actors or not _finite(f"reward of {name}", reward):
             raise ValueError(f"the grade gives {name!r} {reward}")

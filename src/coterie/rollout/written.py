@@ -6,6 +6,7 @@ An environment says what each actor is shown; the actor's renderer makes its pro
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coterie.environments.faults import messages_of
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
 from coterie.tools.native import shown_by_template
@@ -42,7 +43,7 @@ def write_path(
     found: list[Turn] = []
     for one in said:
         state = State(task, 0, turns=tuple(found))
-        shown = environment.see(state, one.actor)
+        shown = messages_of(environment, state, one.actor)
         parent = found[-1].id if found else tree.root
         renderer = renderers[one.actor]
         tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))

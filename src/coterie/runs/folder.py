@@ -19,7 +19,7 @@ from coterie.config.day import pinned, today
 from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.runs.tracking import FINISHED, Tracking
 from coterie.trajectories.selection import Selection

@@ -16,11 +16,10 @@ because the tokens were drawn from p as well:
   (:func:`coterie.rewards.advantages.kl_rewards`).
 """
 
-from typing import Literal
-
 import torch
 
-Divergence = Literal["k2", "k3", "k3_forward"]
+from coterie.training.settings import Divergence
+
 MOST_LOG_RATIO = 20.0
 """Log-ratios are held within this of 0: beyond it ``exp`` would soon overflow. There they have no gradient."""
 

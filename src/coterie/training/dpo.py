@@ -17,26 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import logsigmoid
 
-from coterie.config.settings import Settings, key
 from coterie.errors import UserError
 from coterie.training.objective import Reads, TargetValue
-from coterie.training.sides import Normalise, pair_weight, side_statistic
+from coterie.training.settings import DPOSettings
+from coterie.training.sides import pair_weight, side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
-
-
-class DPOSettings(Settings):
-    """The numbers of the objective."""
-
-    beta: float = key(0.1, "how strongly the policy is held to the reference", gt=0)
-    label_smoothing: float = key(0.0, "assumed share of pairs that are the wrong way", ge=0, lt=0.5)
-    normalise: Normalise = key(
-        "none",
-        "how a side's log-ratios are reduced: none (the sum over tokens), tokens (the mean over all "
-        "its tokens), turns (the sum over its turns of the mean over a turn's tokens)",
-        source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
-    )
-    nll: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
 
 
 class DPO:

@@ -10,12 +10,9 @@ many tokens its path has (``Row.path_tokens``), and is that share of it. Numerat
 tokens at the same weights, so a row of weight 0 is in neither.
 """
 
-from typing import Literal
-
 from coterie.errors import UserError
+from coterie.training.settings import Mean
 from coterie.trajectories.row import Row
-
-Mean = Literal["token", "sequence", "constant"]
 
 
 def row_count(row: Row, mean: Mean) -> float:

@@ -21,87 +21,18 @@ one, or from a part of the distribution (top_p), are refused.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
 
 import torch
-from pydantic import model_validator
 
-from coterie.config.settings import Settings, key
 from coterie.errors import UserError
-from coterie.training.divergence import Divergence, divergence, log_ratio
-from coterie.training.means import Mean, row_count, row_scale
+from coterie.training.divergence import divergence, log_ratio
+from coterie.training.means import row_count, row_scale
 from coterie.training.measures import Measure
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.on_rows import OnRows
+from coterie.training.settings import PolicyGradientSettings
 from coterie.training.targets import at_predicted
 from coterie.trajectories.row import Row
-
-Old = Literal["behaviour", "recomputed"]
-Importance = Literal["off", "truncate", "mask"]
-
-
-class PolicyLossSettings(Settings):
-    """The numbers of the loss, whatever distribution was sampled from."""
-
-    clip_low: float = key(0.2, "how far below 1 a ratio still counts", ge=0, lt=1)
-    clip_high: float = key(
-        0.2, "how far above 1 a ratio still counts", source="PPO: 0.2; DAPO: 0.28", ge=0
-    )
-    dual_clip: float | None = key(
-        None, "of a token with a negative advantage, the ratio counts as this at most", gt=1
-    )
-    mean: Mean = key(
-        "token",
-        "which mean: over the step's tokens; over its paths, of each path's mean; or over its paths, of each "
-        "path's sum divided by a constant",
-    )
-    constant: int | None = key(None, "tokens that mean=constant divides a path's sum by", ge=1)
-    kl: float = key(0.0, "weight of the divergence from the reference in the loss", ge=0)
-    divergence: Divergence = key(
-        "k3",
-        "its estimate: k2, or k3 times the ratio, have the gradient of KL(policy, reference); k3_forward, GRPO's, "
-        "that of KL(reference, policy)",
-    )
-    entropy: float = key(0.0, "weight of the entropy bonus", ge=0)
-    old: Old = key(
-        "behaviour",
-        "log-probs that ratios are against: the engine's, or the trainer's own under the weights that sampled",
-    )
-    importance: Importance = key(
-        "off",
-        "how the trainer's ratio to the engine weighs a token: cut at importance_cap, or 0 above it",
-    )
-    importance_cap: float = key(2.0, "greatest ratio of trainer to engine", gt=0)
-
-    @model_validator(mode="after")
-    def _refuse_what_cannot_work(self) -> Self:
-        if self.importance != "off" and self.old == "behaviour":
-            raise ValueError(
-                f"importance={self.importance} weighs the trainer's log-probs under the sampling weights against "
-                "the engine's; set old=recomputed"
-            )
-        if (self.mean == "constant") != (self.constant is not None):
-            raise ValueError(
-                "mean=constant needs constant, by how many tokens a path's sum is divided, and no other mean reads it; "
-                "give both or neither"
-            )
-        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(
-                f"dual_clip={self.dual_clip} has to be more than 1 + clip_high={1 + self.clip_high:g}"
-            )
-        return self
-
-    def at(self, temperature: float) -> "PolicyGradientSettings":
-        """The objective's numbers, where tokens are sampled at a temperature."""
-        return PolicyGradientSettings.model_validate(
-            {**self.model_dump(), "temperature": temperature}
-        )
-
-
-class PolicyGradientSettings(PolicyLossSettings):
-    """The numbers of the objective: those of the loss, and of the distribution that was sampled from."""
-
-    temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
 
 
 @dataclass(frozen=True, slots=True)

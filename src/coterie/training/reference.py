@@ -25,8 +25,8 @@ from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import max_row_length
-from coterie.training.settings import TrainingSettings
-from coterie.training.sides import Normalise, side_statistic
+from coterie.training.settings import Normalise, TrainingSettings
+from coterie.training.sides import side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 

@@ -1,18 +1,26 @@
 """The settings of one training; combinations that can't work are refused when they are read."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from pydantic import model_validator
 
 from coterie.config.settings import MOST_SEED, Settings, key
-from coterie.models.adapters import ATTENTION
+
+if TYPE_CHECKING:
+    import torch
 
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
 Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
 DType = Literal["float32", "bfloat16"]
+Normalise = Literal["none", "tokens", "turns"]
+"""``none``: the sum over tokens. ``tokens``: their mean. ``turns``: the sum over turns of the mean over
+a turn's tokens."""
+Mean = Literal["token", "sequence", "constant"]
+Divergence = Literal["k2", "k3", "k3_forward"]
+Old = Literal["behaviour", "recomputed"]
+Importance = Literal["off", "truncate", "mask"]
 
 _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
 """Keys that change no weight beyond rounding, so that a training may be resumed under other values of them."""
@@ -31,7 +39,7 @@ class TrainingSettings(Settings):
     lora_r: int | None = key(None, "rank of the adapter (lora only; 16 if not given)", ge=1)
     lora_alpha: int | None = key(None, "scale of the adapter (lora only; 2r if not given)", gt=0)
     lora_targets: tuple[str, ...] = key(
-        ATTENTION,
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
         "names of the layers that get an adapter; all-linear: all linear layers but the output layer",
         min_length=1,
     )
@@ -114,8 +122,99 @@ class TrainingSettings(Settings):
         return self.model_copy(update=same).fingerprint()
 
 
-def weight_dtype(settings: Settings) -> torch.dtype:
-    """bfloat16 if a training among all of a run's settings has it, else float32."""
+class DPOSettings(Settings):
+    """The numbers of the objective."""
+
+    beta: float = key(0.1, "how strongly the policy is held to the reference", gt=0)
+    label_smoothing: float = key(0.0, "assumed share of pairs that are the wrong way", ge=0, lt=0.5)
+    normalise: Normalise = key(
+        "none",
+        "how a side's log-ratios are reduced: none (the sum over tokens), tokens (the mean over all "
+        "its tokens), turns (the sum over its turns of the mean over a turn's tokens)",
+        source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
+    )
+    nll: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
+
+
+class PolicyLossSettings(Settings):
+    """The numbers of the loss, whatever distribution was sampled from."""
+
+    clip_low: float = key(0.2, "how far below 1 a ratio still counts", ge=0, lt=1)
+    clip_high: float = key(
+        0.2, "how far above 1 a ratio still counts", source="PPO: 0.2; DAPO: 0.28", ge=0
+    )
+    dual_clip: float | None = key(
+        None, "of a token with a negative advantage, the ratio counts as this at most", gt=1
+    )
+    mean: Mean = key(
+        "token",
+        "which mean: over the step's tokens; over its paths, of each path's mean; or over its paths, of each "
+        "path's sum divided by a constant",
+    )
+    constant: int | None = key(None, "tokens that mean=constant divides a path's sum by", ge=1)
+    kl: float = key(0.0, "weight of the divergence from the reference in the loss", ge=0)
+    divergence: Divergence = key(
+        "k3",
+        "its estimate: k2, or k3 times the ratio, have the gradient of KL(policy, reference); k3_forward, GRPO's, "
+        "that of KL(reference, policy)",
+    )
+    entropy: float = key(0.0, "weight of the entropy bonus", ge=0)
+    old: Old = key(
+        "behaviour",
+        "log-probs that ratios are against: the engine's, or the trainer's own under the weights that sampled",
+    )
+    importance: Importance = key(
+        "off",
+        "how the trainer's ratio to the engine weighs a token: cut at importance_cap, or 0 above it",
+    )
+    importance_cap: float = key(2.0, "greatest ratio of trainer to engine", gt=0)
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.importance != "off" and self.old == "behaviour":
+            raise ValueError(
+                f"importance={self.importance} weighs the trainer's log-probs under the sampling weights against "
+                "the engine's; set old=recomputed"
+            )
+        if (self.mean == "constant") != (self.constant is not None):
+            raise ValueError(
+                "mean=constant needs constant, by how many tokens a path's sum is divided, and no other mean reads it; "
+                "give both or neither"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"dual_clip={self.dual_clip} has to be more than 1 + clip_high={1 + self.clip_high:g}"
+            )
+        return self
+
+    def at(self, temperature: float) -> "PolicyGradientSettings":
+        """The objective's numbers, where tokens are sampled at a temperature."""
+        return PolicyGradientSettings.model_validate(
+            {**self.model_dump(), "temperature": temperature}
+        )
+
+
+class PolicyGradientSettings(PolicyLossSettings):
+    """The numbers of the objective: those of the loss, and of the distribution that was sampled from."""
+
+    temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
+
+
+class ValueLossSettings(Settings):
+    """The numbers of the objective."""
+
+    clip: float = key(
+        0.5,
+        "how far a value moves from what it was before it stops counting",
+        source="GAP: 0.5; PPO: 0.2",
+        gt=0,
+    )
+
+
+def weight_dtype(settings: Settings) -> "torch.dtype":
+    """Return bfloat16 if a training among all of a run's settings has it, else float32."""
+    import torch
+
     low = isinstance(settings, TrainingSettings) and settings.dtype == "bfloat16"
     inside = (getattr(settings, name) for name in type(settings).model_fields)
     groups = (one for one in inside if isinstance(one, Settings))

@@ -6,17 +6,13 @@ target of a row.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from coterie.errors import UserError
+from coterie.training.settings import Normalise
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
-
-Normalise = Literal["none", "tokens", "turns"]
-"""``none``: the sum over tokens. ``tokens``: their mean. ``turns``: the sum over turns of the mean over
-a turn's tokens."""
 
 
 def side_statistic(

@@ -14,17 +14,12 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from accelerate.tracking import (
-    GeneralTracker,
-    SwanLabTracker,
-    TensorBoardTracker,
-    TrackioTracker,
-    WandBTracker,
-)
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from coterie.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 PROJECT = "coterie"
@@ -53,7 +48,7 @@ class NoTracker:
 class AccelerateTracker:
     """One of Accelerate's trackers, started."""
 
-    def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any]) -> None:
+    def __init__(self, tracker: "GeneralTracker", config: Mapping[str, Any]) -> None:
         self._tracker = tracker
         tracker.start()
         tracker.store_init_configuration({name: _plain(value) for name, value in config.items()})
@@ -87,23 +82,31 @@ def check_tracker(name: TrackerName, key: str = "tracker") -> None:
         )
 
 
-def _tensorboard(folder: Path, run: str) -> GeneralTracker:
+def _tensorboard(folder: Path, run: str) -> "GeneralTracker":
+    from accelerate.tracking import TensorBoardTracker
+
     return TensorBoardTracker(run, folder)
 
 
-def _wandb(folder: Path, run: str) -> GeneralTracker:
+def _wandb(folder: Path, run: str) -> "GeneralTracker":
+    from accelerate.tracking import WandBTracker
+
     mode = os.environ.get("WANDB_MODE", "offline")
     return WandBTracker(
         PROJECT, name=run, id=_id(folder, run), resume="allow", dir=str(folder), mode=mode
     )
 
 
-def _swanlab(folder: Path, run: str) -> GeneralTracker:
+def _swanlab(folder: Path, run: str) -> "GeneralTracker":
+    from accelerate.tracking import SwanLabTracker
+
     mode = os.environ.get("SWANLAB_MODE", "offline")
     return SwanLabTracker(PROJECT, experiment_name=run, logdir=str(folder), mode=mode)
 
 
-def _trackio(_: Path, run: str) -> GeneralTracker:
+def _trackio(_: Path, run: str) -> "GeneralTracker":
+    from accelerate.tracking import TrackioTracker
+
     return TrackioTracker(PROJECT, name=run, resume="allow")
 
 
@@ -111,7 +114,7 @@ def _id(folder: Path, run: str) -> str:
     return hashlib.sha256(f"{folder.absolute()} {run}".encode()).hexdigest()[:16]
 
 
-_MAKERS: dict[str, Callable[[Path, str], GeneralTracker]] = {
+_MAKERS: "dict[str, Callable[[Path, str], GeneralTracker]]" = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "swanlab": _swanlab,

@@ -13,23 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
-from coterie.config.settings import Settings, key
 from coterie.training.measures import Measure
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.on_rows import OnRows
+from coterie.training.settings import ValueLossSettings
 from coterie.training.targets import at_predicted
 from coterie.trajectories.row import Row
-
-
-class ValueLossSettings(Settings):
-    """The numbers of the objective."""
-
-    clip: float = key(
-        0.5,
-        "how far a value moves from what it was before it stops counting",
-        source="GAP: 0.5; PPO: 0.2",
-        gt=0,
-    )
 
 
 class ValueLoss(OnRows):

@@ -14,8 +14,7 @@ from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection.budget import BudgetSettings
 from coterie.selection.dense_pairs import DensePairSettings
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 Learns = Literal["pairs", "random_sides", "successes"]
 
@@ -132,6 +131,7 @@ class GSM8KSettings(DenseTreeSettings):
     """Settings of ``dense_tree/gsm8k``."""
 
     recipe: ClassVar[str] = "dense_tree/gsm8k"
+    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, on GSM8K."
 
     dataset: DatasetSettings = DatasetSettings(name="gsm8k")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
@@ -141,6 +141,7 @@ class MathSettings(DenseTreeSettings):
     """Settings of ``dense_tree/math``."""
 
     recipe: ClassVar[str] = "dense_tree/math"
+    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, on MATH."
 
     dataset: DatasetSettings = DatasetSettings(name="math")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
@@ -150,9 +151,11 @@ class BabyAISettings(DenseTreeSettings):
     """Settings of ``dense_tree/babyai``."""
 
     recipe: ClassVar[str] = "dense_tree/babyai"
+    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, in BabyAI."
 
 
 class TinySettings(DenseTreeSettings):
     """Settings of ``dense_tree/tiny``: the packaged model on the games and sums that it knows."""
 
     recipe: ClassVar[str] = "dense_tree/tiny"
+    summary: ClassVar[str] = "DensePolicy on the packaged games and model."

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 def _settings() -> "tuple[type[RecipeSettings], ...]":
-    from coterie.recipes.dpo.recipe import DPOFileSettings
+    from coterie.recipes.file_settings import DPOFileSettings
 
     return (DPOFileSettings,)
 
 
 def _recipe(settings: "RecipeSettings") -> "Recipe":
-    from coterie.recipes.dpo.recipe import DPOFileSettings, DPOOnFile
+    from coterie.recipes.dpo.recipe import DPOOnFile
+    from coterie.recipes.file_settings import DPOFileSettings
 
     assert isinstance(settings, DPOFileSettings), "settings are given to their own recipe"
     return DPOOnFile(settings)

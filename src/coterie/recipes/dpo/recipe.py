@@ -8,38 +8,18 @@ evaluate, measure   the trained model, on the same pairs
 
 from collections.abc import Sequence
 from math import exp, log1p
-from typing import ClassVar
 
-from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.conversations import FileSettings
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.progress import Progress
-from coterie.recipes.file_training import FileTraining, FileTrainingSettings, target_logprobs
+from coterie.recipes.file_settings import DPOFileSettings
+from coterie.recipes.file_training import FileTraining, target_logprobs
 from coterie.recipes.trainings import prefer
 from coterie.rollout.conversation_rows import preference_pair
 from coterie.runs.folder import Run
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
-
-
-class PairTrainingSettings(TrainingSettings):
-    """Settings of the training on pairs."""
-
-    learning_rate: float = key(5e-7, "peak learning rate", source="DPO: 1e-6 to 5e-7", gt=0)
-
-
-class DPOFileSettings(FileTrainingSettings):
-    """Settings of ``dpo``."""
-
-    recipe: ClassVar[str] = "dpo"
-
-    dataset: FileSettings = FileSettings(name="preferences")
-    objective: DPOSettings = DPOSettings()
-    train: TrainingSettings = PairTrainingSettings()
 
 
 class DPOOnFile(FileTraining):

@@ -8,8 +8,8 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.workflow.trace import TraceForm
-from coterie.recipes.reinforcing import ReinforceSettings
 from coterie.recipes.settings import RecipeSettings
+from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.turn import digest
 
@@ -124,6 +124,7 @@ class MhqaSettings(GapSettings):
     """Settings of ``gap/mhqa``."""
 
     recipe: ClassVar[str] = "gap/mhqa"
+    summary: ClassVar[str] = "GAP: parallel tool calls for multi-hop questions, SFT then RL."
 
     dataset: DatasetSettings = DatasetSettings(name="hotpot_qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="mhqa")
@@ -133,6 +134,7 @@ class WebSettings(GapSettings):
     """Settings of ``gap/web``."""
 
     recipe: ClassVar[str] = "gap/web"
+    summary: ClassVar[str] = "GAP: parallel tool calls for questions of the web."
 
     dataset: DatasetSettings = DatasetSettings(name="qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="web")
@@ -142,6 +144,7 @@ class CodeSettings(GapSettings):
     """Settings of ``gap/code``. Nobody writes traces for it: they come from a file."""
 
     recipe: ClassVar[str] = "gap/code"
+    summary: ClassVar[str] = "GAP: programs for contests and mathematics."
 
     dataset: DatasetSettings = DatasetSettings(name="livecodebench")
     environment: EnvironmentSettings = EnvironmentSettings(name="code")
@@ -151,3 +154,4 @@ class TinySettings(GapSettings):
     """Settings of ``gap/tiny``: the packaged model in the encyclopedia that it knows."""
 
     recipe: ClassVar[str] = "gap/tiny"
+    summary: ClassVar[str] = "GAP on the packaged encyclopedia and model."

@@ -8,8 +8,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 Parts = Literal["joint", "planner", "grounder", "sft"]
 SCRIPT = "script"
@@ -200,15 +199,18 @@ class MathsSettings(MoatSettings):
     """Settings of ``moat/maths``."""
 
     recipe: ClassVar[str] = "moat/maths"
+    summary: ClassVar[str] = "MOAT: planner and grounder aligned jointly, on mathematics."
 
 
 class ComplexQASettings(MoatSettings):
     """Settings of ``moat/complex_qa``."""
 
     recipe: ClassVar[str] = "moat/complex_qa"
+    summary: ClassVar[str] = "MOAT: planner and grounder, on multi-hop questions."
 
 
 class WebSettings(MoatSettings):
     """Settings of ``moat/web``."""
 
     recipe: ClassVar[str] = "moat/web"
+    summary: ClassVar[str] = "MOAT: planner and grounder, on web pages."

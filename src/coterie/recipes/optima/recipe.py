@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData

@@ -10,8 +10,7 @@ from coterie.rewards.combined import RewardSettings
 from coterie.rollout.search import SearchSettings
 from coterie.selection.demonstrations import SelectSettings
 from coterie.selection.pairs import PairSettings
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 TrainingKind = Literal["sft", "dpo"]
 """What an iteration is: the best dialogues imitated, or pairs out of trees."""
@@ -53,6 +52,7 @@ class OptimaSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "optima/isft"
     questions: ClassVar[str | None] = "debate"
+    summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
 
     model: str = key(
         "tiny-exchange",
@@ -207,6 +207,7 @@ class IDPOSettings(OptimaDPOSettings):
     """Settings of ``optima/idpo``: one iteration of SFT from the base, then DPO."""
 
     recipe: ClassVar[str] = "optima/idpo"
+    summary: ClassVar[str] = "Optima: one iteration of SFT, then DPO on pairs of tree search."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT once, to begin with."""
@@ -223,6 +224,7 @@ class ISFTDPOSettings(OptimaDPOSettings):
     """Settings of ``optima/isft_dpo``: SFT and DPO in turn."""
 
     recipe: ClassVar[str] = "optima/isft_dpo"
+    summary: ClassVar[str] = "Optima: SFT and DPO in turn."
 
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""

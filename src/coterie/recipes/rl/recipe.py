@@ -14,7 +14,7 @@ path's tokens, a divergence from the reference in the loss. DAPO: a wider clip u
 divergence, tasks drawn anew until enough groups tell something, a soft penalty for length. PPO: a critic.
 """
 
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.environments.traits import agents_of
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.recipes.reinforcing import ReinforceSettings
 from coterie.recipes.settings import RecipeSettings
+from coterie.runs.reinforce.settings import ReinforceSettings
 
 
 class GrpoSettings(ReinforceSettings, RecipeSettings):
@@ -14,6 +14,7 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
 
     recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
+    summary: ClassVar[str] = "GRPO: rewards compared within groups of rollouts of one task."
 
     model: str = key(
         "tiny-exchange",
@@ -42,9 +43,13 @@ class DapoSettings(GrpoSettings):
     """Settings of ``rl/dapo``."""
 
     recipe: ClassVar[str] = "rl/dapo"
+    summary: ClassVar[str] = (
+        "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."
+    )
 
 
 class PpoSettings(GrpoSettings):
     """Settings of ``rl/ppo``."""
 
     recipe: ClassVar[str] = "rl/ppo"
+    summary: ClassVar[str] = "PPO: a critic estimates the value before each token."

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 def _settings() -> "tuple[type[RecipeSettings], ...]":
-    from coterie.recipes.sft.recipe import SFTFileSettings
+    from coterie.recipes.file_settings import SFTFileSettings
 
     return (SFTFileSettings,)
 
 
 def _recipe(settings: "RecipeSettings") -> "Recipe":
-    from coterie.recipes.sft.recipe import SFTFileSettings, SFTOnFile
+    from coterie.recipes.file_settings import SFTFileSettings
+    from coterie.recipes.sft.recipe import SFTOnFile
 
     assert isinstance(settings, SFTFileSettings), "settings are given to their own recipe"
     return SFTOnFile(settings)

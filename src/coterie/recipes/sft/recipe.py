@@ -9,30 +9,17 @@ Rows that begin with the same tokens are packed into prefix tries: what they sha
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.conversations import FileSettings
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY
 from coterie.progress import Progress
-from coterie.recipes.file_training import FileTraining, FileTrainingSettings, target_logprobs
+from coterie.recipes.file_settings import SFTFileSettings
+from coterie.recipes.file_training import FileTraining, target_logprobs
 from coterie.recipes.trainings import train_role
-from coterie.rollout.conversation_rows import Targets, conversation_rows
+from coterie.rollout.conversation_rows import conversation_rows
 from coterie.runs.folder import Run
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row
-
-
-class SFTFileSettings(FileTrainingSettings):
-    """Settings of ``sft``."""
-
-    recipe: ClassVar[str] = "sft"
-
-    dataset: FileSettings = FileSettings(name="conversations")
-    targets: Targets = key(
-        "all", "Train on all of the assistant's messages of a conversation, or on the last one."
-    )
 
 
 class SFTOnFile(FileTraining):

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from coterie.config.folders import expanded
-from coterie.engines.protocol import EngineError, EngineGone
-from coterie.engines.run_engines import POLICY
+from coterie.engines.protocol import POLICY, EngineError, EngineGone
 from coterie.environments.coding import AGENT, CRITIC
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel

@@ -10,8 +10,7 @@ from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.selection.ranked import RankedPairSettings
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.training.dpo import DPOSettings
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]
 CriticKind = Literal["likelihood", "regression", "classifier", "judge"]
@@ -124,6 +123,9 @@ class SweetSettings(RecipeSettings):
     """Settings of ``sweet_rl/backend``."""
 
     recipe: ClassVar[str] = "sweet_rl/backend"
+    summary: ClassVar[str] = (
+        "SWEET-RL: a turn-level critic that sees the reference, then DPO on turns."
+    )
 
     model: str = key(
         "tiny-persona",

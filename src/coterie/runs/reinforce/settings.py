@@ -6,6 +6,16 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.rewards.advantages import Baseline
+from coterie.rewards.path_reward import PathRewardSettings
+from coterie.training.settings import (
+    PolicyLossSettings,
+    Schedule,
+    TrainingSettings,
+    ValueLossSettings,
+)
+
+UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
+"""Settings of a training that reinforcement learning does not read."""
 
 
 class GroupSettings(Settings):
@@ -120,3 +130,61 @@ class StepSettings(Settings):
         fields = type(self).model_fields
         same = {name: fields[name].default for name in ("patience", "save_every")}
         return self.model_copy(update=same).fingerprint()
+
+
+class UpdateSettings(TrainingSettings):
+    """How weights are changed in an optimiser step; how many there are is said by ``steps``."""
+
+    learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
+    schedule: Schedule = key(
+        "constant",
+        "how the learning rate goes from its peak to zero, or stays",
+        source="GAP's scripts",
+    )
+    warmup_ratio: float = key(0.0, "share of the steps in which the rate climbs", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        fields = type(self).model_fields
+        if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
+            raise ValueError(
+                f"{', '.join(changed)} mean nothing in reinforcement learning; steps.minibatches, steps.epochs and "
+                "steps.save_every say how often what is trained on and kept"
+            )
+        return self
+
+
+class CriticSettings(Settings):
+    """The critic of advantage.baseline=values; it begins as the policy, with a fresh value head."""
+
+    train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
+    loss: ValueLossSettings = ValueLossSettings()
+
+
+class ReinforceSettings(Settings):
+    """All of a reinforcement learning. A mixin: recipes derive their settings from it beside their own."""
+
+    rollout: GroupSettings = GroupSettings()
+    reward: PathRewardSettings = PathRewardSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    steps: StepSettings = StepSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
+    update: UpdateSettings = UpdateSettings()
+    critic: CriticSettings = CriticSettings()
+
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage.baseline == "values"
+
+    @property
+    def paths(self) -> int:
+        return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
+
+    @model_validator(mode="after")
+    def _refuse_lone_paths(self) -> Self:
+        if not self.has_critic and self.rollout.samples < 2:
+            raise ValueError(
+                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
+                "or more, or advantage.baseline=values"
+            )
+        return self
