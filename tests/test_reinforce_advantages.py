@@ -19,7 +19,7 @@ from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.preparing import Rules, prepare
 from coterie.runs.reinforce.sampling import Drawn
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
-from coterie.training.policy_gradient import PolicyLossSettings
+from coterie.training.settings import PolicyLossSettings
 from coterie.trajectories.row import Row, Target
 from coterie.trajectories.tree import LENGTH, Ending, Outcome
 
