@@ -92,12 +92,12 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests that change it take a copy."""
-    from coterie.cli.given import Given
     from coterie.cli.running import run_recipe
+    from coterie.recipes.registry import settings
     from coterie.terminal.console import notes
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    run_recipe(Given("optima/isft", FEW), folder, notes())
+    run_recipe(settings("optima/isft", FEW), folder, notes())
     return folder
 
 

@@ -239,7 +239,7 @@ def test_a_run_with_trainings_in_no_folder_of_a_role_is_refused(cli: Cli, run: P
 
 
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
-    assert cli("evaluate", "second", "model=run", *FEW).code == 0
+    assert cli("stage", "evaluate", "second", "model=run", *FEW).code == 0
     final = "run/training/policy/iteration-00/final"
     assert f"model: {final}" in Path("second/config.yaml").read_text()
     assert cli("evaluate", "exchange", "policy=run", "tasks=2").code == 0
@@ -248,7 +248,7 @@ def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
 def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) -> None:
     page = Path("mine/report.html")
     for stage in ("evaluate", "rollout", "reward", "select"):
-        assert cli(stage, "mine", *(FEW if stage == "evaluate" else ())).code == 0
+        assert cli("stage", stage, "mine", *(FEW if stage == "evaluate" else ())).code == 0
         assert page.is_file(), stage
         page.unlink()
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
@@ -273,7 +273,7 @@ def test_a_run_that_is_stopped_before_its_settings_are_written_can_begin_again(
         patch.setattr(loop, "write_config", _stopped)
         assert cli("run", "optima/isft", *FEW, "--folder", "mine").code == INTERRUPTED
     assert not Path("mine/config.yaml").exists()
-    said = cli("evaluate", "mine", *FEW)
+    said = cli("stage", "evaluate", "mine", *FEW)
     assert said.code == 0, said.err
 
 

@@ -203,7 +203,7 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     packaged = packaged_folder("tiny-exchange")
     assert packaged is not None
     shutil.copytree(packaged, tmp_path / "first")
-    assert cli("evaluate", "mine", *SMALL, "model=first").code == 0
+    assert cli("stage", "evaluate", "mine", *SMALL, "model=first").code == 0
     (tmp_path / "first").rename(tmp_path / "second")
     assert cli("evaluate", "mine", "--iteration", 0, "model=second").code == 0, (
         "moved, and nothing else"

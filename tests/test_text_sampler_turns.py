@@ -25,7 +25,7 @@ class Says:
 
     def __init__(self, text: str, finish: str) -> None:
         self.reply = SimpleNamespace(
-            thought="", text=text, finish=finish, completion_tokens=3, stop=""
+            thought="", text=text, finish=finish, completion_tokens=3, thought_tokens=0, stop=""
         )
         self.shown: list[str] = []
 
