@@ -127,7 +127,9 @@ def test_run_resumes_reports_and_repeats_nothing(cli: Cli, tmp_path: Path) -> No
 
 def test_stages_alone_make_the_same_run(cli: Cli, run: Run, tmp_path: Path) -> None:
     for stage in ("evaluate", "rollout", "reward", "select", "train"):
-        said = cli("stage", stage, "alone", *(SMALL if stage == "evaluate" else ()), "--iteration", 0)
+        said = cli(
+            "stage", stage, "alone", *(SMALL if stage == "evaluate" else ()), "--iteration", 0
+        )
         assert said.code == 0, said.err
     said = cli("evaluate", "alone", "--iteration", 1)
     assert said.code == 0, said.err

@@ -120,8 +120,16 @@ def index_of_pages(_: House, path: Path) -> None:
     build_index(pages, path)
 
 
+QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n in range(40))
 GIVEN: Mapping[str, Mapping[str, Make]] = {
-    "README.md": {"mine.yaml": settings_of_a_run},
+    "docs/recipes/sft.md": {
+        "chats.jsonl": lines(*QUESTIONS),
+        "gsm8k550.jsonl": lines(*QUESTIONS),
+        "preferences.jsonl": lines(
+            *({"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS)
+        ),
+    },
+    "README.md": {"mine.yaml": settings_of_a_run, "chats.jsonl": lines(*QUESTIONS)},
     "docs/howto/action-lines.md": {
         "pages.jsonl": lines({"title": "Norway", "text": "Oslo is the capital of Norway."}),
     },

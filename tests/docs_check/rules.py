@@ -39,6 +39,7 @@ class LeftOut:
     why: str
 
 
+FILE = "rows=8 evaluate.tasks=2 evaluate.rows=2 evaluate.max_tokens=4 engine.device=cpu model=tiny-exchange"
 EVALUATED = "evaluate.tasks=2 engine.device=cpu"
 SAMPLED = f"rollout.tasks=2 rollout.samples=2 rollout.max_tokens=96 {EVALUATED}"
 TRAINED = "train.epochs=1 select.threshold=-100 select.top_share=1"
@@ -92,6 +93,9 @@ KEYS = {"run": "config"}
 GPUs (``make test-ranks`` trains on CPU ranks). wandb is not installed; tensorboard stands in for it."""
 
 RULES = (
+    Rule("coterie run sft", FILE),
+    Rule("coterie run dpo", FILE),
+    Rule("coterie list"),
     Rule("coterie run optima/isft", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run optima/isft", has="train.processes=", instead=KEYS),
     Rule("coterie run optima/isft", has="train.launch=", instead=KEYS),
