@@ -81,6 +81,9 @@ def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None
         values = recipe.values(run, tree)
         assert better.parent == worse.parent and better.text != worse.text
         assert values[better.id].mean - values[worse.id].mean >= s.pairs.margin
+    for tree in run.store.trees(0, "rollout"):
+        pairs = recipe.tree_pairs(run, tree)
+        assert all(pair.difference >= s.pairs.margin for pair in pairs)
 
 
 def test_pairs_are_trained_on_in_the_context_that_they_have_in_common(run: Run) -> None:
