@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.recipes.optima.methods import optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
 
@@ -38,7 +38,7 @@ def test_a_setting_is_a_part_of_the_steps_that_it_changes(word: str) -> None:
     words = ["iterations=2"]
     source = ["dataset.source=sample"] * word.startswith("dataset")
     one, other = (
-        optima(settings("optima/isft_dpo", [*words, *more])) for more in ([], [word, *source])
+        Optima(settings("optima/isft_dpo", [*words, *more])) for more in ([], [word, *source])
     )
     steps = [Step(i, stage) for i in (SFT, DPO) for stage in STAGES]
     changed = [step for step in steps if one.fingerprint(step) != other.fingerprint(step)]

@@ -8,7 +8,8 @@ torch nor the rest of its folder, and the functions in it import what they need 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from coterie.models.chat import ChatRenderer
@@ -58,3 +59,37 @@ class RecipeDescription:
     """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""
     quickstart: str | None = None
     """The method of ``coterie quickstart``, whose sizes are in ``presets/quickstart.yaml``."""
+
+
+def describe(
+    package: str,
+    *settings: str,
+    recipe: str,
+    report: str,
+    critic: str | None = None,
+    quickstart: str | None = None,
+) -> RecipeDescription:
+    """Return the description of the recipe in a package, whose parts are imported when they are used.
+
+    Args:
+        package: The recipe's folder as a package.
+        settings: Settings of its methods as ``.module:Name``, relative to the package.
+        recipe: Class or function that makes the recipe from settings.
+        report: Function of a recipe and its run.
+        critic: Function that returns the critic of a recipe's runs.
+        quickstart: The method of ``coterie quickstart``.
+    """
+
+    def part(name: str) -> Any:
+        module, _, attribute = name.partition(":")
+        return getattr(import_module(module, package), attribute)
+
+    return RecipeDescription(
+        name=package.rpartition(".")[2],
+        package=package,
+        settings=lambda: tuple(map(part, settings)),
+        recipe=lambda own: part(recipe)(own),
+        report=lambda one, run: part(report)(one, run),
+        critic=None if critic is None else lambda one: part(critic)(one),
+        quickstart=quickstart,
+    )

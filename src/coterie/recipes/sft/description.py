@@ -1,40 +1,10 @@
 """``sft`` for the commands."""
 
-from typing import TYPE_CHECKING
+from coterie.recipes.description import describe
 
-from coterie.recipes.description import RecipeDescription
-
-if TYPE_CHECKING:
-    from coterie.recipes.base import Recipe
-    from coterie.recipes.settings import RecipeSettings
-    from coterie.reports.data import RunReport
-    from coterie.runs.folder import Run
-
-
-def _settings() -> "tuple[type[RecipeSettings], ...]":
-    from coterie.recipes.file_settings import SFTFileSettings
-
-    return (SFTFileSettings,)
-
-
-def _recipe(settings: "RecipeSettings") -> "Recipe":
-    from coterie.recipes.file_settings import SFTFileSettings
-    from coterie.recipes.sft.recipe import SFTOnFile
-
-    assert isinstance(settings, SFTFileSettings), "settings are given to their own recipe"
-    return SFTOnFile(settings)
-
-
-def _report(recipe: "Recipe", run: "Run") -> "RunReport":
-    from coterie.recipes.file_report import training_report
-
-    return training_report(recipe, run)
-
-
-DESCRIPTION = RecipeDescription(
-    name="sft",
-    package=__name__.rpartition(".")[0],
-    settings=_settings,
-    recipe=_recipe,
-    report=_report,
+DESCRIPTION = describe(
+    __name__.rpartition(".")[0],
+    "coterie.recipes.file_settings:SFTFileSettings",
+    recipe=".recipe:SFTOnFile",
+    report="coterie.recipes.file_report:training_report",
 )

@@ -41,3 +41,8 @@ class SweetCritic:
             raise UserError(
                 f"the critic of {run.folder} is not trained", f"coterie train {run.folder}"
             )
+
+
+def sweet_critic(recipe: SweetRL) -> SweetCritic | None:
+    """Return the critic of a recipe's runs; ``None`` for methods without one."""
+    return SweetCritic(recipe) if recipe.settings.method == "sweet" else None
