@@ -126,6 +126,8 @@ def test_calls_and_results_are_matched_by_their_ids(tmp_path: Path) -> None:
     assert first.messages[1].calls[0].name == "add" and first.messages[2].results == "c0"
 
 
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "z9", "content": "4"}
 FAULTY = [
     ([], "no messages"),
     ([SAY], "first message is not the user's"),
@@ -134,9 +136,19 @@ FAULTY = [
     ([ASK, {"role": "assistant", "content": " "}], "message 2 (assistant) is empty"),
     ([ASK, SAY, {"role": "system", "content": "x"}, ASK, SAY], "a system message follows"),
     ([{"role": "critic", "content": "x"}, SAY], "role 'critic'"),
-    ([ASK, {"role": "tool", "content": "4"}, SAY], "no call comes before it"),
+    ([ASK, {"role": "tool", "content": "4"}, SAY], "no call waits for a result"),
     ([ASK, {**SAY, "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}], "not JSON"),
     ([{"role": "user", "content": [{"type": "image"}]}, SAY], "a part that is not text"),
+    ([ASK, CALLS, {**RESULT, "tool_call_id": "q"}, SAY], "answers the call 'q'"),
+    ([ASK, CALLS, RESULT, RESULT, SAY], "no call waits for a result"),
+    ([ASK, CALLS, ASK, RESULT, SAY], "no call waits for a result"),
+    ([ASK, {**SAY, "tool_calls": [CALL, CALL]}], "two calls of message 2 have the id 'z9'"),
+    ([ASK, {**SAY, "tool_calls": [{"function": "add"}]}], "has no name"),
+    (
+        [ASK, {**SAY, "tool_calls": [{"function": {"name": "add", "arguments": "[1]"}}]}],
+        "not an object",
+    ),
+    ([ASK, CALLS, RESULT, SAY], "it has no tools"),
 ]
 
 
@@ -170,3 +182,64 @@ def test_no_opening_is_in_both_splits(tmp_path: Path) -> None:
     found = Conversations(FileSettings(source=str(write(tmp_path, rows)), heldout=0.25))
     openings = [{row.question for row in found.rows(split)} for split in ("train", "heldout")]
     assert len(openings[0]) == 15 and len(openings[1]) == 5 and not openings[0] & openings[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"chosen": [ASK, SAY], "rejected": [{**ASK, "content": "3?"}, BAD]}, "begin with different"),
+        ({"prompt": [ASK], "chosen": [{**ASK, "content": "3?"}, SAY], "rejected": [SAY]}, "does not begin with"),
+        ({"prompt": [ASK], "chosen": [SAY], "rejected": [SAY]}, "are equal"),
+    ],
+)  # fmt: skip
+def test_sides_of_different_prompts_are_refused(
+    row: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        read(write(tmp_path, [row]), Preferences)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Q: 2+2?\n", "chosen": "Q: 2+2?\n4", "rejected": "Q: 2+2?\n5"},
+        {
+            "prompt": "\n\nHuman: Q: 2+2?\n\nAssistant:",
+            "chosen": "\n\nHuman: Q: 2+2?\n\nAssistant: 4",
+            "rejected": "\n\nHuman: Q: 2+2?\n\nAssistant: 5",
+        },
+        {"prompt": "\n\nHuman: Q: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"},
+        {
+            "prompt": [{"role": "system", "content": "x"}, {**ASK, "content": "Q: 2+2?"}],
+            "chosen": [{**ASK, "content": "Q: 2+2?"}, SAY],
+            "rejected": [{**ASK, "content": "Q: 2+2?"}, BAD],
+        },
+    ],
+)
+def test_a_prompt_that_both_sides_repeat_is_taken_off(row: dict[str, Any], tmp_path: Path) -> None:
+    first, _ = read(write(tmp_path, [row, other(row)]), Preferences)
+    texts = [one.content.strip() for one in first.messages if one.role != "system"]
+    assert texts == ["Q: 2+2?", "4"] and first.rejected[0].content.strip() == "5"
+    assert first.start == len(first.messages) - 1
+
+
+def test_only_equal_rows_are_duplicates_and_they_are_counted(tmp_path: Path) -> None:
+    tools = [{"function": {"name": f"tool{n}"}} for n in range(3)]
+    rows = [{"messages": [ASK, SAY], "tools": [one]} for one in tools]
+    file = write(tmp_path, [*rows, rows[0], other(rows[0])])
+    found = Conversations(FileSettings(source=str(file), heldout=0.4))
+    assert len(found.rows("train")) + len(found.rows("heldout")) == 4
+    assert found.left_out == {"duplicates": 1, "broken": 0}
+    many = [{"prompt": "2+2?", "chosen": "4", "rejected": one} for one in ("5", "6", "7")]
+    rows = read(write(tmp_path, [*many, other(many[0])]), Preferences)
+    assert len({row.id for row in rows}) == 4
+
+
+def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
+    row = {"instruction": "2+2?", "output": "4", "history": '[["a", "b"]]', "system": "s"}
+    later = {**row, "history": '[["c", "b"]]'}
+    read_rows = read(write(tmp_path, [row, later]))
+    texts = sorted([one.content for one in row.messages] for row in read_rows)
+    assert texts[0] == ["s", "a", "b", "2+2?", "4"] and read_rows[0].start == 4
+    with pytest.raises(UserError, match="its input is a int"):
+        read(write(tmp_path, [row, {**row, "input": 21}]))

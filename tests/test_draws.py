@@ -4,7 +4,7 @@ import pytest
 
 from coterie.environments.registry import task_word
 from coterie.environments.rows import draws
-from coterie.recipes.optima.methods import optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
@@ -59,7 +59,7 @@ def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) 
     source = ["dataset.source=sample"] * (dataset == "gsm8k")
     words = [task_word(dataset), *source, "iterations=4", "rollout.tasks=9"]
     words += [] if method == "optima/isft" else ["dpo.tasks=13"]
-    recipe = optima(settings(method, words))
+    recipe = Optima(settings(method, words))
     sizes = {"sft": 9, "dpo": 13}
     found = [recipe.train_tasks(i) for i in range(4)]
     assert [len(tasks) for tasks in found] == [sizes[recipe.kind(i)] for i in range(4)]
@@ -70,7 +70,7 @@ def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) 
 
 def test_counts_of_earlier_draws_are_a_part_of_what_a_rollout_depends_on() -> None:
     words = ["iterations=4", "rollout.tasks=9"]
-    one, other = (optima(settings("optima/isft_dpo", [*words, f"dpo.tasks={n}"])) for n in (9, 15))
+    one, other = (Optima(settings("optima/isft_dpo", [*words, f"dpo.tasks={n}"])) for n in (9, 15))
     for i, equal in enumerate((True, False, False, False)):
         rollout = Step(i, "rollout")
         assert (one.fingerprint(rollout) == other.fingerprint(rollout)) == equal

@@ -18,6 +18,7 @@ from coterie.runs.loop import run_steps
 from coterie.training.loop import train
 from coterie.training.settings import TrainingSettings
 from tests.contract.test_15_chat_templates import renderer
+from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
 
 
@@ -175,3 +176,73 @@ def test_a_tool_dialogue_is_trained_on_calls_and_replies_as_the_template_writes_
         assert whole.strip() == own.decode(rows[-1].ids).strip(), name
         said = [own.decode(row.ids[t.start : t.stop]) for row in rows for t in row.targets]
         assert len(said) == 2 and '"name": "add"' in said[0] and "Four." in said[1]
+
+
+CALLED = [
+    {"role": "user", "content": "2+2?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": name, "function": {"name": name, "arguments": {"a": 2}}}
+            for name in ("plus", "times")
+        ],
+    },
+    {"role": "tool", "tool_call_id": "times", "content": "RES2"},
+    {"role": "tool", "tool_call_id": "plus", "content": "RES1"},
+    {"role": "assistant", "content": "Four."},
+]
+TOOLS = [{"function": {"name": name, "description": "Adds."}} for name in ("plus", "times")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) -> None:
+    own = renderer(name)
+    for chat in (CALLED, [*CALLED[:1], {**CALLED[1], "reasoning_content": "plan"}, *CALLED[2:]]):
+        try:
+            rows = coterie.rows_from_messages(own, chat, tools=TOOLS)
+        except UserError:
+            continue
+        targets = [row.ids[t.start : t.stop] for row in rows for t in row.targets]
+        called, reply = map(own.decode, targets)
+        assert "plus" in called and "times" in called and "Four." in reply
+        assert all(ids[-1] in own.end_ids for ids in targets)
+        assert (
+            "plan" in called or chat is CALLED or own.template.thoughts is None or "nothink" in name
+        )
+        context = own.decode(rows[-1].ids)
+        assert context.index("RES1") < context.index("RES2")
+
+
+def test_only_the_completion_of_a_prompt_is_trained(tmp_path: Path) -> None:
+    chat = sums(4)[0]["messages"]
+    lines(tmp_path, [{"prompt": chat[:3], "completion": chat[3]["content"]}] * 2 + [
+        {"prompt": "2+2?", "completion": "Yes."}
+    ])  # fmt: skip
+    recipe = recipe_of(
+        settings("sft", [f"dataset.source={tmp_path / 'rows.jsonl'}", "model=tiny-exchange"])
+    )
+    assert {text.strip() for row in recipe.examples() for text, on in row if on} == {"Yes.<|end|>"}
+
+
+def test_held_out_rows_have_room_too(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(json.dumps(sums(1)[0]))
+    long = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "word " * 1200},
+        ]
+    }
+    (folder / "heldout.jsonl").write_text(json.dumps(long))
+    own = [f"dataset.source={folder}", "model=tiny-exchange"]
+    with pytest.raises(UserError, match="1 held-out rows have more than 1,024 tokens: line 1"):
+        recipe_of(settings("sft", own)).check()
+    with pytest.raises(UserError, match="no held-out row is left"):
+        recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
+
+
+def test_other_data_sets_are_refused() -> None:
+    with pytest.raises(UserError, match="sft trains on conversations of a file, not on gsm8k"):
+        recipe_of(settings("sft", ["dataset=gsm8k", "dataset.source=sample"]))

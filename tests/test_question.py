@@ -42,6 +42,12 @@ def text(question, reply, answer, row):
 def late(question, reply, answer, row):
     return 1 / (reply != "late")
 
+def counted(question, reply, answer, row):
+    return {"score": 1.0, "tokens": 3}
+
+def leaving(question, reply, answer, row):
+    raise SystemExit(2)
+
 def short(question, reply):
     return 1.0
 """
@@ -111,12 +117,42 @@ def test_a_prompt_has_columns_and_braces_and_the_default_of_its_reward(tmp_path:
     assert filled("{tags} {n}", "", row, "x", set()) == '["a", "b"] 2'
 
 
+def test_the_right_answer_in_verl_columns_is_hidden_from_prompts(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{n}?", "reward_model": {"ground_truth": "4"}, "extra_info": {"answer": "4"}}
+        for n in range(5)
+    ]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    for column in ("extra_info", "extra_info.answer", "reward_model.ground_truth"):
+        with pytest.raises(UserError, match="shows the right answer"):
+            prompt(environment(file, f"environment.prompt={{question}} {{{column}}}"))
+
+
+def test_equal_questions_are_one_task_unless_other_columns_differ(tmp_path: Path) -> None:
+    rows = [{"question": "Color?", "text": t, "answer": t[-4:]} for t in ("a blue", "a pink")]
+    file = jsonl(tmp_path / "a.jsonl", *sums(), *rows, rows[0])
+    game = environment(file)
+    tasks = [*game.tasks("train", 99, 0), *game.tasks("heldout", 99, 0)]
+    assert len({task.id for task in tasks}) == len(tasks) == 12
+
+
+def test_a_column_of_aliases_is_right_too(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "answer": "NYC", "aliases": ["New York"]} for n in range(5)]
+    game = environment(jsonl(tmp_path / "a.jsonl", *rows))
+    assert graded(game, "New York").score == graded(game, "NYC").score == 1.0
+
+
 @pytest.mark.parametrize(
     ("reward", "answers", "reply", "score"),
     [
         ("exact", ["The Nile", "Nile River"], "nile river.", 1.0),
         ("exact", ["The Nile"], "I think \\boxed{the Nile}!", 1.0),
         ("exact", ["The Nile"], "I think the Nile", 0.0),
+        ("exact", ["A"], "", 0.0),
+        ("exact", ["A"], "a", 1.0),
+        ("exact", ["-6"], "6", 0.0),
+        ("exact", ["3.5"], "35", 0.0),
+        ("exact", ["1/2"], "0.5", 1.0),
         ("f1", ["red fox"], "red dog", 0.5),
         ("math", ["1/2"], "So it is \\boxed{\\frac{1}{2}}.", 1.0),
         ("math", ["1200"], "1,200", 1.0),
@@ -176,6 +212,11 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
         (["environment.reward=OWN:nothing"], "nothing .* returned nan on .*line 1"),
         (["environment.reward=OWN:text"], "text .* returned 'good' on .*line 1"),
         (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),
+        (
+            ["environment.reward=OWN:counted"],
+            "a metric called 'tokens', which coterie measures itself",
+        ),
+        (["environment.reward=OWN:leaving"], "leaving .* failed on .*line 1: .*2"),
         (["environment.reward=OWN:short"], "short .* cannot be called with"),
         (["environment.reward=OWN:missing"], "has no missing"),
         (["environment.reward_range=[1,0]"], "is empty"),

@@ -212,7 +212,7 @@ def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
 
 def _check_run(target: str) -> None:
     """Raise ``UserError`` for a target that is neither a benchmark nor a run folder."""
-    from coterie.environments.registry import NAMES, OPEN, TOOLS
+    from coterie.environments.registry import ENVIRONMENTS, NAMES, OPEN
 
     folder = Path(target)
     if (folder / "config.yaml").is_file():
@@ -220,7 +220,7 @@ def _check_run(target: str) -> None:
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     raise UserError(
         f"no benchmark or run folder is called {target!r}",
-        f"{did_you_mean(target, [*NAMES, *OPEN, *TOOLS, *runs])}`coterie list` has all benchmarks; "
+        f"{did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])}`coterie list` has all benchmarks; "
         "`coterie run` makes a run folder",
     )
 

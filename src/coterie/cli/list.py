@@ -27,9 +27,7 @@ def list_names() -> None:
     out.print(
         "environments: coterie evaluate NAME, coterie run RECIPE environment=NAME", style="bold"
     )
-    out.print(
-        "  " + ", ".join((*MICRO_WORLDS, *(name for name in TOOLS if name not in MICRO_WORLDS)))
-    )
+    out.print("  " + ", ".join(dict.fromkeys((*MICRO_WORLDS, *TOOLS, "question"))))
     sets = (
         (name, f"{CATALOGUE[name].what if name in CATALOGUE else 'rows of a file'} ({own['name']})")
         for name, own in PLAYED_IN.items()

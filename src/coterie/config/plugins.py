@@ -188,13 +188,16 @@ def _by_place(kind: Kind, name: str) -> Found:
             f"{module.__file__} has no {thing}, so there is no {kind.name} {name}",
             f"{did_you_mean(thing, names)}{has}",
         )
-    return _plugin(kind, settled(name), what, lambda: getattr(module, thing))
+    return _plugin(kind, settled(name), what, lambda: getattr(module, thing), module.__file__)
 
 
-def _plugin(kind: Kind, name: str, what: str, load: Callable[[], Any]) -> Found:
+def _plugin(
+    kind: Kind, name: str, what: str, load: Callable[[], Any], file: str | None = None
+) -> Found:
+    """Import a thing; its ``file`` is the one that names it, else the file of its module."""
     thing = guarded(f"{what} can't be imported", load)
     module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
-    file = getattr(module, "__file__", None)
+    file = file or getattr(module, "__file__", None)
     found = _used[kind.name, name] = Found(kind, name, thing, None if file is None else Path(file))
     return found
 

@@ -14,7 +14,7 @@ r"""Conversations and preferences of a user's file, in the formats that people h
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, takewhile
@@ -111,7 +111,8 @@ def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
     messages = [ChatMessage(role="system", content=system)] if _has_text(system) else []
-    ids: dict[str, str] = {}
+    ids: list[str] = []  # of the calls of the last message that calls, as the file has them
+    waiting: list[int] = []  # places of those calls that have no result yet
     for number, raw in enumerate(value, 1):
         if not isinstance(raw, Mapping):
             raise ValueError(f"message {number} is {_kind(raw)}, not an object")
@@ -120,51 +121,62 @@ def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
         if role is None:
             raise ValueError(f"message {number} has the role {name!r}")
         content = _content(raw["content"] if "content" in raw else raw.get("value"), number)
+        called = raw.get("tool_calls") or raw.get("function_call") or ()
         if name == "function_call":
-            called: Any = _json(content, f"message {number}")
-            calls = _calls(called if isinstance(called, list) else [called], number)
-            content = ""
-        else:
-            calls = _calls(raw.get("tool_calls") or (), number)
-        if calls:
-            ids, answered = {}, 0
-            for at, (given, _) in enumerate(calls):
-                ids[given or f"#{at}"] = call_id(at)
-        thought = next((raw[one] for one in THOUGHTS if _has_text(raw.get(one))), "")
+            called, content = _json(content, f"message {number}"), ""
+        calls = _calls([called] if isinstance(called, Mapping) else called, number)
         results = ""
         if role == "tool":
-            if not ids:
-                raise ValueError(f"message {number} is of a tool, and no call comes before it")
-            results = ids.get(raw.get("tool_call_id") or "", "") or call_id(answered)
-            answered += 1
+            at = _answered(raw.get("tool_call_id"), ids, waiting, number)
+            waiting.remove(at)
+            results = call_id(at)
+        elif role != "system":
+            ids, waiting = [one for one, _ in calls], list(range(len(calls)))
+        thought = next((raw[one] for one in THOUGHTS if _has_text(raw.get(one))), "")
+        own = tuple(call for _, call in calls)
         messages.append(
-            ChatMessage(
-                role=role,
-                content=content,
-                thought=thought,
-                calls=tuple(one for _, one in calls),
-                results=results,
-            )
+            ChatMessage(role=role, content=content, thought=thought, calls=own, results=results)
         )
     return tuple(messages)
+
+
+def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int) -> int:
+    """Return the place of the call that a result answers: by its id, else the next one without a result."""
+    if not waiting:
+        raise ValueError(f"message {number} is of a tool, and no call waits for a result")
+    if id_ in (None, "") or not any(ids):
+        return waiting[0]
+    at = ids.index(str(id_)) if str(id_) in ids else -1
+    if at not in waiting:
+        raise ValueError(
+            f"message {number} answers the call {id_!r}, which does not wait for a result"
+        )
+    return at
 
 
 def parse_tools(value: Any) -> tuple[Tool, ...]:
     """Return tools of OpenAI's form, plain function schemas, or JSON text of either."""
     if isinstance(value, str):
         value = _json(value, "tools") if value.strip() else None
+    if not isinstance(value, list | tuple | None):
+        raise ValueError(f"its tools are {_kind(value)}, not a list")
     tools = []
     for raw in value or ():
         own = raw.get("function", raw) if isinstance(raw, Mapping) else None
         if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
             raise ValueError("its tools are not of OpenAI's form")
-        schema = _without_nulls(own.get("parameters")) or {"type": "object", "properties": {}}
-        tools.append(Tool(own["name"], own.get("description") or "", schema))
+        text, schema = own.get("description"), own.get("parameters")
+        if not isinstance(text, str | None) or not isinstance(schema, Mapping | None):
+            raise ValueError(f"the tool {own['name']!r} is not of OpenAI's form")
+        schema = _without_nulls(schema) or {"type": "object", "properties": {}}
+        tools.append(Tool(own["name"], text or "", schema))
     return tuple(tools)
 
 
-def flaw_of(messages: Sequence[ChatMessage]) -> str:
+def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
     """Return why a conversation cannot be trained on; empty if it can be."""
+    if not tools and any(one.calls for one in messages):
+        return "its assistant calls tools, and it has no tools"
     if not messages:
         return "it has no messages"
     turns = [one.role for one in messages if one.role != "system"]
@@ -196,16 +208,23 @@ def _content(value: Any, number: int) -> str:
 
 def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
     """Return each call with the id that the file gives it."""
-    calls = []
+    calls: list[tuple[str, ToolCall]] = []
     for at, raw in enumerate(value):
-        own = raw.get("function") or raw if isinstance(raw, Mapping) else {}
-        name, arguments = own.get("name"), own.get("arguments", own.get("parameters"))
-        if not isinstance(name, str):
+        own = raw.get("function", raw) if isinstance(raw, Mapping) else None
+        if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
             raise ValueError(f"a call of message {number} has no name")
+        arguments = own.get("arguments", own.get("parameters"))
         if isinstance(arguments, str):
             arguments = _json(arguments, f"a call of message {number}") if arguments else {}
-        text = json.dumps(_without_nulls(arguments) or {}, ensure_ascii=False)
-        calls.append((str(raw.get("id") or ""), ToolCall(call_id(at), name, text)))
+        else:
+            arguments = _without_nulls(arguments or {})
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"the arguments of a call of message {number} are not an object")
+        id_ = "" if raw.get("id") is None else str(raw["id"])
+        if id_ and id_ in [one for one, _ in calls]:
+            raise ValueError(f"two calls of message {number} have the id {id_!r}")
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        calls.append((id_, ToolCall(call_id(at), own["name"], text)))
     return calls
 
 
@@ -241,8 +260,11 @@ def _said(role: str, text: Any) -> Messages:
     return parse_messages([{"role": role, "content": text}])
 
 
-def _prompt(value: Any) -> Messages:
-    return _said("user", value) if isinstance(value, str) else parse_messages(value)
+def _prompt(row: Raw, column: str = "prompt") -> Messages:
+    value = row[column]
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return parse_messages(value, row.get("system"))
 
 
 def _reply(value: Any) -> Messages:
@@ -253,74 +275,110 @@ def _reply(value: Any) -> Messages:
 
 def _instruction(row: Raw) -> Messages:
     """Return the prompt of Alpaca's form; earlier rounds are in ``history``."""
+    for name in ("instruction", "input"):
+        if not isinstance(row.get(name), str | None):
+            raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
     text = "\n\n".join(row[name] for name in ("instruction", "input") if _has_text(row.get(name)))
-    rounds = [
-        said
-        for pair in row.get("history") or ()
-        for said in zip(("user", "assistant"), pair, strict=False)
-    ]
-    messages = [{"role": role, "content": said} for role, said in (*rounds, ("user", text))]
+    history = row.get("history") or ()
+    if isinstance(history, str):
+        history = _json(history, "its history")
+    messages = []
+    for pair in history:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ValueError("its history is not a list of pairs")
+        messages += [
+            {"role": "user", "content": pair[0]},
+            {"role": "assistant", "content": pair[1]},
+        ]
+    messages.append({"role": "user", "content": text})
     return parse_messages(messages, row.get("system"))
 
 
 def _verl_reply(row: Raw) -> Messages:
-    extra, gold = row.get("extra_info") or {}, row.get("reward_model") or {}
+    columns = [row.get("extra_info"), row.get("reward_model")]
+    extra, gold = (one if isinstance(one, Mapping) else {} for one in columns)
     reply = extra.get("answer") or gold.get("ground_truth")
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
     return _said("assistant", reply)
 
 
-Parse = Callable[[Raw], Messages]
-CONVERSATIONS: dict[str, tuple[tuple[str, ...], Parse]] = {
-    "messages": (("messages",), lambda row: parse_messages(row["messages"])),
-    "sharegpt": (
-        ("conversations",),
-        lambda row: parse_messages(row["conversations"], row.get("system")),
-    ),
+NO_PROMPT: Messages = ()
+Formats = Mapping[str, tuple[tuple[str, ...], Callable[[Raw], Any]]]
+CONVERSATIONS: Formats = {
+    "messages": (("messages",), lambda row: (NO_PROMPT, _prompt(row, "messages"))),
+    "sharegpt": (("conversations",), lambda row: (NO_PROMPT, _prompt(row, "conversations"))),
     "alpaca": (
         ("instruction", "output"),
-        lambda row: _instruction(row) + _said("assistant", row["output"]),
+        lambda row: (_instruction(row), _said("assistant", row["output"])),
     ),
     "prompt and completion": (
         ("prompt", "completion"),
-        lambda row: _prompt(row["prompt"]) + _reply(row["completion"]),
+        lambda row: (_prompt(row), _reply(row["completion"])),
     ),
     "prompt and response": (
         ("prompt", "response"),
-        lambda row: _prompt(row["prompt"]) + _reply(row["response"]),
+        lambda row: (_prompt(row), _reply(row["response"])),
     ),
-    "verl": (("prompt", "reward_model"), lambda row: _prompt(row["prompt"]) + _verl_reply(row)),
+    "verl": (("prompt", "reward_model"), lambda row: (_prompt(row), _verl_reply(row))),
     "question and answer": (
         ("question", "answer"),
-        lambda row: _prompt(row["question"]) + _reply(row["answer"]),
+        lambda row: (_prompt(row, "question"), _reply(row["answer"])),
     ),
 }
-"""Columns that a format has, and how a row of it is read. The first format that a row has the columns of is its."""
-PREFERENCES: dict[str, tuple[tuple[str, ...], Parse]] = {
-    "preference with a prompt": (
-        ("prompt", "chosen", "rejected"),
-        lambda row: _prompt(row["prompt"]),
-    ),
+"""Columns of a format, and how a row of it is read: a prompt that is not trained, and the messages after it.
+
+The first format that a row has the columns of is its.
+"""
+PREFERENCES: Formats = {
+    "preference with a prompt": (("prompt", "chosen", "rejected"), _prompt),
     "alpaca preference": (("instruction", "chosen", "rejected"), _instruction),
     "sharegpt preference": (
         ("conversations", "chosen", "rejected"),
-        lambda row: parse_messages(row["conversations"], row.get("system")),
+        lambda row: _prompt(row, "conversations"),
     ),
-    "preference without a prompt": (("chosen", "rejected"), lambda row: ()),
+    "preference without a prompt": (("chosen", "rejected"), lambda row: NO_PROMPT),
 }
 """The same for preferences; a format's function reads the prompt."""
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
-def _side(value: Any, prompt: Messages) -> Messages:
-    """Return a side of a preference without its prompt, if it repeats it."""
-    if isinstance(value, str) and not prompt and HUMAN in f"\n\n{value}":
-        return _transcript(value)
+def _texts(row: Raw) -> Raw:
+    """Return a preference of texts without what its sides repeat, and transcripts as messages."""
+    sides: list[Any]
+    prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    if not all(isinstance(one, str) for one in sides) or not isinstance(prompt, str | None):
+        return row
+    if prompt and all(one.startswith(prompt) for one in sides):
+        if HUMAN in f"\n\n{prompt}":
+            prompt = None
+        else:
+            sides = [one.removeprefix(prompt) for one in sides]
+    if prompt is None and all(HUMAN in f"\n\n{one}" for one in sides):
+        return {
+            **row,
+            "prompt": [],
+            "chosen": _transcript(sides[0]),
+            "rejected": _transcript(sides[1]),
+        }
+    if prompt and HUMAN in f"\n\n{prompt}":
+        return {**row, "prompt": _transcript(prompt)}
+    return {**row, "chosen": sides[0], "rejected": sides[1]}
+
+
+def _side(value: Any, prompt: Messages, name: str) -> Messages:
+    """Return a side of a preference without its prompt, if it repeats it, with or without the system message."""
     side = _reply(value)
-    own = [(one.role, one.content.strip()) for one in prompt]
-    same = [(one.role, one.content.strip()) for one in side[: len(own)]] == own
-    return side[len(own) :] if own and same else side
+    for own in (prompt, prompt[bool(prompt) and prompt[0].role == "system" :]):
+        texts = [[(one.role, one.content.strip()) for one in some] for some in (own, side)]
+        if own and texts[1][: len(own)] == texts[0]:
+            side = side[len(own) :]
+            break
+    if prompt and (not side or side[0].role != "assistant"):
+        raise ValueError(
+            f"its {name} does not begin with a message of the assistant's after the prompt"
+        )
+    return side
 
 
 def _common(one: Messages, other: Messages) -> int:
@@ -329,17 +387,17 @@ def _common(one: Messages, other: Messages) -> int:
     return sum(1 for _ in shared)
 
 
-def _transcript(text: str) -> Messages:
-    """Return the messages of a dialogue in one text (Anthropic's hh-rlhf)."""
-    messages: list[ChatMessage] = []
+def _transcript(text: str) -> list[dict[str, str]]:
+    """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
+    messages = []
     for piece in f"\n\n{text.strip()}".split(HUMAN)[1:]:
-        asked, *replies = piece.split(ASSISTANT)
-        messages += _said("user", asked.strip())
-        messages += [one for reply in replies for one in _said("assistant", reply.strip())]
-    return tuple(messages)
+        user, *replies = piece.split(ASSISTANT)
+        messages.append({"role": "user", "content": user.strip()})
+        messages += [{"role": "assistant", "content": reply.strip()} for reply in replies]
+    return messages if not messages or messages[-1]["content"] else messages[:-1]
 
 
-def format_of(row: Any, formats: Mapping[str, tuple[tuple[str, ...], Parse]]) -> str:
+def format_of(row: Any, formats: Formats) -> str:
     """Return the name of a row's format; empty if it has none of these."""
     if not isinstance(row, Mapping):
         return ""
@@ -348,29 +406,35 @@ def format_of(row: Any, formats: Mapping[str, tuple[tuple[str, ...], Parse]]) ->
 
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
     """Return the conversation of a row of a format. Raises ``ValueError`` for a row that cannot be trained on."""
-    messages, tools = CONVERSATIONS[name][1](row), parse_tools(row.get("tools"))
-    if flaw := flaw_of(messages):
+    prompt, reply = CONVERSATIONS[name][1](row)
+    messages, tools = (*prompt, *reply), parse_tools(row.get("tools"))
+    if flaw := flaw_of(messages, tools):
         raise ValueError(flaw)
-    return Conversation(**_question(messages), messages=messages, tools=tools, place=place)
+    return Conversation(
+        **_question(messages, tools), messages=messages, tools=tools, start=len(prompt), place=place
+    )
 
 
 def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
     """Return the preference of a row of a format. Raises ``ValueError`` for a row that cannot be trained on."""
+    row = _texts(row)
     prompt, tools = PREFERENCES[name][1](row), parse_tools(row.get("tools"))
-    chosen, rejected = (_side(row[side], prompt) for side in ("chosen", "rejected"))
+    chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
     if not prompt:
         common = _common(chosen, rejected)
         while common and chosen[common - 1].role == "assistant":
             common -= 1
+        if not common:
+            raise ValueError("chosen and rejected begin with different messages")
         prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    if flaw := next(filter(None, (flaw_of((*prompt, *side)) for side in (chosen, rejected))), ""):
+    sides = [(*prompt, *side) for side in (chosen, rejected)]
+    if flaw := next(filter(None, (flaw_of(side, tools) for side in sides)), ""):
         raise ValueError(flaw)
     if chosen == rejected:
         raise ValueError("chosen and rejected are equal")
-    messages = (*prompt, *chosen)
     return Preference(
-        **_question(messages),
-        messages=messages,
+        **_question(sides[0], tools, rejected),
+        messages=sides[0],
         tools=tools,
         rejected=rejected,
         start=len(prompt),
@@ -378,11 +442,13 @@ def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
     )
 
 
-def _question(messages: Messages) -> dict[str, Any]:
+def _question(messages: Messages, tools: Sequence[Tool], rejected: Messages = ()) -> dict[str, Any]:
     """Return what rows of all data sets have: an id, the user's last message, and the last reply."""
-    asked = next(one.text for one in reversed(messages) if one.role == "user")
-    whole = [[one.role, one.thought, one.text] for one in messages]
-    return {"id": _hash(whole), "question": asked, "answer": messages[-1].text}
+    question = next(one.text for one in reversed(messages) if one.role == "user")
+    whole = [one.model_dump(mode="json") for one in (*messages, *rejected)]
+    schemas = [[one.name, one.description, one.parameters] for one in tools]
+    id_ = _hash([whole, len(messages), schemas])
+    return {"id": id_, "question": question, "answer": messages[-1].text}
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -407,14 +473,14 @@ class Conversations:
 
     settings_type = FileSettings
     row: ClassVar[type[Conversation]] = Conversation
-    formats: ClassVar[Mapping[str, tuple[tuple[str, ...], Parse]]] = CONVERSATIONS
+    formats: ClassVar[Formats] = CONVERSATIONS
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_conversation)
     environment = "conversation"
 
     def __init__(self, settings: FileSettings) -> None:
         self.settings = settings
-        self.skipped: dict[str, list[str]] = {}
-        """Places of skipped rows, by reason."""
+        self.left_out = Counter[str]()
+        """Numbers of rows left out, by reason."""
 
     def rows(self, split: Split) -> list[Conversation]:
         """Return the rows of a split. Raises ``UserError`` for rows that cannot be trained on."""
@@ -444,11 +510,12 @@ class Conversations:
                 if name != first:
                     raise ValueError(f"it has the form {name!r}, and the first row {first!r}")
                 row = type(self).parse(raw, name, place)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 faults[str(error)].append(place)
             else:
-                rows.setdefault(f"{row.id} {_hash([one.text for one in row.rejected])}", row)
-        self.skipped |= faults
+                self.left_out["duplicates"] += row.id in rows
+                rows.setdefault(row.id, row)
+        self.left_out["broken"] += sum(map(len, faults.values()))
         if faults and self.settings.broken == "refuse":
             raise _refusal(file, faults)
         if not rows:
@@ -465,7 +532,7 @@ class Preferences(Conversations):
     """Preferences of a file."""
 
     row: ClassVar[type[Conversation]] = Preference
-    formats: ClassVar[Mapping[str, tuple[tuple[str, ...], Parse]]] = PREFERENCES
+    formats: ClassVar[Formats] = PREFERENCES
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_preference)
 
 

@@ -359,6 +359,11 @@ class Rows:
             )
         return self._splits[split]
 
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Numbers of rows that the set leaves out, by reason, where it counts them."""
+        return getattr(self._set, "left_out", {})
+
     def has(self, split: Split) -> bool:
         return split in self.splits
 

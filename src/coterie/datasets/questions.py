@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +61,13 @@ class TableRow(AnswerRow):
     """File and line."""
     answer_column: str = ""
 
+    @property
+    def identity(self) -> str:
+        """Hash of all columns but the answers: rows with equal ones are one question."""
+        others = {name: one for name, one in self.raw.items() if name != self.answer_column}
+        text = json.dumps([self.question, others], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def model_dump_json(self, **options: Any) -> str:
         """Return the row as it was in the file, so that it can be read again in the same way."""
         return json.dumps(self.raw, ensure_ascii=False, default=str)
@@ -105,13 +113,17 @@ class QuestionsAndAnswers:
                     f"{where} is broken: {wrong}",
                     "a question is a text or messages, an answer a text, a number, or a list of them",
                 ) from error
-            before, first = rows.setdefault(row.id, (row, place))
+            before, first = rows.setdefault(row.identity, (row, place))
             if before.answers != row.answers:
                 raise UserError(
                     f"{where} has the question of {first} with another answer",
                     "remove one of them, or give a list of both answers",
                 )
-        return [row for row, _ in rows.values()]
+        ids = Counter(row.id for row, _ in rows.values())
+        return [
+            row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
+            for identity, (row, _) in rows.items()
+        ]
 
     def _columns(self, row: Any, where: str) -> tuple[str, str]:
         """Return the columns of question and answer by the first row of a file; no answer is an empty text."""
@@ -142,6 +154,8 @@ def _table_row(raw: Any, opened: Any, question: str, answer: str, where: str) ->
     value = values[1] if answer else ""
     answers = value if isinstance(value, list) else [value]
     known = {"raw": raw, "where": where, "answer_column": answer}
+    if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
+        answers = [*answers, *aliases]
     row = TableRow.model_validate({"question": values[0], "answer": answers, **known})
     if answer and not row.answer.strip():
         raise ValueError("answer: must hold some text")

@@ -42,6 +42,11 @@ class ConversationReply(Pure):
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         return [self._task(row) for row in draw(self._rows, split, count, seed, drawn)]  # type: ignore[arg-type]
 
+    @property
+    def dataset(self) -> Rows:
+        """The data set, with what it leaves out."""
+        return self._rows
+
     def rows(self, split: Split) -> list[Conversation]:
         """Return all rows of a split."""
         return self._rows.split(split)  # type: ignore[return-value]

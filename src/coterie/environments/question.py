@@ -9,9 +9,11 @@ the last ``\boxed{...}`` of it, if there is one.
 import asyncio
 import inspect
 import json
-import math
 import re
+import sys
+from asyncio import wait_for
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -35,6 +37,7 @@ from coterie.environments.code_text import code_of, python_blocks
 from coterie.environments.debate import asked
 from coterie.environments.gold import secret_answers
 from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, State, Transition
 from coterie.environments.pure import Pure
 from coterie.environments.rows import draw
@@ -64,7 +67,15 @@ METRICS: Mapping[str, str] = {
     "code": "solved",
 }
 REWARDS = Kind("reward", dict.fromkeys(METRICS, f"{__name__}:Question"))
-PARAMETERS = "(question, reply, answer, row)"
+NAMES = ("question", "reply", "answer", "row")
+PARAMETERS = f"({', '.join(NAMES)})"
+RESERVED = frozenset({
+    "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
+})  # fmt: skip
+"""Metrics of an evaluation that a reward function cannot give."""
+SECONDS = 300.0
+"""Limit of one call of an asynchronous reward function."""
+LARGEST = sys.float_info.max
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -185,6 +196,7 @@ class Question(Pure):
             )
         gold = row.answer_column if isinstance(row, TableRow) else "answer"
         hidden = {gold, "aliases", "solution", "reward_model"}
+        hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
         prompt = filled(self.prompt, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
         task = Task(self._id(row), public, secret_answers(row))
@@ -219,10 +231,8 @@ class Question(Pure):
         if self.function is not None:
             return await self._own_grade(self.function, item, reply)
         answer = answer_of(reply)
-        if self.reward == "exact":
-            return Grade(exact_match(answer, item.answers))
-        if self.reward == "f1":
-            return Grade(f1(answer, item.answers))
+        if self.reward in ("exact", "f1"):
+            return Grade(max(_likeness(answer, one, self.reward) for one in item.answers))
         if self.reward == "math":
             right = await asyncio.to_thread(_is_right, item.answers, answer)
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
@@ -235,28 +245,37 @@ class Question(Pure):
         return Grade(solved, {"tests": len(tests), **measures(verdicts)})
 
     async def _own_grade(self, function: Found, item: Item, reply: str) -> Grade:
+        values = (item.question, reply, item.answers[0], deepcopy(dict(item.row)))
         try:
-            value = function.thing(item.question, reply, item.answers[0], dict(item.row))
-            value = await value if inspect.isawaitable(value) else value
-        except Exception as error:
+            if set(NAMES) <= inspect.signature(function.thing).parameters.keys():
+                value = function.thing(**dict(zip(NAMES, values, strict=True)))
+            else:
+                value = function.thing(*values)
+            value = await wait_for(value, SECONDS) if inspect.isawaitable(value) else value
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
             ) from error
-        values = dict(value) if isinstance(value, Mapping) else {"score": value}
-        for name, one in {"score": None, **values}.items():
-            if not isinstance(one, Real) or not math.isfinite(one):
+        found = dict(value) if isinstance(value, Mapping) else {"score": value}
+        for name, one in {"score": None, **found}.items():
+            if name in RESERVED:
+                raise UserError(
+                    f"{function} returned a metric called {name!r}, which coterie measures itself",
+                    "give it another name",
+                )
+            if not isinstance(one, Real) or not -LARGEST <= one <= LARGEST:  # type: ignore[operator]
                 which = "" if name == "score" else f" as {name}"
                 raise UserError(
                     f"{function} returned {one!r}{which} on {item.where}",
                     "return a finite number, or a dict of numbers with score",
                 )
-        (low, high), score = self.settings.reward_range, float(values.pop("score"))
+        (low, high), score = self.settings.reward_range, float(found.pop("score"))
         if not low <= score <= high:
             raise UserError(
                 f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
-        metrics = {str(name): float(one) for name, one in values.items()}
+        metrics = {str(name): float(one) for name, one in found.items()}
         return Grade((score - low) / (high - low), metrics)
 
     # -- votes --------------------------------------------------------------------------------
@@ -271,16 +290,27 @@ class Question(Pure):
             return same_mathematics(first, second)
         if self.reward == "code":
             return first == second
-        return normalize_answer(first) == normalize_answer(second)
+        return _likeness(first, second, "exact") == 1.0
 
     def similarity(self, answer: str, other: str) -> float:
         """Return the F1 of two answers where that is the reward; else 1 for equal answers, and 0."""
-        return f1(answer, [other]) if self.reward == "f1" else float(self.same(answer, other))
+        if self.reward == "f1":
+            return _likeness(answer, other, "f1")
+        return float(self.same(answer, other))
 
 
 def answer_of(reply: str) -> str:
     r"""Return the last ``\boxed{...}`` of a reply; the whole reply if it has none."""
     return boxed_answer(reply) or reply.strip()
+
+
+def _likeness(reply: str, gold: str, reward: str) -> float:
+    """Return exact match or F1; numbers are compared as numbers, and answers such as ``A`` letter by letter."""
+    if number(reply) is not None and number(gold) is not None:
+        return float(same_number(reply, gold))
+    if not normalize_answer(reply) or not normalize_answer(gold):
+        return float(reply.strip().casefold() == gold.strip().casefold())
+    return exact_match(reply, [gold]) if reward == "exact" else f1(reply, [gold])
 
 
 def program_of(reply: str) -> str:
@@ -312,12 +342,16 @@ def filled(
             return match[0][0] if match[1] is None else match[0]
         if name == "question":
             return question
-        if name in hidden or name.partition(".")[0] in hidden:
+        if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in hidden):
             raise UserError(
                 f"environment.prompt shows the right answer to the agent: {match[0]}",
                 f"leave it out, or write {{{match[0]}}} for braces",
             )
         known = first_of(row, (name,))
+        if known is None and name in row:
+            raise UserError(
+                f"{where} has an empty {name!r}, which environment.prompt names", "fill it"
+            )
         if known is None:
             columns = [str(column) for column in row if column not in hidden]
             raise UserError(
@@ -325,7 +359,10 @@ def filled(
                 f"{did_you_mean(name, ['question', *columns])}it has: {', '.join(columns)}; "
                 f"write {{{match[0]}}} for braces",
             )
-        text = as_text(known)
+        try:
+            text = as_text(known)
+        except ValueError as error:
+            raise UserError(f"{where} has {known!r} in {name!r}: {error}", "correct it") from error
         return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
 
     return _FIELD.sub(value, template)

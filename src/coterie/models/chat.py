@@ -435,7 +435,7 @@ class ChatRenderer:
                 new = new[1:]
             elif isinstance(first, str) and first.lstrip().startswith(end):
                 new = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
-            elif new[0] in self.control.ids:
+            elif new[0] in self.control.ids and ids[-1] not in self.tools.ends:
                 ids.pop()
         ids += new
 

@@ -24,6 +24,7 @@ class FileTrainingSettings(RecipeSettings):
         "smollm2",
         "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
     )
+    dataset: FileSettings = FileSettings()
     evaluate: SampleSettings = SampleSettings()
     train: TrainingSettings = TrainingSettings()
     rows: int = key(1_000_000, "Most training rows of the file.", ge=1)

@@ -1,12 +1,14 @@
 """Training on conversations or preferences of a file, with measures on held-out rows before and after."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import Conversation
 from coterie.engines.protocol import POLICY, Engine
 from coterie.environments.conversation import ConversationReply
 from coterie.errors import UserError
@@ -36,6 +38,22 @@ class FileTraining(Recipe):
 
     settings: FileTrainingSettings
     environment: ConversationReply
+    row: type[Conversation]
+    """Type of the rows that it trains on."""
+
+    def __init__(self, settings: FileTrainingSettings) -> None:
+        super().__init__(settings)
+        self._left_out = Counter[str]()
+        own = (
+            self.environment.dataset.row
+            if isinstance(self.environment, ConversationReply)
+            else None
+        )
+        if own is not self.row:
+            raise UserError(
+                f"{self.name} trains on {self.row.__name__.lower()}s of a file, not on {settings.dataset.name}",
+                f"give a file: coterie run {self.name} FILE",
+            )
 
     def stages(self) -> list[Stage]:
         s = self.settings
@@ -53,8 +71,8 @@ class FileTraining(Recipe):
         return ()
 
     @abstractmethod
-    def items(self, split: Split, count: int) -> list[Any]:
-        """Return what is trained of the first ``count`` conversations of a split: rows or pairs."""
+    def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Any]:
+        """Return what is trained of a conversation: rows or a pair."""
 
     @abstractmethod
     def rows_of(self, item: Any) -> Sequence[Row]:
@@ -75,7 +93,7 @@ class FileTraining(Recipe):
 
     def examples(self) -> list[list[tuple[str, bool]]]:
         """Return the first rows as texts, each with True if it is trained."""
-        renderer = self.renderer
+        renderer, _ = self._model
         shown = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
             pieces, at = [], 0
@@ -89,45 +107,72 @@ class FileTraining(Recipe):
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for rows that the model has no room for."""
         plan = super().plan()
-        limit = min(self.settings.train.max_length, plan.context)
-        long = [
-            (row.origin, len(row.ids))
-            for item in self.training_items
-            for row in self.rows_of(item)
-            if len(row.ids) > limit
-        ]
-        if long and self.settings.long_rows == "refuse":
-            named = ", ".join(f"{origin} ({count:,})" for origin, count in long[:NAMED])
-            longest = max(count for _, count in long)
-            raise UserError(
-                f"{len(long)} training rows have more than {limit:,} tokens: {named}{', ...' * (len(long) > NAMED)}",
-                (
-                    f"raise train.max_length to {longest} (and train.tokens_per_microbatch), "
-                    if longest <= plan.context
-                    else ""
-                )
-                + "or leave them out with long_rows=drop",
-            )
+        self._check_lengths("training", self.training_items, self._limit("train"))
+        self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
         rows = [row for item in self.training_items for row in self.rows_of(item)]
         tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
+        left_out = Counter(self.environment.dataset.left_out) + self._left_out
         details = (
             ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
             ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
+            *((f"left out: {why}", f"{count:,}") for why, count in left_out.items() if count),
         )
         return replace(plan, rows=len(self.training_items), details=details)
 
+    def _check_lengths(self, which: str, items: Sequence[Any], limit: int) -> None:
+        if not items:
+            raise UserError(
+                f"no {which} row is left", "raise train.max_length, or add shorter rows"
+            )
+        lengths = {row.origin: len(row.ids) for item in items for row in self.rows_of(item)}
+        long = {origin: count for origin, count in lengths.items() if count > limit}
+        if long:
+            named = ", ".join(f"{origin} ({long[origin]:,})" for origin in [*long][:NAMED])
+            longest, more = max(long.values()), ", ..." if len(long) > NAMED else ""
+            fits = which == "training" and longest <= self._model[1]
+            raise UserError(
+                f"{len(long)} {which} rows have more than {limit:,} tokens: {named}{more}",
+                f"raise train.max_length to {longest} (and train.tokens_per_microbatch), " * fits
+                + "or leave them out with long_rows=drop",
+            )
+
+    def _limit(self, split: Split) -> int:
+        context = self._model[1]
+        return min(self.settings.train.max_length, context) if split == "train" else context
+
     @cached_property
-    def renderer(self) -> ChatRenderer:
-        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
+    def _model(self) -> tuple[ChatRenderer, int]:
+        """The renderer of the model, and its context length."""
+        return load_renderer(self.settings.model, self.settings.engine.template_args)
 
     @cached_property
     def training_items(self) -> list[Any]:
         """All items of the training split, in the order of the file."""
-        return self.items("train", self.settings.rows)
+        return self._items("train", self.settings.rows)
 
     @cached_property
     def heldout_items(self) -> list[Any]:
-        return self.items("heldout", self.settings.evaluate.rows)
+        """Items of the held-out split, as many as are measured."""
+        return self._items("heldout", self.settings.evaluate.rows)
+
+    def _items(self, split: Split, count: int) -> list[Any]:
+        """Return the items of the first conversations of a split without those to be left out."""
+        items, limit = [], self._limit(split)
+        for one in self.environment.rows(split)[:count]:
+            try:
+                made = self.items_of(self._model[0], one)
+            except UserError:
+                if self.settings.dataset.broken == "refuse":
+                    raise
+                self._left_out["not shown by the chat template"] += 1
+                continue
+            for item in made:
+                is_long = any(len(row.ids) > limit for row in self.rows_of(item))
+                if is_long and self.settings.long_rows == "drop":
+                    self._left_out["too long"] += 1
+                else:
+                    items.append(item)
+        return items
 
 
 async def target_logprobs(

@@ -58,11 +58,11 @@ def rows_from_messages(
         ValueError: If the messages cannot be trained on.
         UserError: If the template cannot show them.
     """
-    parsed = parse_messages(messages)
-    if flaw := flaw_of(parsed):
+    parsed, schemas = parse_messages(messages), parse_tools(tools)
+    if flaw := flaw_of(parsed, schemas):
         raise ValueError(flaw)
     conversation = Conversation(
-        id="?", question="?", answer="?", messages=parsed, tools=parse_tools(tools), place=origin
+        id="?", question="?", answer="?", messages=parsed, tools=schemas, place=origin
     )
     return conversation_rows(_renderer(tokenizer), conversation, targets)
 
@@ -78,11 +78,12 @@ def pairs_from_messages(
 ) -> Pair:
     """Return the preference pair of two ways to continue a prompt; see :func:`rows_from_messages`."""
     before, *sides = map(parse_messages, (prompt, chosen, rejected))
-    if flaw := next(filter(None, (flaw_of((*before, *side)) for side in sides)), ""):
+    schemas = parse_tools(tools)
+    if flaw := next(filter(None, (flaw_of((*before, *side), schemas) for side in sides)), ""):
         raise ValueError(flaw)
     preference = Preference(
         id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
-        start=len(before), tools=parse_tools(tools), place=origin,
+        start=len(before), tools=schemas, place=origin,
     )  # fmt: skip
     return preference_pair(_renderer(tokenizer), preference)
 
@@ -91,39 +92,43 @@ def conversation_rows(
     renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
 ) -> list[Row]:
     """Return the rows of a conversation; raises ``UserError`` if the template cannot show it."""
-    prompts = _prompts(renderer, conversation.messages, conversation.tools, conversation.place)
-    found = _rows(prompts, conversation.place)
-    return [_only_last(found[-1])] if targets == "last" else found
+    rows = _rows_after(renderer, conversation, conversation.messages)
+    return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
 def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
     """Return the pair of a preference; all of the assistant's messages after the prompt are compared."""
     prompt = preference.messages[: preference.start]
-    sides = []
-    for side in (preference.messages, (*prompt, *preference.rejected)):
-        prompts = _prompts(renderer, side, preference.tools, preference.place)
-        before = sum(one.role == ASSISTANT for one in prompt)
-        compared = {turn.id for _, turn in prompts[before:]}
-        kept = [_only(row, compared) for row in _rows(prompts, preference.place)]
-        sides.append(tuple(row for row in kept if row.targets))
-    return Pair(sides[0], sides[1])
+    chosen, rejected = (
+        tuple(_rows_after(renderer, preference, messages))
+        for messages in (preference.messages, (*prompt, *preference.rejected))
+    )
+    return Pair(chosen, rejected)
+
+
+def _rows_after(
+    renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
+) -> list[Row]:
+    """Return the rows that have targets, which are the assistant's messages after the prompt."""
+    place = conversation.place
+    try:
+        prompts = _prompts(renderer, messages, conversation.tools, place)
+    except UserError as error:
+        where = f"{place}: " if place else ""
+        raise UserError(
+            f"{where}{error.what}", "leave the row out, or use another model"
+        ) from error
+    before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
+    trained = {turn.id for _, turn in prompts[before:]}
+    made = []
+    for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
+        targets = tuple(one for one in row.targets if one.turn in trained)
+        made.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    return [row for row in made if row.targets]
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
     return tokenizer if isinstance(tokenizer, ChatRenderer) else ChatRenderer(tokenizer)
-
-
-def _rows(prompts: Prompts, origin: str) -> list[Row]:
-    made = rows(View(ASSISTANT, "file", assemble(prompts)))
-    return [replace(row, origin=f"{origin}/{at}" if at else origin) for at, row in enumerate(made)]
-
-
-def _only_last(row: Row) -> Row:
-    return replace(row, targets=row.targets[-1:])
-
-
-def _only(row: Row, turns: set[str]) -> Row:
-    return replace(row, targets=tuple(one for one in row.targets if one.turn in turns))
 
 
 def _prompts(
@@ -193,10 +198,20 @@ def _reply_ids(
             "use a model whose template shows tools",
         )
     ids = whole[len(prompt) :]
+    text, names = renderer.decode(ids), [call.name for call in message.calls]
+    if any(text.count(name) < names.count(name) for name in names):
+        raise UserError(
+            "the chat template does not write all calls of a message",
+            "use a model whose template does",
+        )
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
-    ids = ids[: ends[-1] + 1] if ends else ids
-    if message.thought:
+    ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
+    if message.thought and renderer.template.thoughts is not None:
         before = renderer.encode_turn(message.content, end=False)
-        if ids[: len(before)] == before:
-            ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
+        if ids[: len(before)] != before:
+            raise UserError(
+                "the chat template does not write the thought of a message that calls",
+                "use a model whose template does",
+            )
+        ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
     return ids

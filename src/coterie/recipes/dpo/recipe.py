@@ -9,8 +9,9 @@ evaluate, measure   the trained model, on the same pairs
 from collections.abc import Sequence
 from math import exp, log1p
 
-from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import Conversation, Preference
 from coterie.engines.protocol import POLICY
+from coterie.models.chat import ChatRenderer
 from coterie.progress import Progress
 from coterie.recipes.file_settings import DPOFileSettings
 from coterie.recipes.file_training import FileTraining, target_logprobs
@@ -26,13 +27,13 @@ class DPOOnFile(FileTraining):
     """The recipe under given settings."""
 
     settings: DPOFileSettings
+    row = Preference
 
     def _identity(self) -> tuple[object, ...]:
         return (self.settings.objective.fingerprint(),)
 
-    def items(self, split: Split, count: int) -> list[Pair]:
-        rows = self.environment.rows(split)[:count]
-        return [preference_pair(self.renderer, one) for one in rows]
+    def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
+        return [preference_pair(renderer, conversation)]
 
     def rows_of(self, item: Pair) -> Sequence[Row]:
         return (*item.chosen, *item.rejected)

@@ -10,8 +10,9 @@ Rows that begin with the same tokens are packed into prefix tries: what they sha
 
 from collections.abc import Sequence
 
-from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import Conversation
 from coterie.engines.protocol import POLICY
+from coterie.models.chat import ChatRenderer
 from coterie.progress import Progress
 from coterie.recipes.file_settings import SFTFileSettings
 from coterie.recipes.file_training import FileTraining, target_logprobs
@@ -26,16 +27,13 @@ class SFTOnFile(FileTraining):
     """The recipe under given settings."""
 
     settings: SFTFileSettings
+    row = Conversation
 
     def _identity(self) -> tuple[object, ...]:
         return (self.settings.targets,)
 
-    def items(self, split: Split, count: int) -> list[Row]:
-        return [
-            row
-            for one in self.environment.rows(split)[:count]
-            for row in conversation_rows(self.renderer, one, self.settings.targets)
-        ]
+    def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Row]:
+        return conversation_rows(renderer, conversation, self.settings.targets)
 
     def rows_of(self, item: Row) -> Sequence[Row]:
         return (item,)
