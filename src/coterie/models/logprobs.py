@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CHUNK_ELEMENTS = 1 << 24
-"""Most logits that exist at once: positions are projected to the vocabulary in chunks of so many."""
+"""Logits that exist at once: positions are projected to the vocabulary in chunks."""
+GPU_CHUNKS = 8
+"""How many times larger chunks are on a GPU, which waits for the kernels of small ones to be launched."""
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of the base's weights."""
 LEAST_LOGPROB = -1e4
@@ -137,12 +139,15 @@ def _in_chunks(
     hidden = hidden_states(model, ids, **inputs)
     # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
     wanted = hidden.flatten(0, 1).index_select(0, at)
-    chunk = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
+    chunk = max(1, elements // model.config.get_text_config().vocab_size)
     pieces = []
     for start in range(0, max(1, len(at)), chunk):
         part = (wanted[start : start + chunk], tokens[start : start + chunk])
         if torch.is_grad_enabled():
-            piece = checkpoint(one, model, *part, temperature, use_reentrant=False)
+            piece = checkpoint(
+                one, model, *part, temperature, use_reentrant=False, preserve_rng_state=False
+            )
         else:
             piece = one(model, *part, temperature)
         pieces.append(piece)

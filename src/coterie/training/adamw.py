@@ -5,12 +5,16 @@ nearest would lose them. Both moments and the update are computed in float32, an
 stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
+
+BUCKET = 1 << 24
+"""Elements that are updated together: a small model has hundreds of weights, and each kernel costs microseconds."""
 
 
 class AdamW(torch.optim.AdamW):
@@ -20,25 +24,40 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient; clear the gradients of bfloat16 weights."""
         low = [
-            (group, weight, weight.grad)
+            (
+                group,
+                [w for w in group["params"] if w.dtype == torch.bfloat16 and w.grad is not None],
+            )
             for group in self.param_groups
-            for weight in group["params"]
-            if weight.dtype == torch.bfloat16 and weight.grad is not None
         ]
-        for _, weight, _ in low:
+        gradients = {weight: weight.grad for _, weights in low for weight in weights}
+        for weight in gradients:
             weight.grad = None
         super().step(closure)
-        for group, weight, gradient in low:
-            self._update(group, weight, gradient)
+        for group, weights in low:
+            for bucket in _buckets(weights):
+                self._update(group, bucket, [gradients.pop(weight) for weight in bucket])
 
-    def _update(self, group: dict[str, Any], weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        state, exact = self.state[weight], weight.float()
-        if not state:
-            state["step"] = torch.zeros((), device=weight.device)
-            state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(exact) for _ in range(2))
+    def _update(
+        self, group: dict[str, Any], weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                zeros = (torch.zeros_like(weight, dtype=torch.float32) for _ in range(2))
+                self.state[weight].update(
+                    zip(("exp_avg", "exp_avg_sq"), zeros, strict=True),
+                    step=torch.zeros((), device=weight.device),
+                )
+        states = [self.state[weight] for weight in weights]
+        stored = [_local(weight) for weight in weights]
+        buffer, exact = _copies(stored, torch.float32)
         adamw(
-            *([exact], [gradient.float()], [state["exp_avg"]], [state["exp_avg_sq"]], []),
-            [state["step"]],
+            exact,
+            _copies([_local(one) for one in gradients], torch.float32)[1],
+            [_local(state["exp_avg"]) for state in states],
+            [_local(state["exp_avg_sq"]) for state in states],
+            [],
+            [state["step"] for state in states],
             fused=True,
             amsgrad=False,
             beta1=group["betas"][0],
@@ -48,17 +67,46 @@ class AdamW(torch.optim.AdamW):
             eps=group["eps"],
             maximize=False,
         )
-        weight.copy_(rounded(exact))
+        torch._foreach_copy_(stored, _views(rounded(buffer), stored))
 
 
-def rounded(exact: torch.Tensor) -> torch.Tensor:
+def rounded(exact: Tensor) -> Tensor:
     """Round float32 to bfloat16 stochastically and without bias; keep infinities and NaN."""
-    if isinstance(exact, DTensor):
-        local = rounded(exact.to_local())
-        return DTensor.from_local(
-            local, exact.device_mesh, exact.placements, shape=exact.shape, stride=exact.stride()
-        )
     bits = exact.view(torch.int32)
     noise = torch.randint_like(bits, 1 << 16)
     result = ((bits + noise) & -(1 << 16)).view(torch.float32)
     return torch.where(exact.isfinite(), result, exact).to(torch.bfloat16)
+
+
+def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield weights of one device in groups of about :data:`BUCKET` elements, at least one in each."""
+    bucket: list[Tensor] = []
+    count = 0
+    for weight in weights:
+        size = _local(weight).numel()
+        if bucket and (count + size > BUCKET or weight.device != bucket[0].device):
+            yield bucket
+            bucket, count = [], 0
+        bucket.append(weight)
+        count += size
+    if bucket:
+        yield bucket
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the slice of a sharded tensor that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """Return a flat buffer with all elements, and views of it in the shapes of the tensors."""
+    count = sum(one.numel() for one in tensors)
+    buffer = torch.empty(count, dtype=dtype, device=tensors[0].device)
+    views = _views(buffer, tensors)
+    torch._foreach_copy_(views, list(tensors))
+    return buffer, views
+
+
+def _views(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = buffer.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
