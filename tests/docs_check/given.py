@@ -121,15 +121,24 @@ def index_of_pages(_: House, path: Path) -> None:
 
 
 QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n in range(40))
+PREFERENCES = tuple(
+    {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
+)
 GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/sft.md": {
         "chats.jsonl": lines(*QUESTIONS),
         "gsm8k550.jsonl": lines(*QUESTIONS),
-        "preferences.jsonl": lines(
-            *({"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS)
+        "preferences.jsonl": lines(*PREFERENCES),
+    },
+    "README.md": {
+        "chats.jsonl": lines(*QUESTIONS),
+        "preferences.jsonl": lines(*PREFERENCES),
+        "questions.jsonl": lines(*({**row, "answer": str(n + 1)} for n, row in enumerate(QUESTIONS))),
+        "rewards.py": text(
+            "def score(question, reply, answer, row):\n    return float(answer in reply)\n"
         ),
     },
-    "README.md": {"mine.yaml": settings_of_a_run, "chats.jsonl": lines(*QUESTIONS)},
+    "docs/concepts.md": {"mine.yaml": settings_of_a_run},
     "docs/howto/action-lines.md": {
         "pages.jsonl": lines({"title": "Norway", "text": "Oslo is the capital of Norway."}),
     },
