@@ -159,6 +159,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
     "docs/recipes/gap.md": {
         "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
+    },
+    "docs/howto/contests.md": {
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
