@@ -124,6 +124,7 @@ QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n i
 PREFERENCES = tuple(
     {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
 )
+OSLO = {"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}
 GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/sft.md": {
         "chats.jsonl": lines(*QUESTIONS),
@@ -175,9 +176,10 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
+    "docs/howto/search.md": {"passages.jsonl": lines(OSLO)},
     "docs/howto/tools.md": {
-        "passages.jsonl": lines({"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}),
-        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages\n"),
+        "passages.jsonl": lines(OSLO),
+        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n"),
     },
 }  # fmt: skip
 """What a page does not say how to make, by its place in the page's folder."""
