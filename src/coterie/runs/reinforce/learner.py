@@ -94,7 +94,7 @@ class Learner:
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """The rows with log-probs under what the role was when the stage began."""
         if self._reference is None and not self._base:
-            self._reference = self._models.load(self.role, self.what.version).model
+            self._reference = self._models.load(self.role, self.what.version, merge=False).model
         model = self._reference or self.trainer.model
         return with_row_reference(model, rows, self.what.settings, temperature=temperature)
 
