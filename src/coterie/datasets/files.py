@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
@@ -141,11 +141,11 @@ def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
             ) from error
 
 
-def _cells(file: Path, opened: TextIO, quoting: int) -> "csv.DictReader[str]":
+def _cells(file: Path, opened: TextIO, quoting: Literal[0, 3]) -> "csv.DictReader[str]":
     return csv.DictReader(opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting)
 
 
-def _quoting(file: Path) -> int:
+def _quoting(file: Path) -> Literal[0, 3]:
     """Return how cells are quoted: in a TSV file quotes are text unless all its rows are whole with quoting."""
     if _kind(file) == ".csv":
         return csv.QUOTE_MINIMAL
