@@ -292,7 +292,10 @@ class ChatRenderer:
         slot = self._slot(content, role, f"a {message.role} message")
         result = TemplateMessage(role, (slot,) if content else ())
         if message.turn and role == "assistant":
-            result = self._add_calls(result, tree.turns[message.turn], tree, native)
+            turn = tree.turns[message.turn]
+            if turn.calls and any(part.source == THOUGHT for part in parts):
+                result = self._own_message(turn)
+            result = self._add_calls(result, turn, tree, native)
         return (result,)
 
     def _add_calls(
@@ -330,22 +333,27 @@ class ChatRenderer:
         )
 
     def _own_message(self, turn: Turn) -> TemplateMessage:
+        """Return a turn with its thought apart; without tokens, the template writes its text."""
+        own = turn if turn.ids else None
         prefill = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
+        text = turn.whole_text.removeprefix(prefill)
+        if own:
+            text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(prefill + text) if marks else None
         if marks is None or split is None or len(split.content) == len(prefill + text):
             first, sampled = (self._slot(one, "assistant", what) for one in (prefill, text))
-            slots = (*((first,) if prefill else ()), replace(sampled, turn=turn))
+            slots = (*((first,) if prefill else ()), replace(sampled, turn=own))
             return TemplateMessage("assistant", slots)
         thought = self._slot(split.thought, "assistant", what) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
         first = self._slot(prefill, "assistant", what)
         content = self._slot(split.content, "assistant", what)
+        content = replace(content, turn=own, prefill=first.text, markup="".join(markup.split()))
         return TemplateMessage(
             "assistant",
-            (replace(content, turn=turn, prefill=first.text, markup="".join(markup.split())),),
+            (content,) if own or content.text else (),
             thought=thought and replace(thought, edge="thought"),
             thought_key=marks.key,
             before=opener + split.lead if split.close else "",
