@@ -185,7 +185,7 @@ def merged(model: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # merge_and_unload reports merged layers
         for layer in (one for one in model.modules() if isinstance(one, Embedding)):
-            weights = layer.get_base_layer()
+            weights: Any = layer.get_base_layer()
             dtype = weights.weight.dtype
             weights.float()  # PEFT rounds what it adds to embeddings, but not to other layers
             layer.merge()
