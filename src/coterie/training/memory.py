@@ -28,7 +28,7 @@ MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""
 UPDATE = 19
 """Bytes of temporary float32 and int32 values for each element of a bfloat16 weight during its update."""
-LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 28}
+LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
 """Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
 GATHERED = 2
 """Layers that FSDP2 gathers at once: the current and the next one."""
