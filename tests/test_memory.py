@@ -96,7 +96,7 @@ def llama(vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv:
     )
 
 
-SMOLLM2 = llama(16_384, 576, 1536, 3, 9, 3)
+SMOLLM2 = llama(16_384, 576, 1536, 2, 9, 3)
 LONG = llama(500, 64, 192, 2, 4, 2)
 WIDE = llama(500, 256, 1024, 3, 8, 4)
 LORA = {"method": "lora", "lora_targets": ("all-linear",)}
@@ -144,7 +144,7 @@ def test_a_step_peaks_within_a_quarter_of_the_plan(
     assert 0.8 < live.peak / plan.total < 1.25
 
 
-@pytest.mark.parametrize("layers", [4, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [2, pytest.param(32, marks=pytest.mark.slow)])
 def test_the_plan_of_8b_weights_is_the_peak_of_fake_tensors(layers: int) -> None:
     settings = TrainingSettings(dtype="bfloat16", max_length=4096)
     config = LlamaConfig(**LLAMA_8B, num_hidden_layers=layers)
@@ -157,7 +157,7 @@ def test_the_plan_of_8b_weights_is_the_peak_of_fake_tensors(layers: int) -> None
                 module([Row((5,) * 4096, (Target(1, 4096, "policy@0"),))]).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    plan = training_memory("train", [TrainedModel(ModelShape.of(model), settings)], device="cuda")
+    plan = training_memory("train", [TrainedModel(ModelShape.of(model), settings)], device="cpu")
     assert 0.9 < live.peak / plan.total < 1.1
 
 

@@ -176,7 +176,9 @@ def make_plan(recipe: "Recipe") -> Plan:
     turns, dialogues = _turns(environment), max(len(heldout), recipe.dialogues())
     length = min(contexts) if turns is None else grown(longest, turns, s.max_tokens)
     played = [shapes[role.name] for role in roles if not role.head and role.shares is None]
-    memory = [_sampling_memory(s, played, dialogues, min(length, *contexts))]
+    memory = []
+    if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
+        memory.append(_sampling_memory(s, played, dialogues, min(length, *contexts)))
     row, rows = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
@@ -210,13 +212,14 @@ def make_plan(recipe: "Recipe") -> Plan:
 def _sampling_memory(
     s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
 ) -> MemoryPlan:
-    """Plan the memory of stages that sample; vLLM servers have devices or shares of their own."""
+    """Plan the memory of stages that sample in this process."""
     terms: Counter[str] = Counter()
     size = weight_dtype(s).itemsize
-    for shape in shapes if s.engine.kind == "inprocess" else ():
+    for shape in shapes:
         terms["weights"] += shape.weights * size
         terms.update(cache_memory(shape, s.engine, size, dialogues, length))
-    return MemoryPlan("sampling", terms, ("engine.cache_gib=1", "engine.max_batch=16"))
+    advice = ("a training in bfloat16", "engine.max_batch=16", "engine.cache_gib=1")
+    return MemoryPlan("sampling", terms, advice)
 
 
 def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> MemoryPlan:

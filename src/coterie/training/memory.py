@@ -20,14 +20,15 @@ from coterie.engines.padded import ROWS, stepped
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR
-from coterie.models.logprobs import CHUNK_ELEMENTS
+from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
+from coterie.training.adamw import BUCKET
 from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings
 
 MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""
 UPDATE = 19
-"""Bytes of temporary float32 and int32 values for each element of a bfloat16 weight during its update."""
+"""Bytes of temporary float32 and int32 values for each element of a bucket of bfloat16 weights during its update."""
 LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
 """Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
 GATHERED = 2
@@ -164,14 +165,16 @@ class TrainedModel:
         adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
         return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
 
-    def step(self, *, mixed: bool) -> dict[str, int]:
-        """Return the bytes of a step at its peak: in the backward pass or in the update of a bfloat16 weight."""
-        shape, narrow = self.shape, mixed or self.weight_bytes == 2
+    def step(self, *, on_gpu: bool) -> dict[str, int]:
+        """Return the bytes of a step at its peak: in the backward pass or in the update of bfloat16 weights."""
+        shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
+        narrow = mixed or self.weight_bytes == 2
         compute = 2 if narrow else 4
         gradients = {"gradients": self.trained * self.trained_bytes}
         layer, ends = self._layer(mixed=mixed), 16 * shape.hidden
         backward = 2 * shape.intermediate * compute + 8 * shape.hidden
-        chunk = min(self.tokens, max(1, CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary
+        elements = CHUNK_ELEMENTS * (GPU_CHUNKS if on_gpu else 1)
+        chunk = min(self.tokens, max(1, elements // shape.vocabulary)) * shape.vocabulary
         logits = LOGITS.get(self.reads, 0) * chunk
         if logits and self.settings.method == "full":
             logits += 2 * shape.output * compute  # gradients of the output layer from two chunks
@@ -190,7 +193,7 @@ class TrainedModel:
             passes["bfloat16 copies of weights"] = 2 * copies * (self.weight_bytes == 4)
         update = {}
         if self.trained_bytes == 2:
-            update = {"update of the largest weight": UPDATE * shape.largest}
+            update = {"update": UPDATE * max(shape.largest, min(BUCKET, shape.weights))}
         return gradients | max(passes, update, key=lambda one: sum(one.values()))
 
     def _layer(self, *, mixed: bool) -> int:
@@ -313,7 +316,7 @@ def training_memory(
     policy = models[0]
     if references:
         terms["reference model"] = references * policy.shape.weights * policy.weight_bytes
-    steps = [model.step(mixed=model.settings.autocast(on_gpu=device != "cpu")) for model in models]
+    steps = [model.step(on_gpu=device != "cpu") for model in models]
     step = max(steps, key=lambda one: sum(one.values()))
     terms.update(step)
     if ranks > 1 and not sharded:
