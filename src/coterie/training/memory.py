@@ -171,7 +171,7 @@ class TrainedModel:
         narrow = mixed or self.weight_bytes == 2
         compute = 2 if narrow else 4
         gradients = {"gradients": self.trained * self.trained_bytes}
-        layer, ends = self._layer(mixed=mixed), 16 * shape.hidden
+        layer, ends = self._layer(mixed=mixed, on_gpu=on_gpu), 16 * shape.hidden
         backward = 2 * shape.intermediate * compute + 8 * shape.hidden
         elements = CHUNK_ELEMENTS * (GPU_CHUNKS if on_gpu else 1)
         chunk = min(self.tokens, max(1, elements // shape.vocabulary)) * shape.vocabulary
@@ -196,7 +196,7 @@ class TrainedModel:
             update = {"update": UPDATE * max(shape.largest, min(BUCKET, shape.weights))}
         return gradients | max(passes, update, key=lambda one: sum(one.values()))
 
-    def _layer(self, *, mixed: bool) -> int:
+    def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
         """Return the bytes that one layer keeps of one token for its backward pass."""
         s, shape = self.settings, self.shape
         full, targets = s.method == "full", shape.targets(s)
@@ -220,7 +220,8 @@ class TrainedModel:
         attention += inputs(queries, ("o_proj",), narrow=True)
         if shape.normalized_heads:
             attention += (4 + compute * full) * (queries + keys)
-        if self.attention == "eager":
+        # SDPA on GPUs has no kernel for float32 with fewer key heads than query heads that does not keep the scores.
+        if self.attention == "eager" or (on_gpu and compute == 4 and shape.kv_heads < shape.heads):
             attention += shape.heads * self.length * (4 if compute == 4 else 6)
             attention += 2 * compute * (queries - keys)
         product = full or (compute == 4 and "down_proj" in targets)
