@@ -1,4 +1,4 @@
-"""What ``coterie evaluate BENCHMARK`` prints: a table, the path of a page with examples, and one JSON object.
+"""Output of ``coterie evaluate BENCHMARK``: a table, the path of a page with examples, and one JSON object.
 
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
 "method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
@@ -44,7 +44,7 @@ WIDTH = 112
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one policy came to."""
+    """Results of one policy."""
 
     label: str
     version: int
@@ -117,7 +117,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
 
 
 def _ratio(cost: float, gain: float) -> float | None:
-    """What one costs; ``None`` if there is none."""
+    """Cost of one unit of gain; ``None`` without any gain."""
     return round(cost / gain, 2) if gain > 0 else None
 
 
@@ -219,9 +219,9 @@ def evaluation_report(
     several = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
     single = [(one.label, one.found) for one in figures if isinstance(one.found, Evaluation)]
     if several:
-        found = [scaling_section(n, *one, metric) for n, one in enumerate(several)]
+        parts = [scaling_section(n, *one, metric) for n, one in enumerate(several)]
     else:
-        found = [sections.scores(single, metric)]
+        parts = [sections.scores(single, metric)]
     examples = _examples(settings, figures)
     intro = (
         "Tasks whose scores differ come first, then tasks without a right answer. Nothing is trained here: replies are "
@@ -240,7 +240,7 @@ def evaluation_report(
         ),
         commands=(command,) if command else (),
         sections=(
-            *found,
+            *parts,
             sections.changes(settings, None),
             Section("examples", "Examples", intro, examples=examples),
             tools,
@@ -249,9 +249,9 @@ def evaluation_report(
     )
 
 
-def scaling_section(n: int, label: str, found: Consistency, metric: str) -> Section:
+def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
-    marked = [point for point in found.points if point.coverage.interval]
+    marked = [point for point in consistency.points if point.coverage.interval]
     charts = []
     for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
         lines = []
@@ -270,7 +270,7 @@ def scaling_section(n: int, label: str, found: Consistency, metric: str) -> Sect
     return Section(
         f"scaling-{n}",
         f"{label}: more rollouts of each task",
-        f"{found.n:,} held-out tasks; {found.failed:,} rollouts failed. Bands are 95% bootstrap intervals over tasks.",
+        f"{consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed. Bands are 95% bootstrap intervals.",
         ("k", "coverage", "95% interval", "majority", "95% interval of majority", "tokens"),
         tuple(
             (
@@ -303,9 +303,9 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
         scores: dict[str, list[float]] = {}
         for store, attempt in zip(stores, attempts, strict=True):
             for tree in store.outlines(attempt, STAGE):
-                ended = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
-                scores.setdefault(tree.task, []).extend(ended)
-        found = []
+                outcomes = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
+                scores.setdefault(tree.task, []).extend(outcomes)
+        examples = []
         for task in _picked_tasks(scores):
             samples: list[Shown] = []
             for one, store, attempt in zip(figures, stores, attempts, strict=True):
@@ -313,16 +313,16 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
                     tree = store.tree(attempt, STAGE, task)
                     for outcome, path in tree.trajectories():
                         number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
-                        shown = rollout(tree, outcome, path, f"{one.label}{number}")
+                        sample = rollout(tree, outcome, path, f"{one.label}{number}")
                         who = "" if same else f"{one.label}: "
-                        named = tuple((f"{who}{agent}", row) for agent, row in shown.rows)
-                        samples.append(replace(shown, rows=named))
+                        named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
+                        samples.append(replace(sample, rows=named))
             environment = settings.made()
-            asked = stores[0].task(task)
-            found.append(
-                example(asked, samples, partial(_renderer, decoders), environment=environment)
+            first = stores[0].task(task)
+            examples.append(
+                example(first, samples, partial(_renderer, decoders), environment=environment)
             )
-        return tuple(found)
+        return tuple(examples)
 
 
 def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) -> ChatRenderer:

@@ -93,7 +93,7 @@ def sweep_report(
     from coterie.reports.charts import Chart, Point, Series
     from coterie.reports.page import Report, Section
 
-    drawn = [row for row in rows if row.seed is None] or rows
+    shown_rows = [row for row in rows if row.seed is None] or rows
     points = tuple(
         Point(
             n,
@@ -102,11 +102,11 @@ def sweep_report(
             one.low,
             one.high,
         )
-        for n, one in enumerate(drawn)
+        for n, one in enumerate(shown_rows)
     )
-    labels = tuple(one.value for one in drawn)
+    labels = tuple(one.value for one in shown_rows)
     chart = Chart("sweep", f"{metric} over {key}", key, metric, (Series(metric, points),), labels)
-    together = "" if drawn == rows else ", all seeds together"
+    together = "" if shown_rows == rows else ", all seeds together"
     section = Section(
         "scores",
         "Scores on held-out tasks",

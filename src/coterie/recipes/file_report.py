@@ -1,4 +1,4 @@
-"""The page of training on a file: loss curve, held-out measures, training rows with what is trained of them."""
+"""The page of training on a file: loss curve, held-out measures, training rows with their trained tokens."""
 
 import json
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ def training_report(recipe: FileTraining, run: Run) -> Report:
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
-    found = {
+    measures = {
         ("base", "trained")[version]: run.metrics(Step(version, MEASURE))
         for version in (0, 1)
         if run.is_finished(Step(version, MEASURE))
     }
-    names = [name for name in next(iter(found.values()), {}) if name not in UNMEASURED]
-    rows = [(name, *(f"{float(one[name]):.4g}" for one in found.values())) for name in names]
+    names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
+    rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
     return Section(
         "held-out",
         "Measures on held-out rows",
         "Rows that are not trained on.",
-        ("measure", *found),
+        ("measure", *measures),
         tuple(rows),
         examples=_margins(recipe, run),
     )
@@ -46,8 +46,8 @@ def _held_out(recipe: FileTraining, run: Run) -> Section:
 
 def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
     """Return the held-out pairs of the largest and the smallest margins, with their implicit rewards."""
-    found = run.store.metrics(1, MEASURE)
-    rewards = {key.task: one for key, one in found.items() if key.task and "chosen" in one}
+    items = run.store.metrics(1, MEASURE)
+    rewards = {key.task: one for key, one in items.items() if key.task and "chosen" in one}
     if not rewards:
         return ()
     pairs = {pair.name: pair for pair in recipe.heldout_items}
@@ -58,10 +58,10 @@ def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
     }
     ranked = sorted(margins, key=margins.__getitem__)
     half = EXAMPLES // 4
-    shown = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
+    names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
     return tuple(
         _pair(recipe, pairs[name], margins[name], rewards[name], "Held-out pair, not trained on.")
-        for name in shown
+        for name in names
     )
 
 

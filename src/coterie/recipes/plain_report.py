@@ -1,4 +1,4 @@
-"""The page of a run: what all recipes have, with the sections of one between, and examples of what is trained on."""
+"""The page of a run: common sections, the sections of a recipe, and examples of its training data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,14 +44,16 @@ def plain_report(
     """
     done = [step for step in recipe.steps() if run.is_finished(step)]
     versions = [step.iteration for step in done if step.stage == "evaluate"]
-    found = [evaluation(run.store, version) for version in versions]
+    evaluations = [evaluation(run.store, version) for version in versions]
     measured = [run.metrics(step) for step in done]
     trained = sum(int(metrics.get("trained_tokens", 0)) for metrics in measured)
     training = sum("trained_tokens" in metrics for metrics in measured)
     metric = recipe.environment.metric
     rollouts = [step for step in done if step.stage == "rollout" and run.metrics(step).get("n")]
     means = [(step, grade_means(run.store, step.iteration, step.stage, None)) for step in rollouts]
-    labels = [(f"after iteration {one.version}" if one.version else "base", one) for one in found]
+    labels = [
+        (f"after iteration {one.version}" if one.version else "base", one) for one in evaluations
+    ]
     return Report(
         kind="run report",
         title=f"{recipe.title} on {recipe.settings.played}",
@@ -63,7 +65,7 @@ def plain_report(
             *facts,
         ),
         commands=run.commands()[-MAX_COMMANDS:],
-        headlines=sections.headlines(found, metric, recipe.settings.rounds),
+        headlines=sections.headlines(evaluations, metric, recipe.settings.rounds),
         sections=(
             sections.changes(recipe.settings, _preset(recipe)),
             *own,
@@ -119,7 +121,7 @@ def selected_examples(
     see: Callable[[Tree, str, Selection], View] | None = None,
     count: int = EXAMPLES,
 ) -> tuple[Example, ...]:
-    """Return tasks of an iteration with what was selected of them beside what was not.
+    """Return tasks of an iteration with selected and other samples side by side.
 
     Args:
         recipe: Recipe of the run.
@@ -134,9 +136,9 @@ def selected_examples(
     for task, one in run.store.selections(iteration, "select"):
         if task in by_task or len(by_task) < count:
             by_task.setdefault(task, []).append(one)
-    rewarded = Step(iteration, "reward")
-    settings = recipe.fingerprint(rewarded) if rewarded in recipe.steps() else ""
-    found = []
+    reward = Step(iteration, "reward")
+    settings = recipe.fingerprint(reward) if reward in recipe.steps() else ""
+    examples = []
     for task, selections in by_task.items():
         tree = run.store.tree(iteration, "rollout", task)
         numbers: dict[str, dict[str, float]] = {}
@@ -151,8 +153,8 @@ def selected_examples(
             draw = _sides if chosen[0].rejected else _demonstrations
             samples = draw(tree, chosen, own, see or partial(seen, recipe))
             why = f"{reason} {_difference(chosen[0], own)}".strip()
-            found.append(example(run.store.task(task), samples, decoder(recipe), why))
-    return tuple(found[:count])
+            examples.append(example(run.store.task(task), samples, decoder(recipe), why))
+    return tuple(examples[:count])
 
 
 def _parent(tree: Tree, one: Selection) -> str:
@@ -176,7 +178,7 @@ def _sides(
     nodes = dict.fromkeys(node for one in pairs for node in (one.leaf, one.rejected) if node)
     if are_siblings:
         nodes |= dict.fromkeys(turn.id for turn in tree.children(parent))
-    found = []
+    replies = []
     for node in nodes:
         side = "chosen" if node in chosen else "rejected" if node in rejected else ""
         own: list[Row] = [row for row in rows(look(tree, node, first)) if row.targets]
@@ -186,10 +188,10 @@ def _sides(
         texts = described(tree.outcomes.get(node), numbers.get(node, {}))
         named = tuple((first.agent, row) for row in own)
         if named:
-            found.append((node, Shown("", texts, named, trained=bool(side), side=side)))
-    found.sort(key=lambda one: (-_first(numbers.get(one[0])), one[1].side != "chosen"))
+            replies.append((node, Shown("", texts, named, trained=bool(side), side=side)))
+    replies.sort(key=lambda one: (-_first(numbers.get(one[0])), one[1].side != "chosen"))
     what = "reply" if are_siblings else "rollout"
-    return [replace(one, name=f"{what} {n}") for n, (_, one) in enumerate(found, 1)]
+    return [replace(one, name=f"{what} {n}") for n, (_, one) in enumerate(replies, 1)]
 
 
 def _demonstrations(
@@ -199,7 +201,7 @@ def _demonstrations(
     look: Callable[[Tree, str, Selection], View],
 ) -> list[Shown]:
     """Return the rollouts of a task by falling reward; those selected are trained on."""
-    found = []
+    rollouts = []
     for outcome, path in tree.trajectories():
         own = [one for one in chosen if one.leaf == outcome.leaf]
         one = rollout(
@@ -210,9 +212,9 @@ def _demonstrations(
         if own:
             trained = ((s.agent, row) for s in own for row in rows(look(tree, s.leaf, s)))
             one = replace(one, rows=tuple((agent, row) for agent, row in trained if row.targets))
-        found.append((outcome.leaf, one))
-    found.sort(key=lambda one: (-_first(numbers.get(one[0])), not one[1].side))
-    return [one for _, one in found]
+        rollouts.append((outcome.leaf, one))
+    rollouts.sort(key=lambda one: (-_first(numbers.get(one[0])), not one[1].side))
+    return [one for _, one in rollouts]
 
 
 def _difference(one: Selection, numbers: Mapping[str, Numbers]) -> str:
@@ -233,7 +235,7 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
     """Return held-out tasks with the first and the last policy's rollout; those with the largest change come first."""
     if not versions:
         return ()
-    found = list[tuple[float, int, Task, list[Shown]]]()
+    tasks = list[tuple[float, int, Task, list[Shown]]]()
     for task in recipe.heldout_tasks()[: 4 * EXAMPLES]:
         sides, scores = list[Shown](), list[float]()
         for version in dict.fromkeys((versions[0], versions[-1])):
@@ -246,14 +248,14 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
                 sides.append(rollout(tree, outcome, path, name))
                 scores.append(outcome.score or 0.0)
         if sides:
-            found.append((scores[0] - scores[-1], len(found), task, sides))
-    found.sort(key=lambda one: one[:2])
-    shown = found[: EXAMPLES - 2] + found[EXAMPLES - 2 :][-2:]
-    return tuple(example(task, sides, decoder(recipe)) for *_, task, sides in shown)
+            tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
+    tasks.sort(key=lambda one: one[:2])
+    picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
+    return tuple(example(task, sides, decoder(recipe)) for *_, task, sides in picks)
 
 
 def _preset(recipe: Recipe) -> dict[str, object] | None:
-    """Return the values of the preset for what is played."""
+    """Return the values of the preset for the data set or environment."""
     from coterie.recipes.registry import settings
 
     own = recipe.settings

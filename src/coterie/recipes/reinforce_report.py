@@ -1,4 +1,4 @@
-"""What the page of a run shows of reinforcement learning: its steps, and groups with rewards and advantages."""
+"""Sections on reinforcement learning: its steps, and groups with rewards and advantages."""
 
 from collections.abc import Mapping, Sequence
 
@@ -54,7 +54,7 @@ def step_sections(
     if not records:
         return ()
     numbers = sorted(records)
-    shown = [
+    columns = [
         (head, name)
         for head, name in COLUMNS
         if head in ("reward", "score") or any(_of(records[n], name) not in ("", "0") for n in numbers)
@@ -74,9 +74,9 @@ def step_sections(
         "Steps of reinforcement learning",
         "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
         "one standard error of the reward.",
-        ("step", *(head for head, _ in shown)),
+        ("step", *(head for head, _ in columns)),
         tuple(
-            (f"{n + 1}", *(_of(records[n], name) for _, name in shown))
+            (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
             for n in _spaced(numbers, ROWS)
         ),
         (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", (Series("reward", points),)),),
@@ -99,9 +99,9 @@ def _groups(
     """Return groups with an advantage of the first, the middle and the last step, and one without."""
     informative, flat = list[Example](), list[Example]()
     middle, last = numbers[len(numbers) // 2], numbers[-1]
-    wanted = {numbers[0]: 2, middle: 2, last: 2}
-    for number, most in wanted.items():
-        at, found = place(STAGE, number), 0
+    counts = {numbers[0]: 2, middle: 2, last: 2}
+    for number, most in counts.items():
+        at, count = place(STAGE, number), 0
         for task in run.store.tree_tasks(iteration, at):
             paths = paths_of(
                 *(run.store, iteration, at, [task], agents_of(recipe.environment)),
@@ -112,12 +112,12 @@ def _groups(
                 by_agent.setdefault(path.agent, []).append(path)
             for own in by_agent.values():
                 totals = {path.sampled.total for path in own}
-                if len(totals) > 1 and found < most:
+                if len(totals) > 1 and count < most:
                     informative.append(_group(recipe, s, run, number, own))
-                    found += 1
+                    count += 1
                 elif len(totals) == 1 and not flat and len(own) > 1:
                     flat.append(_group(recipe, s, run, number, own))
-            if found == most:
+            if count == most:
                 break
     return informative + flat
 
@@ -160,7 +160,7 @@ def _group(
     else:
         why += ": nothing is learned from this group."
     if s.reward.kl:
-        why += " The divergence from the reference is taken off for each token besides."
+        why += " The divergence from the reference is also taken off for each token."
     return example(run.store.task(paths[0].task), samples, decoder(recipe), why)
 
 

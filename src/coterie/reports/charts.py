@@ -1,6 +1,6 @@
 """Line, bar and scatter charts as SVG.
 
-Colors mean the same everywhere: the accent is the policy or what was selected, grey is everything sampled.
+Colors mean the same everywhere: accent for the policy and for selected samples, grey for all samples.
 """
 
 import math
@@ -56,7 +56,7 @@ class Chart:
     labels: tuple[str, ...] = ()
     log: bool = False
     y_range: tuple[float, float] | None = None
-    """Values that the y axis must show; default: those of the points."""
+    """Values that the y axis must show; default: the values of the points."""
     last: int = 0
     """Highest x that the axis has room for: iterations that are planned."""
 
@@ -64,12 +64,12 @@ class Chart:
     def summary(self) -> str:
         """The same in words, for readers who do not see the chart."""
         points = [point for one in self.series for point in one.points]
-        shown = "; ".join(point.title for point in points[:50])
-        return f"{self.title}: {shown}{' …' if len(points) > 50 else ''}"
+        titles = "; ".join(point.title for point in points[:50])
+        return f"{self.title}: {titles}{' …' if len(points) > 50 else ''}"
 
 
 def number(value: float, digits: int = 0) -> str:
-    """Return ``-1234.5`` as ``−1,234.5``; a dash for what is not a number."""
+    """Return ``-1234.5`` as ``−1,234.5``; a dash for NaN and infinity."""
     if not math.isfinite(value):
         return "–"
     text = f"{value:,.{digits}f}"
@@ -99,14 +99,14 @@ def svg(chart: Chart) -> Markup:
         f'<text class="label end" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}">{escape(chart.x_label)}</text>'
     )
     half = (x(1) - x(0)) / 3 if chart.labels and len(chart.labels) > 1 else 20
-    parts += [_drawn(one, x, y, half) for one in chart.series]
+    parts += [_series_svg(one, x, y, half) for one in chart.series]
     return Markup(
         f'<svg class="chart" id="{escape(chart.id)}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(chart.summary)}">{"".join(parts)}</svg>'
     )
 
 
-def _drawn(series: Series, x: Scale, y: Scale, half: float) -> str:
+def _series_svg(series: Series, x: Scale, y: Scale, half: float) -> str:
     places = [(x(point.x), y(point.y)) for point in series.points]
     intervals = [
         (x(point.x), y(point.low), y(point.high))

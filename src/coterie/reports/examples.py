@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one agent saw and said, in order."""
+    """Tokens of one agent in order: prompts and replies."""
 
     agent: str
     pieces: tuple[Piece, ...]
@@ -91,7 +91,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A sample before what it shares with the others is split off: rows by agent, or plain text."""
+    """A sample with its whole rows by agent, or as plain text."""
 
     name: str
     facts: tuple[tuple[str, str], ...]
@@ -121,12 +121,12 @@ def example(
         title: Default: the question of the task.
         environment: Writes the prompt where the tokens of the samples are not known.
     """
-    kept = [*samples]
-    if len(kept) > MAX_SAMPLES:
-        reason += f" {len(kept)} samples, of which the best and the worst are shown."
-        kept = kept[: MAX_SAMPLES // 2] + kept[-MAX_SAMPLES // 2 :]
+    picks = [*samples]
+    if len(picks) > MAX_SAMPLES:
+        reason += f" {len(picks)} samples; the best and the worst are shown."
+        picks = picks[: MAX_SAMPLES // 2] + picks[-MAX_SAMPLES // 2 :]
     firsts: dict[str, list[Row]] = {}
-    for one in kept:
+    for one in picks:
         seen = set[str]()
         for agent, row in one.rows:
             if agent not in seen:
@@ -139,10 +139,14 @@ def example(
     ]
     if not prompts and task is not None and environment is not None:
         prompts = _openings(environment, task)
-    found = [Sample(one.name, one.facts, _rest(one, shared, decoder), one.side) for one in kept]
+    shown_samples = [
+        Sample(one.name, one.facts, _rest(one, shared, decoder), one.side) for one in picks
+    ]
     name = title or (question_of(task) if task else "")
     answers = right_answers(task) if task else ()
-    return Example(name, reason, task.id if task else "", answers, tuple(prompts), tuple(found))
+    return Example(
+        name, reason, task.id if task else "", answers, tuple(prompts), tuple(shown_samples)
+    )
 
 
 def rollout(
@@ -171,13 +175,13 @@ def described(
     outcome: Outcome | None, facts: Mapping[str, float | str]
 ) -> tuple[tuple[str, str], ...]:
     """Return facts as texts, followed by how a rollout ended."""
-    found = [(name, v if isinstance(v, str) else f"{v:.3f}") for name, v in facts.items()]
+    texts = [(name, v if isinstance(v, str) else f"{v:.3f}") for name, v in facts.items()]
     if outcome is not None:
         score = "not graded" if outcome.score is None else f"{outcome.score:.3f}"
-        found += [("score", score)] if "score" not in facts else []
-        found.append(("answer", "none" if outcome.answer is None else _short(outcome.answer, 80)))
-        found.append(("ended by", ENDINGS.get(outcome.ending.reason, outcome.ending.reason)))
-    return tuple(found)
+        texts += [("score", score)] if "score" not in facts else []
+        texts.append(("answer", "none" if outcome.answer is None else _short(outcome.answer, 80)))
+        texts.append(("ended by", ENDINGS.get(outcome.ending.reason, outcome.ending.reason)))
+    return tuple(texts)
 
 
 def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
@@ -190,7 +194,7 @@ def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
 
 def _openings(environment: Environment, task: Task) -> list[Stretch]:
     try:
-        shown = first_prompts(environment, task)
+        openings = first_prompts(environment, task)
     except UserError:
         return []
     return [
@@ -201,7 +205,7 @@ def _openings(environment: Environment, task: Task) -> list[Stretch]:
                 for message in one.messages
             ),
         )
-        for agent, one in shown.items()
+        for agent, one in openings.items()
     ]  # fmt: skip
 
 
@@ -225,13 +229,13 @@ def _rest(
 ) -> tuple[Stretch, ...]:
     if one.text:
         return (Stretch("", (_piece(one.text, "sampled", 0),)),)
-    found, begun = [], set[str]()
+    stretches, agents = [], set[str]()
     for agent, row in one.rows:
-        start = 0 if agent in begun else shared[agent]
-        begun.add(agent)
+        start = 0 if agent in agents else shared[agent]
+        agents.add(agent)
         pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=one.trained)
-        found.append(Stretch(agent, pieces))
-    return tuple(found)
+        stretches.append(Stretch(agent, pieces))
+    return tuple(stretches)
 
 
 def _pieces(
@@ -240,15 +244,15 @@ def _pieces(
     """Return the text of a part of a row, cut where trained tokens begin and end."""
     own = "trained" if trained else "sampled"
     counts = [(is_own, len([*some])) for is_own, some in groupby(row.mask[start:stop])]
-    text, found, at = renderer.decode(row.ids[:stop]), [], start
+    text, pieces, at = renderer.decode(row.ids[:stop]), [], start
     done = _common(text, renderer.decode(row.ids[:start]))
     for is_own, count in counts:
         at += count
         # Text that depends on a later token (a character of several tokens) belongs to that token.
         end = max(done, _common(text, text if at == stop else renderer.decode(row.ids[:at])))
-        found.append(_piece(text[done:end], own if is_own else "context", count))
+        pieces.append(_piece(text[done:end], own if is_own else "context", count))
         done = end
-    return tuple(found)
+    return tuple(pieces)
 
 
 def _common(text: str, start: str) -> int:

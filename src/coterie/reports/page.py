@@ -52,7 +52,7 @@ class Section:
     intro: str = ""
     heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    """As many cells each as there are heads."""
+    """Each row has one cell for each head."""
     charts: tuple[Chart, ...] = ()
     examples: tuple[Example, ...] = ()
     folded: bool = False

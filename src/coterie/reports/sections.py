@@ -12,11 +12,11 @@ from coterie.runs.held_out import Evaluation
 from coterie.trajectories.calls import ToolCall, ToolResult
 
 
-def headlines(found: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:
+def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:
     """Score and tokens of the policies of a run on held-out tasks, before and after training."""
-    if not found:
+    if not evaluations:
         return ()
-    first, last = found[0], found[-1]
+    first, last = evaluations[0], evaluations[-1]
     trained = last is not first
     when = f"after iteration {first.version}" if first.version else "before training"
     interval = interval_text(first)
@@ -31,11 +31,11 @@ def headlines(found: Sequence[Evaluation], metric: str, planned: int) -> tuple[H
             one.low,
             one.high,
         )
-        for one in found
+        for one in evaluations
     )
     tokens = tuple(
         Point(one.version, one.tokens, f"iteration {one.version}: {one.tokens:.1f} tokens")
-        for one in found
+        for one in evaluations
     )
     return (
         Headline(
@@ -64,7 +64,7 @@ def interval_text(one: Evaluation) -> str:
 
 
 def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
-    """Scores of policies on held-out tasks, with their intervals and what else was measured."""
+    """Scores of policies on held-out tasks, with their intervals and other measures."""
     names = list(dict.fromkeys(name for _, one in rows for name in one.means))
     return Section(
         "scores",
@@ -91,7 +91,7 @@ def measures(rows: Sequence[tuple[str, int, Mapping[str, float]]]) -> Section:
     names = list(dict.fromkeys(name for *_, means in rows for name in means))
     return Section(
         "measures",
-        "What the rollouts were like",
+        "Measures of the rollouts",
         "Means over the rollouts of a stage that did not fail.",
         ("stage", "rollouts", *map(_words, names)),
         tuple(
@@ -132,7 +132,7 @@ def tools(calls: Iterable[tuple[ToolCall, ToolResult]]) -> Section:
 
 
 def failures(run: Run) -> Section:
-    """What failed for good, by its reason."""
+    """Failures that are final, by reason."""
     groups: dict[tuple[str, str, int], list[str]] = {}
     for key, reason in run.store.failures():
         groups.setdefault((reason, key.stage, key.iteration), []).append(f"{key.task}/{key.sample}")
@@ -164,7 +164,7 @@ def timings(run: Run, done: Sequence[Step]) -> Section:
 
 
 def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
-    """Return the settings that differ from a preset, or from the defaults where there is none."""
+    """Return the settings that differ from a preset, or from the defaults without one."""
     base = "defaults" if preset is None else "preset"
     if preset is None:
         defaults = type(own).model_construct()

@@ -20,7 +20,7 @@ CELLS = {
 }
 """Columns of the table of trees, by stage and metric; an imported run lacks some."""
 BINS = 8
-"""Bars of a histogram, besides the bar of trees without pairs."""
+"""Bars of a histogram, without the bar of trees that have no pairs."""
 
 
 def dense_tree_report(recipe: DenseTree, run: Run) -> Report:
@@ -57,12 +57,14 @@ def _trees(run: Run, done: Sequence[Step]) -> Section:
     rows = []
     for step in done:
         if step.stage == "rollout":
-            found = {
+            values = {
                 f"{name}.{what}": value
                 for name in ("rollout", "reward", "select")
                 for what, value in run.metrics(Step(step.iteration, name)).items()
             }
-            rows.append((f"{step.iteration}", *(f"{found.get(one, '')}" for one in CELLS.values())))
+            rows.append(
+                (f"{step.iteration}", *(f"{values.get(one, '')}" for one in CELLS.values()))
+            )
     return Section(
         "grown",
         "Trees",
@@ -93,11 +95,11 @@ def _histogram(run: Run, iteration: int) -> Section:
 
 def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
     """Return bins of equal width as labels and counts; zero has a bin of its own."""
-    found = [("0", sum(not count for count in counts))]
+    bins = [("0", sum(not count for count in counts))]
     most = max(counts, default=0)
     width = -(-most // BINS)
     for low in range(1, most + 1, max(width, 1)):
         high = min(low + width - 1, most)
         label = f"{low}" if low == high else f"{low}-{high}"
-        found.append((label, sum(low <= count <= high for count in counts)))
-    return found
+        bins.append((label, sum(low <= count <= high for count in counts)))
+    return bins

@@ -18,13 +18,13 @@ def gap_report(recipe: GapData, run: Run) -> Report:
 
 
 def _traces(recipe: GapData, run: Run) -> Section:
-    found = [
+    stages = [
         run.metrics(step)
         for step in (Step(0, "rollout"), Step(0, "select"), Step(0, "train"))
         if run.is_finished(step)
     ]
-    rows = [("written", f"{found[0].get('n', 0)}")] if found else []
-    for metrics in found:
+    rows = [("written", f"{stages[0].get('n', 0)}")] if stages else []
+    for metrics in stages:
         rows += [
             (name, f"{value}")
             for name, value in metrics.items()
@@ -35,7 +35,7 @@ def _traces(recipe: GapData, run: Run) -> Section:
         rule = "the answer is right" if s.form == "closed" else (
             f"it has {s.min_calls} calls or more, its results have the supporting facts, and its answer is right"
         )  # fmt: skip
-        reason = f"Selected: {rule} (a file of traces does not say what is right)."
+        reason = f"Selected: {rule} (a file of traces has no right answers)."
         examples = selected_examples(recipe, run, 0, reason=reason)
     return Section(
         "traces",

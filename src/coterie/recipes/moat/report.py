@@ -42,35 +42,36 @@ def moat_report(recipe: Moat, run: Run) -> Report:
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
-    found = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
+    measurements = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
     rows, before = list[tuple[str, ...]](), None
-    for number, (step, metrics) in enumerate(found):
+    for number, (step, metrics) in enumerate(measurements):
         j, error = float(metrics["j"]), float(metrics["standard_error"])
         versions = f"{metrics[PLANNER]}", f"{metrics[GROUNDER]}"
         change = _change(run, before, step) if before else ""
         cells = (f"{j:.4f}", f"{error:.4f}", change, f"{metrics['n']}")
-        rows.append((f"{number}: {_when(step, found[0][0])}", *versions, *cells))
+        rows.append((f"{number}: {_when(step, measurements[0][0])}", *versions, *cells))
         before = step
     points = tuple(
         Point(
             n,
             j := float(one["j"]),
-            f"{_when(step, found[0][0])}: J {j:.3f}, standard error {(error := float(one['standard_error'])):.3f}",
+            f"{_when(step, measurements[0][0])}: J {j:.3f}, "
+            f"standard error {(error := float(one['standard_error'])):.3f}",
             j - error,
             j + error,
         )
-        for n, (step, one) in enumerate(found)
+        for n, (step, one) in enumerate(measurements)
     )
     chart = Chart("joint-chart", "J by measurement", "measurement", "J", (Series("J", points),))
     return Section(
         "joint",
         "How well planner and grounder fit",
         "J is the mean log-probability (nats a token) of the right actions under plans that the planner samples, on "
-        "held-out tasks. It is measured before the first iteration and after each half. Changes are those of the same "
+        "held-out tasks. It is measured before the first iteration and after each half. Changes are over the same "
         "tasks, with their standard error; the bars are one standard error of J.",
         ("measurement", "planner", "grounder", "J", "standard error", "change", "tasks"),
         tuple(rows),
-        (chart,) if found else (),
+        (chart,) if measurements else (),
     )
 
 
@@ -93,10 +94,10 @@ def _change(run: Run, before: Step, step: Step) -> str:
 
 
 def _by_task(run: Run, step: Step) -> dict[str, float]:
-    found = run.store.metrics(step.iteration, step.stage)
+    items = run.store.metrics(step.iteration, step.stage)
     return {
         key.task: float(one["loglikelihood"])
-        for key, one in found.items()
+        for key, one in items.items()
         if "loglikelihood" in one
     }
 
@@ -135,12 +136,12 @@ def _plans(run: Run, steps: Sequence[Step]) -> Section:
 
 
 def _rewards(run: Run, steps: Sequence[Step]) -> Section:
-    """How far apart the plans of a task are, and how many pairs that makes."""
+    """Return the differences of the rewards of a task, and the number of pairs."""
     rows = []
     for step in steps:
         metrics = run.metrics(step)
-        found = run.store.metrics(step.iteration, step.stage).items()
-        spreads = sorted(float(one["spread"]) for key, one in found if key.task and "spread" in one)
+        items = run.store.metrics(step.iteration, step.stage).items()
+        spreads = sorted(float(one["spread"]) for key, one in items if key.task and "spread" in one)
         quarters = (
             [f"{_quantile(spreads, share):.3f}" for share in (0.25, 0.5, 0.75)]
             if spreads
@@ -168,8 +169,8 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _critic(run: Run, steps: Sequence[Step]) -> Section:
-    found: list[tuple[Step, Metrics]] = [(step, run.metrics(step)) for step in steps]
-    rows = [(f"{s.iteration}", *(f"{m.get(name, 0)}" for name in CRITIC)) for s, m in found]
+    counts: list[tuple[Step, Metrics]] = [(step, run.metrics(step)) for step in steps]
+    rows = [(f"{s.iteration}", *(f"{m.get(name, 0)}" for name in CRITIC)) for s, m in counts]
     return Section(
         "critic",
         "What the critic said",
@@ -188,7 +189,7 @@ def _planner(recipe: Moat, run: Run, i: int) -> Section:
         "planner",
         f"Plans that the planner was trained on, iteration {i}",
         "All plans of a task by reward: the mean log-probability of the right actions under the grounder. The marked "
-        "tokens of the best plan are made more likely than those of the worst one. A plan without a reward is empty, "
+        "tokens of the best plan are made more likely than those in the worst one. A plan without a reward is empty, "
         "cut off, an earlier one again, or quotes a right action.",
         examples=selected_examples(
             recipe,
@@ -203,7 +204,7 @@ def _planner(recipe: Moat, run: Run, i: int) -> Section:
 
 
 def _grounder(recipe: Moat, run: Run, i: int) -> Section:
-    found: list[Example] = []
+    examples: list[Example] = []
     for tree in run.store.trees(i, "correct"):
         samples = list[Shown]()
         for leaf in tree.leaves():
@@ -212,12 +213,12 @@ def _grounder(recipe: Moat, run: Run, i: int) -> Section:
             )
             writer = (("written by", leaf.writer),)
             samples.append(Shown(f"row {len(samples) + 1}", writer, own, trained=True))
-        if samples and len(found) < EXAMPLES:
+        if samples and len(examples) < EXAMPLES:
             reason = "Accepted by the critic, corrected by it, or right actions of the data."
-            found.append(example(run.store.task(tree.task), samples, decoder(recipe), reason))
+            examples.append(example(run.store.task(tree.task), samples, decoder(recipe), reason))
     return Section(
         "grounder",
         f"Actions that the grounder was trained on, iteration {i}",
         "Marked tokens are trained.",
-        examples=tuple(found),
+        examples=tuple(examples),
     )  # fmt: skip

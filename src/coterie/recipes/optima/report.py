@@ -1,4 +1,4 @@
-"""The page of an ``optima`` run: rewards by term, what is subtracted for, dialogues and turns that were selected."""
+"""The page of an ``optima`` run: rewards by term, costs, dialogues and turns that were selected."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,13 +18,13 @@ MAX_POINTS = 600
 def optima_report(recipe: Optima, run: Run) -> Report:
     """Return the page of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
-    rewarded = [step.iteration for step in done if step.stage == "reward"]
+    iterations = [step.iteration for step in done if step.stage == "reward"]
     selects = [step.iteration for step in done if step.stage == "select"]
-    samples = {i: _samples(recipe, run, i) for i in rewarded}
-    counts = {i: run.metrics(Step(i, "reward")) for i in rewarded}
+    samples = {i: _samples(recipe, run, i) for i in iterations}
+    counts = {i: run.metrics(Step(i, "reward")) for i in iterations}
     conduct = Section(
         "conduct",
-        "What costs reward besides wrong answers",
+        "Other costs than wrong answers",
         "Rollouts of a tree that say the same count once; a reply counts in every rollout that holds it.",
         ("iteration", "rewarded", "replies cut off", "spoke for another", "repeated", "failed"),
         tuple(
@@ -119,16 +119,16 @@ def _rewards(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -
 def _scatter(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
     charts = []
     for i, every in samples.items():
-        shown = every[:: -(-len(every) // MAX_POINTS) or 1]
+        part = every[:: -(-len(every) // MAX_POINTS) or 1]
         points: dict[bool, list[Point]] = {False: [], True: []}
-        for reward, tokens, score, selected in shown:
+        for reward, tokens, score, selected in part:
             title = f"reward {reward.total:.2f}, {tokens} tokens, score {score:.2f}"
             points[selected].append(Point(tokens, reward.total, title, hollow=score < 0.5))
         series = (
             Series("not selected", tuple(points[False]), "grey", "dots"),
             Series("selected", tuple(points[True]), "accent", "dots"),
         )
-        if shown:
+        if part:
             name = f"Iteration {i}, {len(every):,} rollouts"
             charts.append(
                 Chart(f"scatter-{i}", name, "tokens (log scale)", "reward", series, log=True)
