@@ -19,8 +19,6 @@ from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.growing import Growing, rollouts
 from coterie.runs.loop import run_steps
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import view
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, Cli, once
@@ -247,12 +245,6 @@ def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run)
         assert len(trained.stretches) == 2, "the views of both agents"
     assert [row[0] for row in sections["conduct"].rows] == ["0", "1"]
     assert sections["conduct"].rows[0][1] == "8"
-
-
-def depth_first(tree: Tree, node: str | None = None) -> Iterator[Turn]:
-    for turn in tree.children(node or tree.root):
-        yield turn
-        yield from depth_first(tree, turn.id)
 
 
 class Interrupt(Exception):

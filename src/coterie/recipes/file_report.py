@@ -71,6 +71,8 @@ def _curve(run: Run) -> list[Section]:
     if not file.is_file():
         return []
     steps = [json.loads(line) for line in file.read_text().splitlines()]
+    if not steps:
+        return []
     points = tuple(
         Point(one["step"], one["loss"], f"step {one['step']}: loss {one['loss']:.4f}")
         for one in steps[:: -(-len(steps) // POINTS)]

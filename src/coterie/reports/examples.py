@@ -24,8 +24,8 @@ from coterie.trajectories.view import view
 
 MAX_SAMPLES = 8
 """Samples of an example: the best and the worst of more."""
-MAX_CONTEXT, MAX_REPLY = 3000, 6000
-"""Characters of a run of context tokens and of reply tokens; the middle of longer ones is left out."""
+MAX_PROMPT, MAX_CONTEXT, MAX_REPLY = 6000, 1500, 4000
+"""Characters of a shared prompt, and of runs of context and reply tokens; the middle of longer ones is left out."""
 Kind = str
 """``trained``, ``sampled`` (a reply that is not trained) or ``context``."""
 ENDINGS = {
@@ -134,7 +134,7 @@ def example(
             seen.add(agent)
     shared = {agent: _shared(several, decoder(agent)) for agent, several in firsts.items()}
     prompts = [
-        Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent], trained=False))
+        Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
         for agent, several in firsts.items()
     ]
     if not prompts and task is not None and environment is not None:
@@ -187,7 +187,7 @@ def described(
 def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
     """Return the privileged fields of a task: right answers, references, tests."""
     return tuple(
-        (name, _short(secret.reveal(min(secret.readers)), MAX_CONTEXT))
+        (name, _short(secret.reveal(min(secret.readers)), MAX_REPLY))
         for name, secret in task.secrets.items()
     )
 
@@ -201,7 +201,7 @@ def _openings(environment: Environment, task: Task) -> list[Stretch]:
         Stretch(
             agent,
             tuple(
-                _piece(f"{message.role}: {''.join(part.text for part in message.parts)}\n", "context", 0)
+                _piece(f"{message.role}: {''.join(part.text for part in message.parts)}\n", "context", 0, MAX_PROMPT)
                 for message in one.messages
             ),
         )
@@ -239,10 +239,10 @@ def _rest(
 
 
 def _pieces(
-    renderer: ChatRenderer, row: Row, start: int, stop: int, *, trained: bool
+    renderer: ChatRenderer, row: Row, start: int, stop: int, *, trained: bool = False
 ) -> tuple[Piece, ...]:
     """Return the text of a part of a row, cut where trained tokens begin and end."""
-    own = "trained" if trained else "sampled"
+    own, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
     counts = [(is_own, len([*some])) for is_own, some in groupby(row.mask[start:stop])]
     text, pieces, at = renderer.decode(row.ids[:stop]), [], start
     done = _common(text, renderer.decode(row.ids[:start]))
@@ -250,7 +250,7 @@ def _pieces(
         at += count
         # Text that depends on a later token (a character of several tokens) belongs to that token.
         end = max(done, _common(text, text if at == stop else renderer.decode(row.ids[:at])))
-        pieces.append(_piece(text[done:end], own if is_own else "context", count))
+        pieces.append(_piece(text[done:end], own if is_own else "context", count, limit))
         done = end
     return tuple(pieces)
 
@@ -259,8 +259,8 @@ def _common(text: str, start: str) -> int:
     return len(commonprefix([text, start]))  # noqa: RUF071
 
 
-def _piece(text: str, kind: Kind, tokens: int) -> Piece:
-    limit = MAX_CONTEXT if kind == "context" else MAX_REPLY
+def _piece(text: str, kind: Kind, tokens: int, context: int = MAX_CONTEXT) -> Piece:
+    limit = context if kind == "context" else MAX_REPLY
     if len(text) <= limit:
         return Piece(text, kind, tokens)
     half = limit // 2
