@@ -10,6 +10,8 @@ in place of the first two: what is taken off for repeats and length still is.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Self
 
 from pydantic import field_validator, model_validator
@@ -23,6 +25,8 @@ from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.own import found_terms, sources, value
 from coterie.trajectories.tree import CONTEXT, LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Finish, Turn, digest
+
+TERMS = ("environment", "measures", "malformed", "repeats", "overlong")
 
 
 def overlong_penalty(
@@ -113,7 +117,7 @@ class PathRewardSettings(Settings):
 
     def own(self) -> dict[str, Found]:
         """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
-        return found_terms(tuple(self.terms), ())
+        return found_terms(tuple(self.terms), TERMS)
 
     def identity(self) -> str:
         """What rewards depend on: the weights, and the content of the run's own terms."""
@@ -136,6 +140,11 @@ class Graded:
         return tuple(turn for turn in self.path if turn.speaker.name == self.agent and turn.ids)
 
 
+def total(terms: Mapping[str, float] | None) -> float | None:
+    """Return the sum of terms, added one by one, so that it is the same in every version of Python."""
+    return None if terms is None else reduce(add, terms.values())
+
+
 class PathReward:
     """The rule under given settings. Raises ``UserError`` for terms that are not found."""
 
@@ -144,7 +153,11 @@ class PathReward:
         self._own = settings.own()
 
     def of(self, graded: Graded) -> float | None:
-        """R, without the costs of single tokens; ``None`` of a path that was not graded.
+        """R, without the costs of single tokens; ``None`` of a path that was not graded. Raises as :meth:`terms`."""
+        return total(self.terms(graded))
+
+    def terms(self, graded: Graded) -> dict[str, float] | None:
+        """Return the terms of R by name; ``None`` of a path that was not graded.
 
         Raises ``UserError`` for a measure that is not a number, for an environment that does not say whether a path
         breaks its form where that counts, and for an own term that fails.
@@ -152,15 +165,15 @@ class PathReward:
         if graded.given is None or graded.outcome.score is None:
             return None
         if self.settings.malformed is not None and _breaks_form(graded):
-            worth = self.settings.malformed
+            found = {"malformed": self.settings.malformed}
         else:
-            worth = graded.given + self._measures(graded)
-        return (
-            worth
-            - self.settings.repeats * repeats(graded.own)
-            + self._overlong(graded)
-            + self._terms(graded)
-        )
+            found = {"environment": graded.given, "measures": self._measures(graded)}
+        return {
+            **found,
+            "repeats": -self.settings.repeats * repeats(graded.own),
+            "overlong": self._overlong(graded),
+            **self._terms(graded),
+        }
 
     def _measures(self, graded: Graded) -> float:
         if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
@@ -186,19 +199,17 @@ class PathReward:
             weight=s.overlong,
         )
 
-    def _terms(self, graded: Graded) -> float:
+    def _terms(self, graded: Graded) -> dict[str, float]:
         if not self._own:
-            return 0.0
+            return {}
         tokens = sum(len(turn.ids) for turn in graded.path)
         said = [turn for turn in graded.path if turn.speaker.kind == "agent"]
         speakers = sorted({turn.speaker.name for turn in said})
         dialogue = Dialogue(
             *(graded.outcome, tokens, math.nan, leaks(said, speakers), repeats(said), graded.path)
         )
-        weights = self.settings.terms.values()
-        return sum(
-            w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)
-        )
+        own = zip(self._own.items(), self.settings.terms.values(), strict=True)
+        return {name: weight * value(term, dialogue) for (name, term), weight in own}
 
 
 def _number(name: str, value: float | int | str) -> float:
