@@ -21,8 +21,8 @@ class Guess(Pure):
     def __init__(self, settings):
         self.most = settings.most
 
-    def tasks(self, split, count, seed, drawn=()):  # even places are trained on, odd ones held out
-        places = [2 * (sum(drawn) + n) + (split == "heldout") for n in range(count)]
+    def tasks(self, split, count, seed, after=()):  # even places are trained on, odd ones held out
+        places = [2 * (sum(after) + n) + (split == "heldout") for n in range(count)]
         return [Task(f"place-{n}", {"place": n, "number": n % (self.most + 1)}) for n in places]
 
     def acting(self, state):

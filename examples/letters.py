@@ -14,16 +14,16 @@ class Letters(Pure):
     name, metric = "letters", "delivered"
     actors, limits = {"clerk": "agent"}, {"turns": 1}
 
-    def tasks(self, split, count, seed, drawn=()):
+    def tasks(self, split, count, seed, after=()):
         rng, found = random.Random(f"{seed} {split}"), []
-        while len(found) < sum(drawn) + count:
+        while len(found) < sum(after) + count:
             people, cities = rng.sample(NAMES, 3), rng.sample(CITIES, 3)
             facts = " ".join(f"{a} lives in {b}." for a, b in zip(people, cities, strict=True))
             who = rng.randrange(3)
             asked = {"facts": facts, "question": f"Where does {people[who]} live?"}
             if (cities[0] < cities[1]) == (split == "train"):  # so no task is in both splits
                 found.append(Task(f"{split}-{len(found)}", {**asked, "city": cities[who]}))
-        return found[sum(drawn) :]
+        return found[sum(after) :]
 
     def acting(self, state):
         return ("clerk",)

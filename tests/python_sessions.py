@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from coterie.environments.acting.python_maths import PythonMaths
-from coterie.environments.acting.syntax import written_action, written_answer
+from coterie.environments.acting.syntax import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.rollout.driver import Driver
 from coterie.tools.sandbox.pool import Sandbox
@@ -89,8 +89,8 @@ def seen(state: State) -> list[str]:
 
 
 def act(cell: str) -> str:
-    return written_action(cell)
+    return write_action(cell)
 
 
 def answer(text: object) -> str:
-    return written_answer(str(text))
+    return write_answer(str(text))

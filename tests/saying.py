@@ -25,8 +25,8 @@ class Saying(Pure):
     def __init__(self, settings: SayingSettings) -> None:
         self.settings, self.limits = settings, {"turns": settings.turns}
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        first = sum(drawn) * 2 + (split == "heldout")
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        first = sum(after) * 2 + (split == "heldout")
         return [Task(f"{n:04d}", {"place": n}) for n in range(first, first + 2 * count, 2)]
 
     def acting(self, state: State) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from coterie.environments.acting.syntax import (
     NOT_ENDED,
     Move,
     read,
-    written_action,
-    written_answer,
+    write_action,
+    write_answer,
 )
 from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
 from coterie.errors import UserError
@@ -59,8 +59,8 @@ def test_what_was_cut_off_does_nothing() -> None:
 
 
 def test_what_is_written_is_read() -> None:
-    assert read(written_action("a = 1\nb = 2", "let me see")) == Move("action", "a = 1\nb = 2")
-    assert read(written_answer("42", "done")) == Move("answer", "42")
+    assert read(write_action("a = 1\nb = 2", "let me see")) == Move("action", "a = 1\nb = 2")
+    assert read(write_answer("42", "done")) == Move("answer", "42")
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_baselines_play_the_same_tasks_in_another_form() -> None:
         by_method(sums, "mad")
     with pytest.raises(UserError, match="method=cot is not for babyai"):
         by_method(BabyAI(), "cot")
-    assert "Act[" in by_method(BabyAI(), "react").told(BabyAI().tasks("heldout", 1, 0)[0])
+    assert "Act[" in by_method(BabyAI(), "react").system_prompt(BabyAI().tasks("heldout", 1, 0)[0])

@@ -14,7 +14,7 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.acting.babyai import BabyAI, BabyAISettings, Game, games, new_level
 from coterie.environments.acting.environment import Acting
 from coterie.environments.acting.sums import Sums, generate, right_play, sums_task
-from coterie.environments.acting.syntax import read, written_action
+from coterie.environments.acting.syntax import read, write_action
 from coterie.environments.protocol import Shared, State
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.driver import Driver
@@ -111,7 +111,7 @@ def test_rows_of_games_are_what_the_environment_shows() -> None:
     (task,) = environment.tasks("heldout", 1, 0)
     ((steps, _),) = scripted(0.62, 1)
     words = iter(steps)
-    script = Script(lambda _: written_action(next(words).action))
+    script = Script(lambda _: write_action(next(words).action))
     ((tree,),) = asyncio.run(trees(environment, script, [task], Shared())).values()
     row = game_row(tokenizer(), steps, "test")
     assert shown(environment, task, tree) == row.ids[: row.targets[-1].start]

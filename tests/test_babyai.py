@@ -15,7 +15,7 @@ from coterie.environments.acting.babyai import (
     FAILED,
     NO_ANSWERS,
     NOTHING_CHANGED,
-    TOLD,
+    PROMPT,
     BabyAI,
     BabyAISettings,
     Game,
@@ -25,7 +25,7 @@ from coterie.environments.acting.babyai import (
     view_of,
 )
 from coterie.environments.acting.environment import ENVIRONMENT, SOLVED
-from coterie.environments.acting.syntax import read, written_action, written_answer
+from coterie.environments.acting.syntax import read, write_action, write_answer
 from coterie.environments.micro_splits import split_of_key
 from coterie.environments.protocol import Shared, State
 from coterie.errors import UserError
@@ -82,7 +82,7 @@ class Bot:
         if made:
             bot.mission.step(made[-1])
         made.append(int(bot.replan(made[-1] if made else None)))
-        return written_action(NAMES[made[-1]], thought="as the bot does")
+        return write_action(NAMES[made[-1]], thought="as the bot does")
 
     def moves(self, task: Task) -> int:
         return len(self._games[task.id][1])
@@ -140,13 +140,13 @@ def test_a_wrong_object_loses_where_the_level_says_so_and_steps_run_out() -> Non
         game.start(int(str(task.public["seed"])))
         game.move("turn left")
         if game.move("pick up").end == FAILED:
-            moves = [written_action("turn left"), written_action("pick up")]
+            moves = [write_action("turn left"), write_action("pick up")]
             _, finished = said_to(environment, task, moves)
             assert (ending(finished), score(finished)) == (FAILED, 0.0)
             break
     else:
         raise AssertionError("no game has a wrong object on the left")
-    turning = [written_action("turn left")] * 4
+    turning = [write_action("turn left")] * 4
     (task,) = environment.tasks("train", 1, 0)
     _, finished = said_to(environment, task, turning)
     assert (ending(finished), score(finished), finished.metrics["moves"]) == (TURNS, 0.0, 4)
@@ -172,13 +172,13 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     environment = babyai(steps=7)
     task = environment.tasks("train", 3, 0)[1]
     messages = [
-        written_action("jump"),
-        written_answer("done"),
+        write_action("jump"),
+        write_answer("done"),
         "I wait.",
-        written_action("drop"),
-        written_action("Turn  Left"),
-        written_action("turn right"),
-        written_action("turn left\nmove forward"),
+        write_action("drop"),
+        write_action("Turn  Left"),
+        write_action("turn right"),
+        write_action("turn left\nmove forward"),
     ]
     texts, finished = said_to(environment, task, messages)
     first, jump, answer, nothing, drop, left, right, two = texts
@@ -194,7 +194,7 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     assert two == f"There is no action `turn left move forward`. {listed}"
     assert (ending(finished), score(finished)) == (TURNS, 0.0)
     assert finished.metrics == {"moves": 3, "messages": 7, "cut_off": 0}
-    assert environment.see(State(task, 0), "agent")[0].parts[0].text == TOLD
+    assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
 
 
 def test_a_wall_in_the_way_is_told() -> None:
@@ -229,7 +229,7 @@ def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
     async def grow(most: int) -> tuple[Tree, int, int]:
         environment, script = (
             babyai(steps=6),
-            Script(lambda prompt: written_action(NAMES[prompt.draw])),
+            Script(lambda prompt: write_action(NAMES[prompt.draw])),
         )
         tree = Tree(task.id, "test", 0)
         async with sessions_of(most, 5.0) as kept:
@@ -295,8 +295,8 @@ def test_a_larger_count_extends_a_smaller_one_and_draws_go_on() -> None:
     environment = babyai()
     train = environment.tasks("train", 30, 3)
     assert environment.tasks("train", 20, 3) == train[:20]
-    assert environment.tasks("train", 10, 3, drawn=[12, 8]) == train[20:]
-    assert environment.tasks("heldout", 5, 3, drawn=[5]) == environment.tasks("heldout", 5, 3)
+    assert environment.tasks("train", 10, 3, after=[12, 8]) == train[20:]
+    assert environment.tasks("heldout", 5, 3, after=[5]) == environment.tasks("heldout", 5, 3)
     others = environment.tasks("train", 30, 4)
     assert {one.public["seed"] for one in others} != {one.public["seed"] for one in train}
 

@@ -177,7 +177,7 @@ def test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choice
         (AGENT, ASKS[choice.aspect][0]),
     ]
     assert environment.script is not None
-    assert asyncio.run(environment.script.reply(task, heard, 0)) == choice.told
+    assert asyncio.run(environment.script.reply(task, heard, 0)) == choice.sentence
 
 
 def test_training_tasks_go_on_where_the_last_draw_ended_and_held_out_ones_are_the_same() -> None:

@@ -18,13 +18,13 @@ from coterie.environments.encyclopedia.entries import (
     Fact,
     make_encyclopedia,
 )
-from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
+from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
 from coterie.environments.encyclopedia.lexicon import BY_NAME, NAMES, paths
 from coterie.environments.encyclopedia.questions import Question, canonical_key, generate
 from coterie.environments.micro_splits import split_of_key
+from coterie.environments.workflow.plan_parser import parse_plan
 from coterie.environments.workflow.segments import scan, violations
 from coterie.environments.workflow.trace import TraceForm
-from coterie.environments.workflow.written import parse_plan
 from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 
@@ -272,4 +272,4 @@ def test_the_tool_shows_the_entry(corpus: Path, tmp_path: Path) -> None:
 
 def test_the_prompt_is_short() -> None:
     assert PROMPT == "Search, then answer."
-    assert asked(CHAIN) == f"Question: {CHAIN.text}"
+    assert user_message(CHAIN) == f"Question: {CHAIN.text}"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
+from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
 from coterie.environments.encyclopedia.lexicon import words
 from coterie.environments.encyclopedia.questions import Question
 from coterie.environments.protocol import Shared
@@ -55,14 +55,14 @@ class Asked(Mhqa):
     """Asks as the micro-world does."""
 
     def __init__(self) -> None:
-        self._told(WorkflowSettings(prompt="short"), "asked")
+        self._configure(WorkflowSettings(prompt="short"), "asked")
 
     def instructions(self) -> str:
         return PROMPT
 
 
 async def played(question: Question, form: TraceForm, tool: RetrieverTool) -> Row:
-    game = Asked().given([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
+    game = Asked().with_tools([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
     messages = expert_trace(question).messages(form)
     expert = ScriptedSampler(ChatRenderer(tokenizer()), lambda task: messages)
     task = Task("one", {"question": question.text})
@@ -140,7 +140,7 @@ def test_a_name_is_two_pieces_and_texts_come_back(block: Block) -> None:
     assert all(len(tokenizer().encode(word)) == 1 for word in words())
     for question in block.questions(20, ("compare", "chain")):
         assert len(tokenizer().encode(question.facts[0].subject)) == 2
-        for text in (asked(question), *block.said(question, "parallel")):
+        for text in (user_message(question), *block.said(question, "parallel")):
             assert tokenizer().decode(tokenizer().encode(text)) == text
 
 

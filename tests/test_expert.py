@@ -10,12 +10,12 @@ from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow import expert, expert_hotpot, expert_musique, steps
 from coterie.environments.workflow.expert import NO_GOLD, NoTrace, trace_of
-from coterie.environments.workflow.found_gold import found_gold, gold_titles
-from coterie.environments.workflow.names import says, spelled, words
+from coterie.environments.workflow.gold_passages import gold_titles, has_passages
+from coterie.environments.workflow.names import says, spelling_in, words
+from coterie.environments.workflow.plan_parser import parse_plan
 from coterie.environments.workflow.segments import violations
-from coterie.environments.workflow.steps import Step, traced
+from coterie.environments.workflow.steps import Step, make_trace
 from coterie.environments.workflow.trace import Trace
-from coterie.environments.workflow.written import parse_plan
 from coterie.tools.retrieval.index import Passage
 from coterie.tools.retrieval.tool import NOTHING, shown
 from coterie.tools.tags import Tag, Tags
@@ -340,7 +340,7 @@ def test_rows_of_musique_that_come_to_nothing_say_why(row: MusiqueRow, reason: s
 )
 def test_what_is_not_known_yet_is_not_said(made: list[Step]) -> None:
     with pytest.raises(NoTrace, match=steps.LEAK):
-        traced("Which films has Ann made?", "Up", made)
+        make_trace("Which films has Ann made?", "Up", made)
 
 
 def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
@@ -348,7 +348,7 @@ def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
         Step("films of Ann", "Ann and Bob", "Bob", "It is Bob."),
         Step("films of {T1}", "Bob, not Up", "Up", "It is Up.", ("T1",)),
     ]
-    found = traced("Which film of Ann and Bob is it, Up or Down?", "Up", made)
+    found = make_trace("Which film of Ann and Bob is it, Up or Down?", "Up", made)
     assert [one.text for level in found.levels for one in level] == ["Ann and Bob", "Bob, not Up"]
 
 
@@ -359,7 +359,8 @@ def test_an_answer_that_an_earlier_level_found_may_be_searched() -> None:
     ]
     try:
         found = [
-            [one.text for one in level] for level in traced("Who drew Ann?", "Giotto", made).levels
+            [one.text for one in level]
+            for level in make_trace("Who drew Ann?", "Giotto", made).levels
         ]
     except NoTrace as error:
         found = [[error.reason]]
@@ -369,9 +370,9 @@ def test_an_answer_that_an_earlier_level_found_may_be_searched() -> None:
 def test_nobody_asks_the_same_twice() -> None:
     made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
     with pytest.raises(NoTrace, match=steps.UNPLANNED):
-        traced("Ann?", "3", made)
+        make_trace("Ann?", "3", made)
     with pytest.raises(NoTrace, match=steps.TWICE):
-        traced("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
+        make_trace("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
 
 
 def test_rows_without_gold_have_no_trace() -> None:
@@ -380,11 +381,11 @@ def test_rows_without_gold_have_no_trace() -> None:
 
 def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
     question = 'Who sang of "the charm of la boheme", Émile (1920 Film) and A.P.J. Kalam?'
-    assert spelled(question, "The Charm of La Bohème") == "the charm of la boheme"
-    assert spelled(question, "Emile (1920 film)") == "Émile (1920 Film)"
-    assert spelled(question, "A. P. J. Kalam") == "A.P.J. Kalam"
-    assert spelled("the it film It", "it") == "It"
-    assert spelled(question, "Charm of Boheme") == spelled(question, "?") == ""
+    assert spelling_in(question, "The Charm of La Bohème") == "the charm of la boheme"
+    assert spelling_in(question, "Emile (1920 film)") == "Émile (1920 Film)"
+    assert spelling_in(question, "A. P. J. Kalam") == "A.P.J. Kalam"
+    assert spelling_in("the it film It", "it") == "It"
+    assert spelling_in(question, "Charm of Boheme") == spelling_in(question, "?") == ""
     assert words("O'Leary's Bohème") == ("o", "leary", "s", "boheme")
 
 
@@ -394,7 +395,7 @@ def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
 def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:
     one, two = Passage("1", '"Up  (film)"\nA film.'), Passage("2", '"The "Fram""\nA ship.')
     other = Passage("3", '"Up"\nDoc 1 (Title: "Down") is not a title.')
-    assert found_gold([shown([other, one]), shown([two])], ["Up (film)", 'The "Fram"'])
-    assert not found_gold([shown([other, one])], ["Up (film)", 'The "Fram"'])
-    assert not found_gold([shown([other, one]), NOTHING], ["Up (film)", "Down"])
+    assert has_passages([shown([other, one]), shown([two])], ["Up (film)", 'The "Fram"'])
+    assert not has_passages([shown([other, one])], ["Up (film)", 'The "Fram"'])
+    assert not has_passages([shown([other, one]), NOTHING], ["Up (film)", "Down"])
     assert gold_titles(CHAIN) == ("Shadows Unseen", "Camillo Bazzoni")

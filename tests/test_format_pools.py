@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.environments.format_pool import MAX_LENGTH, read_pool
-from coterie.environments.format_writer import RefusedFormat, clean
+from coterie.environments.format_writer import RejectedFormat, clean
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.errors import UserError
 from tests.conftest import Cli
@@ -85,7 +85,7 @@ def test_replies_are_cleaned_and_near_ones_refused() -> None:
         ("Write, in verse:", "nearly"),
     ]:  # fmt: skip
         found = clean(reply, ("Write in verse:",))
-        assert isinstance(found, RefusedFormat) and why in found.why
+        assert isinstance(found, RejectedFormat) and why in found.why
 
 
 def test_the_packaged_pools_have_no_near_duplicates() -> None:

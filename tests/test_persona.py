@@ -123,7 +123,7 @@ def test_openings_are_vague_and_end_with_the_signature():
     for task in TASKS:
         assert task.opening.endswith(f" The signature of the function is: def {task.name}(xs)")
         assert not re.search(r"\d", task.opening)
-        assert not any(choice.told in task.opening for choice in task.choices)
+        assert not any(choice.sentence in task.opening for choice in task.choices)
         aspects = [choice.aspect for choice in task.choices]
         hinted = {a for a, phrases in HINTS.items() if any(p in task.opening for p in phrases)}
         assert hinted == set(aspects)
@@ -157,10 +157,10 @@ def test_every_choice_can_be_asked_for_and_no_reply_holds_code():
     for aspect, choices in CHOICES.items():
         for choice in choices:
             reply = scripted_reply([choice], ASKS[aspect][0])
-            assert reply == choice.told and "{" not in reply
+            assert reply == choice.sentence and "{" not in reply
             assert str(choice.number) in reply if choice.number else not re.search(r"\d", reply)
             assert not re.search(r"[=\[\]()<>%*]", reply) and choice.code not in reply
-        assert len({choice.told for choice in choices}) == len(choices)
+        assert len({choice.sentence for choice in choices}) == len(choices)
 
 
 def test_the_scripted_wordings_are_understood():
@@ -194,7 +194,7 @@ def test_the_script_uses_nothing_that_it_was_not_told():
     """An unaided agent that guesses is right about what it asked for; the rest is drawn."""
     for d in (d for d in DIALOGUES if not d.shown and d.habits[-1] in ("answer", "guess")):
         for choice in d.task.choices:
-            if choice.told in d.replies:
+            if choice.sentence in d.replies:
                 assert f"    {choice.code}\n" in d.turns[-1]
     guessed = [d for d in DIALOGUES if not d.shown and d.habits[-1] == "guess"]
     assert sum(d.right for d in guessed) / len(guessed) < 0.15
@@ -254,6 +254,6 @@ def prompt_with_all_told(tokenizer, task) -> list[int]:
     ]
     for choice in random.Random(task.task_id).sample(task.choices, len(task.choices)):
         messages.append({"role": "assistant", "content": ASKS[choice.aspect][1]})
-        messages.append({"role": "user", "content": choice.told})
+        messages.append({"role": "user", "content": choice.sentence})
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return list(ids)

@@ -15,7 +15,7 @@ ISFT = (
 GUESS = "from tests.guess import Guess, GuessSettings\nclass World(Guess):\n"
 BUG = "        return {}['gone']\n"
 WORLDS = {
-    "tasks": f"    def tasks(self, split, count, seed, drawn=()):\n{BUG}",
+    "tasks": f"    def tasks(self, split, count, seed, after=()):\n{BUG}",
     "see": f"    def see(self, state, actor):\n{BUG}",
     "begin": f"    async def begin(self, task, live):\n{BUG}",
     "limits": f"    __init__ = lambda self, settings: None\n    @property\n    def limits(self):\n{BUG}",
@@ -112,7 +112,7 @@ WRONG = {
 
 @pytest.mark.parametrize("given", WRONG)
 def test_tasks_that_are_none_are_refused(given: str, tmp_path: Path, cli: Cli) -> None:
-    head = "    def tasks(self, split, count, seed, drawn=()):\n"
+    head = "    def tasks(self, split, count, seed, after=()):\n"
     (tmp_path / "world.py").write_text(f"{GUESS}{head}        return {given}\n")
     name = f"{tmp_path}/world.py:World"
     run = ("run", "optima/isft", f"environment={name}", *ISFT, "--dry-run")

@@ -164,7 +164,7 @@ def test_actions_run_in_the_sandbox_and_the_answer_is_compared():
 def test_the_splits_of_the_environment_are_those_of_the_micro_world():
     environment = Problems()
     train = environment.tasks("train", 20, 3)
-    assert environment.tasks("train", 10, 3, drawn=[10]) == train[10:]
+    assert environment.tasks("train", 10, 3, after=[10]) == train[10:]
     assert environment.scored_tasks(5, 3) == environment.tasks("heldout", 5, 3)
     (far,) = Problems(ProblemsSettings(far=True)).tasks("heldout", 1, 3)
     assert str(far.public["question"]).split()[-1].endswith(".")

@@ -112,7 +112,7 @@ def test_the_right_answer_is_never_shown() -> None:
     found = []
     for task in environment.tasks("heldout", 2, 0):
         state, _ = played(environment, task, *said)
-        told = "\n".join([environment.told(task), *seen(state)])
+        told = "\n".join([environment.system_prompt(task), *seen(state)])
         found.append(told.replace(str(task.public["question"]), ""))
     assert found[0] == found[1]
 
@@ -121,12 +121,15 @@ def test_answers_of_math_are_compared_as_mathematics_and_others_as_numbers() -> 
     assert maths("gsm8k").subject.same is same_number
     assert maths("math").subject.same is same_mathematics
     assert maths("math", "subject=numbers").subject.same is same_number
-    assert r"\frac" in maths("math").told(first_task(maths("math"))[0])
+    assert r"\frac" in maths("math").system_prompt(first_task(maths("math"))[0])
 
 
 def test_the_prompt_says_the_form_the_limits_and_what_is_heard_of_an_answer() -> None:
     task, _ = first_task(maths())
-    told = {maths("gsm8k", f"feedback={one}").told(task) for one in ("oracle", "neutral", "none")}
+    told = {
+        maths("gsm8k", f"feedback={one}").system_prompt(task)
+        for one in ("oracle", "neutral", "none")
+    }
     assert len(told) == 3
     assert all("at most 8 messages" in one and "End Action" in one for one in told)
 

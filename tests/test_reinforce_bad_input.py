@@ -37,21 +37,21 @@ class Again(Exchange):
     """Gives one task twice when it is asked for more."""
     name = "again"
 
-    def tasks(self, split, count, seed, drawn=()):
-        found = super().tasks(split, count, seed, drawn)
-        return [found[0]] * count if drawn else found
+    def tasks(self, split, count, seed, after=()):
+        found = super().tasks(split, count, seed, after)
+        return [found[0]] * count if after else found
 
 class Ended(Exchange):
     name = "ended"
 
-    def tasks(self, split, count, seed, drawn=()):
-        return [] if drawn else super().tasks(split, count, seed)
+    def tasks(self, split, count, seed, after=()):
+        return [] if after else super().tasks(split, count, seed)
 
 class Nameless(Exchange):
     name = "nameless"
 
-    def tasks(self, split, count, seed, drawn=()):
-        return [replace(task, id="") for task in super().tasks(split, 1, seed, drawn)]
+    def tasks(self, split, count, seed, after=()):
+        return [replace(task, id="") for task in super().tasks(split, 1, seed, after)]
 
 class Ungraded(Exchange):
     name = "ungraded"

@@ -65,7 +65,7 @@ def replayed(environment: Sums, plays: Sequence[tuple[Task, Dialogue]]) -> list[
             said = [text for role, text in play if role == "assistant"]
             state, grade = await dialogue(environment, task, said, Shared(sandbox))
             assert seen(state) == [text for role, text in play if role == "user"]
-            assert play[0] == ("system", environment.told(task)) and grade is not None
+            assert play[0] == ("system", environment.system_prompt(task)) and grade is not None
             scores.append(grade.score or 0.0)
         return scores
 

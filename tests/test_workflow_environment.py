@@ -250,7 +250,9 @@ class Pushing:
 
 def test_calls_that_change_something_run_one_after_the_other_in_a_graph_too(corpus: Path) -> None:
     inner, source = made(corpus).environment, Pushing()  # type: ignore[attr-defined]
-    environment = inner.given([source], ToolsSettings(), tags_of_sources([source], inline=True))
+    environment = inner.with_tools(
+        [source], ToolsSettings(), tags_of_sources([source], inline=True)
+    )
     nodes = "".join(f'<node id="n{n}">wiki_search("{n}")</node>' for n in range(4))
     found = play(environment, f"<graph>{nodes}</graph>", "<answer>x</answer>")
     assert found.metrics["calls"] == 4 and found.metrics["call_errors"] == 0 and source.most == 1

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Shape, Task
-from coterie.environments.workflow.written import parse_plan
+from coterie.environments.workflow.plan_parser import parse_plan
 
 TRAINED = """<plan>
 T1: Find the founder of Quill & Sons

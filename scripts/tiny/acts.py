@@ -15,8 +15,16 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.acting import sums
-from coterie.environments.acting.babyai import ACTIONS, COLOURS, TOLD, Game, Seen, games, new_level
-from coterie.environments.acting.syntax import written_action
+from coterie.environments.acting.babyai import (
+    ACTIONS,
+    COLOURS,
+    PROMPT,
+    Game,
+    VisibleObject,
+    games,
+    new_level,
+)
+from coterie.environments.acting.syntax import write_action
 from coterie.trajectories.row import Row
 from scripts.tiny.acts_player import Step, play
 from scripts.tiny.world import World, chat_row, split_by
@@ -27,7 +35,7 @@ STEPS = 12
 OBJECTS = ("ball", "box", "key")
 PLACES = tuple(
     dict.fromkeys(
-        Seen("", ahead, right).place
+        VisibleObject("", ahead, right).place
         for ahead in range(7)
         for right in range(-3, 4)
         if ahead or right
@@ -68,20 +76,20 @@ def _texts(seed: int) -> Iterator[str]:
     for steps in _played(1000, 0.5, seed):
         for step in steps:
             yield step.told
-            yield written_action(step.action)
+            yield write_action(step.action)
     for problem in sums.generate("corpus", 2000, seed):
         says = sums.corrected_play if problem.trap else sums.right_play
         yield from (text for _, text in says(problem, rng))
-    often = [*map(written_action, ACTIONS), *(f" {one}" for one in PLACES)]
+    often = [*map(write_action, ACTIONS), *(f" {one}" for one in PLACES)]
     often += map(str, range(sums.MOST + 1))
     yield from (one for one in often for _ in range(200))
 
 
 def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str) -> Row:
     """Build a game as the agent is shown it, with its messages as targets."""
-    messages = [("system", TOLD)]
+    messages = [("system", PROMPT)]
     for step in steps:
-        messages += [("user", step.told), ("assistant", written_action(step.action))]
+        messages += [("user", step.told), ("assistant", write_action(step.action))]
     return chat_row(tokenizer, messages, "script:babyai", origin)
 
 
@@ -116,14 +124,14 @@ def groups(tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> Itera
 
 def _whole() -> list[str]:
     words = (f" {one}" for one in (*COLOURS, *OBJECTS, *PLACES))
-    return [TOLD, sums.PROMPT, *ACTIONS, *words, *map(str, range(sums.MOST + 1))]
+    return [PROMPT, sums.PROMPT, *ACTIONS, *words, *map(str, range(sums.MOST + 1))]
 
 
 WORLD = World(
     drill_rng="acts/drills",
     texts=_texts,
     pieces=split_by(PIECES),
-    marks=[AddedToken(one, normalized=False, special=False) for one in (TOLD, sums.PROMPT)],
+    marks=[AddedToken(one, normalized=False, special=False) for one in (PROMPT, sums.PROMPT)],
     whole=_whole,
     groups=groups,
     drills=(),

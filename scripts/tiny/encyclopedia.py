@@ -21,7 +21,7 @@ from types import MappingProxyType
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
-from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
+from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
 from coterie.environments.encyclopedia.lexicon import COMPARED, RELATIONS, Kind, words
 from coterie.environments.encyclopedia.questions import (
     Question,
@@ -116,7 +116,7 @@ def _chunks() -> list[str]:
     """What stands around names and values in the templates, longest first."""
     found: dict[str, None] = dict.fromkeys(_FIXED)
     for one in RELATIONS:
-        for template in (one.sentence, one.asked, one.phrase, one.query, *one.extremes):
+        for template in (one.sentence, one.question, one.phrase, one.query, *one.extremes):
             found |= dict.fromkeys(re.split(r"\{[sv]\}", template))
     found |= {f"{one} ": None for one in found if one.endswith("people.")}
     return sorted(filter(None, found), key=len, reverse=True)
@@ -127,7 +127,7 @@ def _texts(seed: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         block = Block(Path(folder), seed)
         for question in block.questions(BLOCK, ("compare", "chain")):
-            yield asked(question)
+            yield user_message(question)
             for form in FORMS:
                 yield from block.said(question, form)
     yield from (one for one in _whole() for _ in range(200))
@@ -189,7 +189,7 @@ def trace_row(
     ending: bool = False,
 ) -> Row:
     """A trajectory as an agent is shown it, in one turn: its messages as targets, or the last of them alone."""
-    row = chat_row(tokenizer, [("system", PROMPT), ("user", asked(question))], "", "")
+    row = chat_row(tokenizer, [("system", PROMPT), ("user", user_message(question))], "", "")
     ids = [*row.ids, *tokenizer.encode(OPENERS["assistant"], add_special_tokens=False)]
     targets: list[Target] = []
     for place, text in enumerate(said):

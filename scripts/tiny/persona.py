@@ -28,7 +28,7 @@ from scripts.tiny.world import World, chat_row, copy_row
 
 DRILL_WORDS: tuple[str, ...] = tuple(
     sorted(
-        {word for kind in KINDS for word in re.findall(r"[a-z]+", kind.told)}
+        {word for kind in KINDS for word in re.findall(r"[a-z]+", kind.sentence)}
         | {*NAMES, *"0123456789"}
     )
 )
@@ -83,7 +83,7 @@ def code_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
         if len(choices) > max(SIZES) or split_of(choices) == "corpus":
             break
     name = rng.choice(NAMES)
-    told = [f"def {name}(xs)", *(choice.told for choice in rng.sample(choices, len(choices)))]
+    told = [f"def {name}(xs)", *(choice.sentence for choice in rng.sample(choices, len(choices)))]
     messages = [("user", " ".join(told)), ("assistant", answer_text(source_of(name, choices)))]
     return chat_row(tokenizer, messages, "script:drill", "drill")
 

@@ -19,7 +19,7 @@ from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.pure import Pure
 from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.expert import trace_of
-from coterie.environments.workflow.found_gold import found_gold, gold_titles
+from coterie.environments.workflow.gold_passages import gold_titles, has_passages
 from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.driver import Driver
@@ -196,7 +196,7 @@ def test_between_the_expert_s_turns_stand_the_results_alone(
         if form == "parallel"
         else [1] * sum(map(len, trace_of(row).levels))
     )
-    assert found_gold([one.text for turn in seen for one in turn.results], gold_titles(row))
+    assert has_passages([one.text for turn in seen for one in turn.results], gold_titles(row))
     (segment,) = view(tree, path[-1].id, "solver").segments
     first, *between = [piece for piece in segment.pieces if piece.turn is None]
     shown = syntax_of(tool)

@@ -105,7 +105,7 @@ FAULTS = (
         around(lambda original, text: " ".join(text.lower().split())),
         [NORMALISATION_DROPS],
     ),
-    Fault(f"{E}numbers:_stated", result(lambda v: None if v is None else abs(v)), [SPELLING]),
+    Fault(f"{E}numbers:_parse", result(lambda v: None if v is None else abs(v)), [SPELLING]),
     Fault(f"{E}numbers:is_name", returns(True), [LEFT_OVER]),
     Fault(
         f"{E}answers:marked_answer",
@@ -155,7 +155,7 @@ FAULTS = (
     ),
     Fault(f"{E}workflow.schedule:_run", given(barrier=False), [LEVELS_WAIT]),
     Fault(f"{E}workflow.schedule:_run", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
-    Fault(f"{E}workflow.schedule:_hindered", around(_without_dependencies), [WHAT_WAITS]),
+    Fault(f"{E}workflow.schedule:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
     Fault(
         f"{E}workflow.schedule:times",
         result(lambda both: type(both)(both.serial, both.serial)),

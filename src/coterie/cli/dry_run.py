@@ -15,7 +15,7 @@ from coterie.cli.running import plan_table
 from coterie.config.file import nested
 from coterie.config.resolve import flatten
 from coterie.datasets.catalogue import Split
-from coterie.environments.checking import drawn
+from coterie.environments.checks import draw_tasks
 from coterie.environments.gold import known_answers
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError
@@ -87,7 +87,7 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
     agent = agents_of(environment)[0]
     model = next(role.model for role in recipe.roles() if role.name == recipe.players()[agent])
     renderer, _ = load_renderer(model, recipe.settings.engine.template_args)
-    for task in drawn(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
+    for task in draw_tasks(environment, split, SHOWN, recipe.settings.seed)[:SHOWN]:
         first = first_prompts(environment, task)[agent]
         ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
         text = str(renderer.tokenizer.decode(list(ids)))

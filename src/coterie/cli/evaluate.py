@@ -26,7 +26,7 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import EngineError
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
-from coterie.environments.checking import drawn
+from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
 from coterie.environments.registry import CODING, make_environment, played_type
 from coterie.environments.traits import Scripted, check_graded
@@ -199,7 +199,7 @@ def _check(settings: EvaluatedSettings, split: Split) -> None:
     check_evaluated(settings)
     environment = settings.made()
     check_graded(environment)
-    drawn(environment, split, 1, settings.seed)
+    draw_tasks(environment, split, 1, settings.seed)
     if isinstance(environment, Scripted):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:

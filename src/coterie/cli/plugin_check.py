@@ -45,7 +45,7 @@ def look(kind: str, name: str) -> None:
     """Import a plug-in; raises ``UserError`` for what it lacks."""
     if kind == "environment":
         from coterie.config.construct import settings_type_of
-        from coterie.environments.checking import METHODS
+        from coterie.environments.checks import METHODS
         from coterie.environments.registry import ENVIRONMENTS
         from coterie.environments.settings import EnvironmentSettings
 

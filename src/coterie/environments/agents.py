@@ -1,13 +1,13 @@
-"""Who talks: names of two or three agents, and how one of them is told of the others."""
+"""Names of agents."""
 
 from collections.abc import Sequence
 
 NAMES = ("Alice", "Bob", "Carol")
-"""In the order in which they speak; Optima's two, and one more for its section on three agents."""
+"""In speaking order: Optima's two agents, and one for its experiments with three agents."""
 
 
 def named(names: Sequence[str]) -> str:
-    """Names in a sentence: ``Bob``, or ``Bob and Carol``."""
+    """Join names in a sentence: ``Bob``, or ``Bob and Carol``."""
     return " and ".join(names)
 
 

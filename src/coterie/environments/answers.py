@@ -1,8 +1,7 @@
-"""Answers: how they are marked in an utterance, and how right they are (exact match and token F1, as in SQuAD).
+"""Extraction of answers from messages, and their scores (exact match and token F1, as in SQuAD).
 
-Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text",
-section 6.1, and its evaluation script. Tokens are the words of the normalised answer, not pieces of
-some model's tokenizer, so a score means the same for every model.
+Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1, and its
+evaluation script. Tokens are words of the normalized answer, so scores do not depend on a model's tokenizer.
 """
 
 import re
@@ -15,19 +14,17 @@ from coterie.environments.numbers import number
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
 _MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, single spaces between words."""
+    """Convert to lower case and remove ASCII punctuation, English articles and repeated spaces."""
     text = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
 def exact_match(prediction: str | None, golds: Sequence[str]) -> float:
-    """1.0 if the prediction equals one of the golds after normalisation, else 0.0.
+    """Return 1.0 if the normalized prediction equals one of the normalized golds, else 0.0.
 
     ``golds`` are the right answer and its aliases. A prediction of ``None`` (no answer) scores 0.0.
     """
@@ -38,12 +35,10 @@ def exact_match(prediction: str | None, golds: Sequence[str]) -> float:
 
 
 def f1(prediction: str | None, golds: Sequence[str]) -> float:
-    """F1 of the words of prediction and gold as multisets, in [0, 1]; the best over all golds.
+    """Return the maximum F1 of the prediction's words over all golds, in [0, 1].
 
-    Precision is the share of the predicted words that are in the gold, recall the share of the
-    gold's words that were predicted, each word counted as often as both have it. Where
-    normalisation leaves no words of either, the two are equal or not (1.0 or 0.0), as in the
-    SQuAD 2.0 script. A prediction of ``None`` (no answer) scores 0.0.
+    Words are compared as multisets after normalization. If one side has no words, the score is 1.0 if both have none
+    and else 0.0, as in the SQuAD 2.0 script. A prediction of ``None`` (no answer) scores 0.0.
     """
     _check(golds)
     if prediction is None:
@@ -63,41 +58,41 @@ def _check(golds: Sequence[str]) -> None:
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, not one string: use [{golds!r}]")
     if not golds:
-        raise ValueError("golds is empty: an answer can't be scored without a right one")
+        raise ValueError("golds is empty: pass at least one right answer")
 
 
 def same_text(first: str, second: str) -> bool:
-    """Equal texts, whatever their spacing."""
+    """Return True if two texts are equal, ignoring spacing."""
     return first.split() == second.split()
 
 
 def same_words(first: str, second: str) -> bool:
-    """Equal texts, whatever their case, spacing, articles and punctuation."""
+    """Return True if two texts are equal, ignoring case, spacing, articles and punctuation."""
     return exact_match(second, [first]) == 1.0
 
 
 def option_of(answer: str, options: Sequence[str]) -> str:
-    """The option that an answer names: in its own case, or in any if only one is spelled so.
+    """Return the option that an answer names, ignoring case if that is unambiguous.
 
-    An answer that names none, or one of several that differ in their case only, is left as it is.
+    An answer that names no option, or one of several that differ only in case, is returned unchanged.
     """
     words = answer.split()
     if any(option.split() == words for option in options):
         return answer
     folded = answer.casefold().split()
-    named = {tuple(o.split()): o for o in options if o.casefold().split() == folded}
-    return next(iter(named.values())) if len(named) == 1 else answer
+    matches = {tuple(o.split()): o for o in options if o.casefold().split() == folded}
+    return next(iter(matches.values())) if len(matches) == 1 else answer
 
 
 def marked_answer(text: str) -> str | None:
-    """The last ``<A>answer</A>`` of an utterance with something in it, stripped; ``None`` if there is none.
+    """Return the last non-empty ``<A>answer</A>`` of a message, stripped, or ``None``.
 
-    A mark that is opened and never closed, as in talk about the mark, is not an answer and hides none.
+    A mark that is never closed is ignored.
     """
     return next((one.strip() for one in reversed(_MARKED.findall(text)) if one.strip()), None)
 
 
 def boxed_number(text: str) -> str | None:
-    r"""The number in the last ``\boxed{...}``, in one spelling; what is not a number, as it is."""
+    r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
     box = boxed_answer(text)
     return None if box is None else (number(box) or box)

@@ -1,6 +1,6 @@
-"""The baselines that agents who talk are compared with, over any environment and its metric.
+"""Baselines for multi-agent dialogues, for any environment and its metric.
 
-* ``cot``: chain of thought; one agent that holds what all agents hold answers in one message.
+* ``cot``: chain of thought; one agent has all information and answers in one message.
 * ``cot_sc``: several such answers and a majority (Wang et al. 2023, "Self-Consistency Improves
   Chain of Thought Reasoning in Language Models"); the same environment, sampled several times.
 * ``mad``: multi-agent debate (Du et al. 2023, "Improving Factuality and Reasoning in Language
@@ -31,7 +31,7 @@ from coterie.environments.acting.syntax import (
 )
 from coterie.environments.coding import AGENT, Coding
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
-from coterie.environments.passing import OthersPlay, OthersTasks
+from coterie.environments.mixins import ForwardedPlay, ForwardedTasks
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
@@ -47,11 +47,11 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS
 from coterie.trajectories.turn import Message, Part, Turn
 
-# Other forms for the same tasks, as baselines: ReAct, and a chain of thought without actions.
+# Other message formats for acting environments:
 #
 # * ``react``: ReAct (Yao et al. 2023, "ReAct: Synergizing Reasoning and Acting in Language Models"): a thought, then an
 # action with its argument in brackets.
-# * ``cot``: chain of thought: the agent thinks and answers; what it hears of an answer is as in the environment.
+# * ``cot``: chain of thought: the agent thinks and answers. It gets the feedback of the environment to answers.
 
 ACT, FINISH = "Act", "Finish"
 NO_ACTION = (
@@ -63,7 +63,7 @@ _ACTIONS = re.compile(rf"^[ \t]*Action:[ \t]*({ACT}|{FINISH})\[", re.MULTILINE)
 
 
 def read_react(text: str, cut: bool = False) -> Move:
-    """What a message in ReAct's form does. An action reaches to the bracket before the next one, or the last one."""
+    """Parse a message in ReAct's form. An action ends at the last bracket before the next action or the end."""
     if cut:
         return Move("nothing", note=CUT)
     marks = list(_ACTIONS.finditer(text))
@@ -82,7 +82,7 @@ def read_react(text: str, cut: bool = False) -> Move:
 
 
 def read_thoughts(text: str, cut: bool = False) -> Move:
-    """The answer of a message; it can do nothing else."""
+    """Parse a message that may only answer."""
     move = read(text, cut)
     return move if move.kind == "answer" or cut else Move("nothing", note=ANSWER_ONLY)
 
@@ -102,11 +102,8 @@ THOUGHTS = Form(
 )
 
 
-class SingleTurn(OthersPlay, Coding):
-    """Another coding environment, in which the agent has one turn and is told to answer at once.
-
-    All else is the other environment's own.
-    """
+class SingleTurn(ForwardedPlay, Coding):
+    """A coding environment in which the agent has one turn and must answer at once."""
 
     environment: Coding
 
@@ -125,17 +122,16 @@ class SingleTurn(OthersPlay, Coding):
         self.script = environment.script
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the environment's own, for an agent that has to answer at once."""
         return self.environment.solo_parts(task, agent)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """As in the environment, but that the agent is told to answer at once."""
-        shown = self.environment.see(state, actor)
+        """Return the environment's prompt, with a system prompt that requests the answer at once."""
+        messages = self.environment.see(state, actor)
         if actor != AGENT:
-            return shown
-        return (replace(shown[0], parts=self.system_parts(state.task, actor)), *shown[1:])
+            return messages
+        return (replace(messages[0], parts=self.system_parts(state.task, actor)), *messages[1:])
 
-    # -- the environment's own ----------------------------------------------------------------
+    # -- forwarded methods --------------------------------------------------------------------
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self.environment.solo_parts(task, agent)
@@ -169,27 +165,27 @@ class SingleTurn(OthersPlay, Coding):
 
 
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
-"""How a benchmark's tasks are played: the benchmark's own dialogue, or a baseline."""
+"""The dialogue of the benchmark itself, or a baseline."""
 ROUNDS = 2
-"""Messages of each agent of a debate (Du et al., section 3.1)."""
+"""Messages of each agent in a debate (Du et al., section 3.1)."""
 
 
 def by_method(environment: Environment, method: Method) -> Environment:
-    """The environment in which a benchmark's tasks are played by a method."""
+    """Return the environment for a method on a benchmark's tasks."""
     if method == "dialogue":
         return environment
     if isinstance(environment, Coding):
         if method != "cot":
             raise UserError(
-                f"method={method} is not for {environment.name}, where an agent works with a person",
-                "use method=dialogue, or method=cot for an answer without asking",
+                f"method={method} does not support {environment.name}, where an agent works with a user",
+                "use method=dialogue, or method=cot for an answer without questions",
             )
         return SingleTurn(environment)
     if isinstance(environment, Acting):
         return _acting(environment, method)
     if not isinstance(environment, Talk) or method == "react":
         raise UserError(
-            f"method={method} is not for {environment.name}, where agents do not talk until they agree",
+            f"method={method} does not support {environment.name}, where agents do not talk until they agree",
             "use method=dialogue, or derive the environment from coterie.environments.talk.Talk",
         )
     if method == "mad":
@@ -200,18 +196,18 @@ def by_method(environment: Environment, method: Method) -> Environment:
 
 
 def _acting(environment: Acting, method: Method) -> Acting:
-    """The same tasks for an agent that writes in another form."""
-    known = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
-    if method not in known:
+    """Return the same tasks with another message format."""
+    forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
+    if method not in forms:
         raise UserError(
-            f"method={method} is not for {environment.name}, where an agent acts",
-            f"use method=dialogue, or one of: {', '.join(known)}",
+            f"method={method} does not support {environment.name}, where an agent acts",
+            f"use method=dialogue, or one of: {', '.join(forms)}",
         )
-    return environment.in_form(known[method])
+    return environment.in_form(forms[method])
 
 
 def single_agent(environment: Talk) -> Talk:
-    """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
+    """Return the environment's tasks for one agent with all information: an upper bound for dialogues."""
     if not isinstance(environment, Exchange):
         return SingleAgent(environment)
     alone = ExchangeAlone(levels=environment.levels)
@@ -219,10 +215,10 @@ def single_agent(environment: Talk) -> Talk:
     return alone
 
 
-class Variant(OthersTasks, Talk):
-    """The tasks, answers and grades of an environment, and what these need, to be played in another way.
+class Variant(ForwardedTasks, Talk):
+    """Base class of environments with the tasks, answers and grades of another environment.
 
-    How it goes is not passed on: who acts, what the environment says, its tools and its formats.
+    The order of actors, the messages of the environment, its tools and its formats are not forwarded.
     """
 
     environment: Talk
@@ -239,7 +235,6 @@ class Variant(OthersTasks, Talk):
         self.max_sessions = environment.max_sessions
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the environment's own, for an agent that works alone."""
         return self.solo_parts(task, agent)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -273,20 +268,20 @@ class SingleAgent(Variant):
         self.max_turns = 1
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        said = taken[-1]
-        answer = self.answer_to(state.task, said.text)
+        turn = turns[-1]
+        answer = self.answer_to(state.task, turn.text)
         return Transition(
-            answer=answer, end=LENGTH if said.truncated else TURNS if answer is None else ANSWERED
+            answer=answer, end=LENGTH if turn.truncated else TURNS if answer is None else ANSWERED
         )
 
 
 class MultiAgentDebate(Variant):
-    """Each agent holds everything and answers alone, then sees the others' answers and answers anew.
+    """Each agent has all information and answers alone, then sees the other answers and answers again.
 
-    The last answers of the agents are voted on; if none has a majority, the first agent's group
-    among the largest wins. A message that was cut gives the answer that is in it, if any.
+    The agents' last answers are votes. In a tie the largest group with the earliest agent wins. A truncated message
+    counts with its answer, if it has one.
     """
 
     def __init__(self, environment: Talk) -> None:
@@ -300,14 +295,14 @@ class MultiAgentDebate(Variant):
         return self.agents
 
     def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
-        """Of each round the agent's own message, then the others'."""
+        """Return, for each round, the agent's own message and then the other messages."""
         turns, count = state.turns, len(self.agents)
         rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
         order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
         return tuple(turn for one in order for turn in one)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         if len(state.turns) < self.max_turns:
             return Transition()
@@ -317,34 +312,34 @@ class MultiAgentDebate(Variant):
             if (answer := self.answer_to(state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
-        winners = await asyncio.to_thread(self._voted, last)
+        winners = await asyncio.to_thread(self._vote, last)
         if not winners:
             return Transition(end=TURNS)
         end = AGREED if len(winners) == len(last) else ANSWERED
         return Transition(answer=last[winners[0]], end=end)
 
-    def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
+    def _vote(self, answers: Sequence[str | None]) -> tuple[int, ...]:
         vote = Vote(self.similarity)
         for place, answer in enumerate(answers):
             vote.add(place, answer)
         return vote.winners
 
 
-class AutoForm(OthersPlay, Variant):
-    """The environment's own dialogue, in a format that the agents choose themselves, and not one of a pool."""
+class AutoForm(ForwardedPlay, Variant):
+    """The dialogue of the environment in a format that the agents choose themselves."""
 
     def __init__(self, environment: Talk) -> None:
         super().__init__(environment)
         self.syntax = environment.syntax
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The request to choose a format, and the environment's own prompt."""
+        """Return the request to choose a format, followed by the environment's prompt."""
         return (_CHOOSING, *self.environment.system_parts(task, agent))
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """What the environment shows, with the request to choose a format before its prompt."""
-        system, *heard = self.environment.see(state, actor)
-        return (replace(system, parts=(_CHOOSING, *system.parts)), *heard)
+        """Return the environment's messages, with the request to choose a format first."""
+        system, *dialogue = self.environment.see(state, actor)
+        return (replace(system, parts=(_CHOOSING, *system.parts)), *dialogue)
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:

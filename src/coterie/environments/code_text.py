@@ -1,7 +1,7 @@
-"""What is thought, said and answered in an agent's message, and which part of an answer is code.
+"""Parser of an agent's message: thoughts, visible text, answer, and the code of the answer.
 
-Marks divide a message: one before the answer, one after thoughts, and fences. In an answer and in a fence they count
-only outside of the strings, docstrings and comments of the code.
+Marks divide a message: one before the answer, one after thoughts, and fences. In an answer or a fence, marks inside
+strings, docstrings and comments of the code are ignored.
 """
 
 import re
@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 MARKER = "I WANT TO ANSWER:"
-"""Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
+"""Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""
 OUTPUT = "OUTPUT:"
-"""What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
+"""Marker after thoughts, which other actors do not see and the history drops."""
 _PYTHON = ("python", "python3", "py", "py3")
 
 _LEXER = r"""
@@ -33,7 +33,7 @@ def _lexer(stop: str) -> re.Pattern[str]:
 
 _CODE = _lexer("")
 _PROSE = _lexer(f"(?!{re.escape(MARKER)})")
-"""Here the marker counts wherever it stands: people put it in quotes, or make a heading of it."""
+"""In prose the marker always counts, since models put it in quotes or headings."""
 
 
 class _Mark(NamedTuple):
@@ -45,49 +45,49 @@ class _Mark(NamedTuple):
 
 def _marks(text: str, *, code: bool) -> Iterator[_Mark]:
     fenced, at = False, 0
-    while found := (_CODE if code or fenced else _PROSE).search(text, at):
-        kind, at = found.lastgroup, found.end()
-        if found["marker"]:
+    while match := (_CODE if code or fenced else _PROSE).search(text, at):
+        kind, at = match.lastgroup, match.end()
+        if match["marker"]:
             code = True
-            yield _Mark("marker", found.start(), at)
-        elif found["output"]:
-            yield _Mark("output", found.start(), at)
-        elif fenced and not found["literal"]:
-            fenced, at = False, found.start() + 3
-            yield _Mark("closing", found.start(), at)
-        elif found["opening"]:
+            yield _Mark("marker", match.start(), at)
+        elif match["output"]:
+            yield _Mark("output", match.start(), at)
+        elif fenced and not match["literal"]:
+            fenced, at = False, match.start() + 3
+            yield _Mark("closing", match.start(), at)
+        elif match["opening"]:
             fenced = True
-            yield _Mark("opening", found.start(), at, found["language"].lower())
+            yield _Mark("opening", match.start(), at, match["language"].lower())
         elif kind == "ticks":
-            yield _Mark("ticks", found.start(), at)
+            yield _Mark("ticks", match.start(), at)
 
 
 def visible(text: str) -> str:
-    """What follows ``OUTPUT:`` (up to a second one); a marker before it stays."""
+    """Return the text after ``OUTPUT:`` (up to a second one). An answer marker before it is kept."""
     marks = list(_marks(text, code=False))
     outputs = [mark for mark in marks if mark.kind == "output"]
     if not outputs:
         return text
     end = outputs[1].start if len(outputs) > 1 else len(text)
-    seen = text[outputs[0].end : end].strip()
+    result = text[outputs[0].end : end].strip()
     markers = [mark.start for mark in marks if mark.kind == "marker"]
-    lost = any(start < outputs[0].start for start in markers)
-    kept = any(outputs[0].end <= start < end for start in markers)
-    return f"{MARKER} {seen}" if lost and not kept else seen
+    has_earlier = any(start < outputs[0].start for start in markers)
+    has_later = any(outputs[0].end <= start < end for start in markers)
+    return f"{MARKER} {result}" if has_earlier and not has_later else result
 
 
 def answer_in(text: str) -> str | None:
-    """What stands after the marker, up to a second one, in what is visible; ``None`` without a marker."""
-    seen = visible(text)
-    markers = [mark for mark in _marks(seen, code=False) if mark.kind == "marker"]
+    """Return the visible text after the answer marker, up to a second one; ``None`` without a marker."""
+    visible_text = visible(text)
+    markers = [mark for mark in _marks(visible_text, code=False) if mark.kind == "marker"]
     if not markers:
         return None
-    end = markers[1].start if len(markers) > 1 else len(seen)
-    return seen[markers[0].end : end].strip()
+    end = markers[1].start if len(markers) > 1 else len(visible_text)
+    return visible_text[markers[0].end : end].strip()
 
 
 def code_of(answer: str) -> str:
-    """The code of an answer: what is in its first fence, of Python if there is one; else all of it."""
+    """Return the code of an answer: its first Python fence, else its first fence, else all of it."""
     marks = list(_marks(answer, code=True))
     fences = [mark for mark in marks if mark.kind == "opening"]
     if not fences:
@@ -99,7 +99,7 @@ def code_of(answer: str) -> str:
 
 
 def python_blocks(text: str) -> list[str]:
-    """The closed blocks between fences that are of Python, or of no named language, in their order."""
+    """Return the closed fenced blocks of Python or of no named language, in order."""
     marks = list(_marks(text, code=False))
     return [
         text[one.end : other.start].strip()
@@ -109,7 +109,7 @@ def python_blocks(text: str) -> list[str]:
 
 
 def legacy_code_of(answer: str) -> str:
-    """As ColBench's own grader finds it: a fence of another spelling (``py``, ``Python``) is part of the code."""
+    """Return the code as ColBench's grader extracts it: another fence (``py``, ``Python``) becomes part of the code."""
     _, fence, after = answer.partition("```python")
     if not fence:
         _, fence, after = answer.partition("```")

@@ -1,9 +1,8 @@
-"""Backend programming: an agent asks a person what a Python function is to do, then writes it.
+"""Backend programming: an agent asks a user about the behavior of a Python function, then writes it.
 
-ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1), its rules in our own words: the person's request
-is vague, the person knows the right function and cannot write code, the agent has ten turns and says a marker before
-its answer, and an answer counts if it does on all hidden calls what the reference does. Answers run in the sandbox
-alone.
+ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1) with rules in our own words. The user makes a
+vague request, knows the right function and can't write code. The agent has ten turns and writes a marker before its
+answer. An answer succeeds if it agrees with the reference on all hidden calls. Answers run only in the sandbox.
 """
 
 import ast
@@ -48,7 +47,7 @@ from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
 
 
 def functions(code: str) -> frozenset[str]:
-    """Names of the functions at the top of a module whose bodies do something; none if it does not parse."""
+    """Return the names of a module's top-level functions with a non-trivial body; none if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -57,11 +56,13 @@ def functions(code: str) -> frozenset[str]:
         return frozenset()
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(
-        one.name for one in module.body if isinstance(one, kinds) and not all(map(_idle, one.body))
+        one.name
+        for one in module.body
+        if isinstance(one, kinds) and not all(map(_is_trivial, one.body))
     )
 
 
-def _idle(statement: ast.stmt) -> bool:
+def _is_trivial(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )
@@ -71,11 +72,11 @@ EXAMPLE = """\
 def initials(name):
     words = name.split()
     return "".join(word[0] for word in words)"""
-"""The function that the prompts show as an example of an answer."""
+"""Example answer in the prompts."""
 
 
 def work(turns: int, marker: str) -> str:
-    """For an agent that asks before it answers, with so many messages in all."""
+    """Return the system prompt of an agent that asks before it answers, with ``turns`` messages in all."""
     return (
         "You write Python functions. A person asks you for one function, but the request leaves out rules that only "
         "the person knows.\n"
@@ -109,22 +110,22 @@ def _form(marker: str) -> str:
 
 AGENT = "agent"
 CRITIC = "critic"
-"""The role that judges the agent's turns in training, knowing the reference."""
+"""Role that rates the agent's turns in training and may read the reference."""
 TESTS = "tests"
-"""The secret that holds the hidden calls, a JSON list."""
+"""Name of the secret with the hidden calls, a JSON list."""
 SHOWN_REFERENCE = "\nReference:\n"
-"""What the reference comes after, at the end of a critic's system prompt."""
+"""Text before the reference at the end of a critic's system prompt."""
 FENCE = "```"
 MAX_VALUE = 200
-"""Characters that are kept of what a call gave, and of why it failed."""
+"""Maximum characters of a recorded result, and of a reason for failure."""
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
-"""Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
+"""Words for which ColBench's grader scores an answer 0, anywhere in the answer; for ``legacy`` only."""
 
 
 class Coding(Pure, ABC):
-    """One agent and a person. Subclasses say where tasks come from."""
+    """Dialogue of an agent and a user about a function. Subclasses define the tasks."""
 
     name = "coding"
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent", PERSON: "person"})
@@ -133,9 +134,9 @@ class Coding(Pure, ABC):
     max_turns: int
     metric = "success"
     fenced = True
-    """Whether the prompt asks for a block between fences."""
+    """True if the prompt requests a fenced block."""
     script: UserSimulator | None = None
-    """Who plays the person if nobody else is named."""
+    """Default user simulator."""
 
     def __init__(self, settings: CodingSettings) -> None:
         self.settings = settings
@@ -147,20 +148,20 @@ class Coding(Pure, ABC):
 
     @abstractmethod
     def tasks(
-        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
     ) -> list[Task]: ...
 
     @property
     def limits(self) -> Mapping[str, int]:
         return {f"turns:{AGENT}": self.max_turns}
 
-    # -- what is said -------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """That the agent has to answer at once: the benchmark's single-turn baseline."""
+        """Return the prompt of an agent that must answer at once: the benchmark's single-turn baseline."""
         return (Part(at_once(MARKER), source="task"),)
 
     def visible(self, text: str) -> str:
@@ -170,57 +171,59 @@ class Coding(Pure, ABC):
         return answer_in(text)
 
     def request(self, task: Task) -> str:
-        """What the person asks for at the beginning."""
+        """Return the first request of the user."""
         return str(task.public["question"])
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """The person's request."""
         request = Part(self.request(task), source="task")
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """The agent and the person in turn."""
+
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """What was said, as both can read it; the agent is told how to work."""
-        shown = tuple(self._shown(turn, actor) for turn in state.turns)
+        """Return the visible dialogue, for the agent after its system prompt."""
+        messages = tuple(self._message(turn, actor) for turn in state.turns)
         if actor == PERSON:
-            return shown
-        return (Message("system", self.system_parts(state.task, actor)), *shown)
+            return messages
+        return (Message("system", self.system_parts(state.task, actor)), *messages)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Over with an answer, or with the agent's last turn, which then counts as one."""
-        said = taken[-1]
-        if said.speaker.name == PERSON:
+        """End at an answer, or at the agent's last turn, which then counts as the answer."""
+        turn = turns[-1]
+        if turn.speaker.name == PERSON:
             return Transition()
-        answer = self.answer(said.text)
+        answer = self.answer(turn.text)
         end: Ending | None = None if answer is None else ANSWERED
         if end is None and not state.left[f"turns:{AGENT}"]:
-            answer, end = self.visible(said.text).strip(), TURNS
+            answer, end = self.visible(turn.text).strip(), TURNS
         return Transition(answer=answer, end=end)
 
-    def _shown(self, turn: Turn, actor: str) -> Message:
-        """A turn; of the agent's what the person can read, which is also what stays in its history."""
+    def _message(self, turn: Turn, actor: str) -> Message:
+        """Return a turn as a message. Thoughts of the agent are removed, also in its own history."""
         role: Role = "assistant" if turn.speaker.name == actor else "user"
         if turn.speaker.name == AGENT and (seen := self.visible(turn.text)) != turn.text:
             return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
         return Message(role, turn=turn.id)
 
-    # -- what it is worth ---------------------------------------------------------------------
+    # -- grading ------------------------------------------------------------------------------
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Success if all hidden calls give what the reference gives. Raises ``EngineError`` for a task
-        whose reference gives nothing that can be compared."""
+        """Score 1 if all hidden calls return the same as with the reference.
+
+        Raises:
+            EngineError: the reference fails on a hidden call.
+        """
         task, code = state.task, self.code(state.answer or "")
         sandbox: Sandbox = live[Sandbox]
         reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
         expected = await self.expected(task, sandbox)
         replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
         common: dict[str, float | int | str] = {
-            "turns": _own(state),
+            "turns": sum(turn.speaker.name == AGENT for turn in state.turns),
             "leaks": (leaked := await leaks(replies, reference)),
             WELL_FORMED: float(
                 state.end == ANSWERED and self.well_formed(task, state.answer or "")
@@ -233,24 +236,28 @@ class Coding(Pure, ABC):
         ):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        found = await sandbox.grade_wires(
+        result = await sandbox.grade_wires(
             *(code, calls, expected),
             mode=self.mode,
             tolerance=self.tolerance,
             strict=self.strict,
         )
-        metrics = {**common, "fraction": found.fraction, "results": _results(found)}
-        earned = found.success and not (leaked and self.settings.on_leak == "fail")
-        return Grade(float(earned), metrics)
+        metrics = {**common, "fraction": result.fraction, "results": _results(result)}
+        success = result.success and not (leaked and self.settings.on_leak == "fail")
+        return Grade(float(success), metrics)
 
     def well_formed(self, task: Task, answer: str) -> bool:
-        """Whether a marked answer has a whole function of a name that the reference has, in a closed block."""
-        wanted = functions(task.secrets[REFERENCE].reveal(GRADER))
+        """Return True if the answer has a complete function with a name of the reference, in a closed block."""
+        names = functions(task.secrets[REFERENCE].reveal(GRADER))
         closed = not self.fenced or answer.count(FENCE) >= 2
-        return closed and not wanted.isdisjoint(functions(self.code(answer)))
+        return closed and not names.isdisjoint(functions(self.code(answer)))
 
     async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
-        """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
+        """Return the (cached) results of the reference for the hidden calls.
+
+        Raises:
+            EngineError: the reference fails on a call.
+        """
         if task.id not in self._expected:
             reference = task.secrets[REFERENCE].reveal(GRADER)
             self._expected[task.id] = await sandbox.run_reference(
@@ -267,7 +274,7 @@ class Coding(Pure, ABC):
         return wires
 
     def code(self, answer: str) -> str:
-        """The code of an answer; in ``legacy`` mode as ColBench's own grader finds it."""
+        """Return the code of an answer, in ``legacy`` mode as ColBench's grader extracts it."""
         return legacy_code_of(answer) if self.mode == "legacy" else code_of(answer)
 
     def answer_to(self, task: Task, text: str) -> str | None:
@@ -287,7 +294,7 @@ def coding_task(
     calls: Sequence[str],
     more: Mapping[str, Secret] | None = None,
 ) -> Task:
-    """A task of a coding environment; the reference is the person's, the critic's and the grader's to read."""
+    """Return a task of a coding environment. The user, the critic and the grader may read the reference."""
     secrets = {
         REFERENCE: Secret(reference, name=REFERENCE, readers=frozenset({PERSON, CRITIC, GRADER})),
         TESTS: Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER})),
@@ -296,7 +303,7 @@ def coding_task(
 
 
 def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
-    """The recontext rule of the critic: the reference stands at the end of the system prompt."""
+    """Return the recontext rule of the critic, which appends the reference to the system prompt."""
     secret = (Part(SHOWN_REFERENCE, source="task"), task.secrets[REFERENCE].part(CRITIC))
 
     def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -317,17 +324,13 @@ def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLin
 
 
 def hidden_calls(task: Task) -> list[str]:
-    """The calls that an answer is tested with, for graders."""
+    """Return the hidden test calls of a task, for graders."""
     calls: list[str] = json.loads(task.secrets[TESTS].reveal(GRADER))
     return calls
 
 
-def _own(state: State) -> int:
-    return sum(turn.speaker.name == AGENT for turn in state.turns)
-
-
 def _results(graded: Graded) -> str:
-    """What came of each test: JSON, a list of whether it passed, what the call gave, and why it failed."""
+    """Return the test results as a JSON list of outcome, returned value and reason of failure."""
     return json.dumps(
         [
             {

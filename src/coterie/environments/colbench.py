@@ -1,4 +1,4 @@
-"""ColBench's Backend Programming as an environment (see ``environments.coding``)."""
+"""ColBench's Backend Programming (see ``environments.coding``)."""
 
 import ast
 import builtins
@@ -15,7 +15,7 @@ from coterie.trajectories.task import Task
 
 
 class BackendProgramming(Coding):
-    """Its tasks; the person is a model. Rows without a reference or tests are left out."""
+    """Backend Programming, with a model as the user. Rows without a reference or tests are left out."""
 
     row_types: tuple[type[QuestionRow], ...] = (CodeRow,)
 
@@ -24,38 +24,40 @@ class BackendProgramming(Coding):
         self.name = rows.name
         self.rows = rows
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        found = []
-        for row in draw(self.rows, split, count, seed, drawn):
-            assert isinstance(row, CodeRow), "this data set has rows of code"
-            found.append(self.task(row))
-        return found
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        tasks = []
+        for row in draw(self.rows, split, count, seed, after):
+            assert isinstance(row, CodeRow), "the data set has code rows"
+            tasks.append(self.task(row))
+        return tasks
 
     def task(self, row: CodeRow) -> Task:
-        """The task of a row, whether or not the data set has it."""
+        """Return the task of a row, which may come from outside the data set."""
         calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
         return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
 
 
 def compared(call: str) -> str:
-    """Of a test that says what should come out (``f(2) == 4``, ``[1] == f(3)[0] and f(4) == 5``), what it compares with
-    that: else an answer's own ``__eq__`` would be asked. Others stay as they are; the reference says what they should
-    give."""
+    """Return the calls that a test compares with expected values, such as ``f(2)`` for ``f(2) == 4``.
+
+    The reference program gives the expected values, so an ``__eq__`` of the answer never decides. Other tests, such as
+    ``f(2)``, stay unchanged.
+    """
     try:
         tree = ast.parse(call.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return call
-    asked = _asked(tree)
-    if not asked:
+    sides = _compared_calls(tree)
+    if not sides:
         return call
-    return ast.unparse(asked[0] if len(asked) == 1 else ast.Tuple(asked, ast.Load()))
+    return ast.unparse(sides[0] if len(sides) == 1 else ast.Tuple(sides, ast.Load()))
 
 
-def _asked(node: ast.expr) -> list[ast.expr]:
-    """What is compared by ``==``, also with ``and`` between; nothing if anything else decides."""
+def _compared_calls(node: ast.expr) -> list[ast.expr]:
+    """Return the calls in comparisons by ``==``, possibly joined by ``and``; [] for other expressions."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        parts = [_asked(value) for value in node.values]
+        parts = [_compared_calls(value) for value in node.values]
         return [side for part in parts for side in part] if all(parts) else []
     if not isinstance(node, ast.Compare) or any(type(op) is not ast.Eq for op in node.ops):
         return []
@@ -63,5 +65,5 @@ def _asked(node: ast.expr) -> list[ast.expr]:
 
 
 def _calls_more_than_builtins(side: ast.expr) -> bool:
-    called = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
-    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in called)
+    calls = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
+    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in calls)

@@ -1,9 +1,8 @@
-"""Who holds what: the pieces of a question's context are dealt out to the agents.
+"""Split of a question's context between agents.
 
-Optima (arXiv 2410.08115, section 4.1) gives each agent a part of the context, so that they must
-talk. A deal is seeded by the question's own key: every run, before and after training, asks a
-question with the same deal (the released code drew it anew each time). With three agents (table 7)
-what alternates goes round, and what is halved is cut into three.
+Optima (arXiv 2410.08115, section 4.1) gives each agent a part of the context, so that they must talk. The split is
+seeded by the question's key, so it is the same in every run, before and after training. (Optima's released code draws
+a new split each time.) With three agents (table 7) alternating items go to each in turn, and halves become thirds.
 """
 
 import random
@@ -18,7 +17,7 @@ Deal = dict[str, list[str]]
 def deal(
     row: QuestionRow, agents: Sequence[str], *, key: str, first_sentence: bool = False
 ) -> Deal:
-    """The context of a question, dealt out by the rule of its data set; ``key`` seeds the draws."""
+    """Split the context of a question by the rule of its data set; ``key`` seeds random choices."""
     match row:
         case HotpotRow():
             return deal_paragraphs(row, agents, key=key, first_sentence=first_sentence)
@@ -26,19 +25,18 @@ def deal(
             return deal_snippets(row.snippets, agents, key=key)
         case CbtRow():
             return deal_parts(row.sentences, agents)
-    raise TypeError(f"a {type(row).__name__} has no context to deal out")
+    raise TypeError(f"a {type(row).__name__} has no context to split")
 
 
 def deal_paragraphs(
     row: HotpotRow, agents: Sequence[str], *, key: str, first_sentence: bool = False
 ) -> Deal:
-    """HotpotQA and 2WikiMultiHopQA: titles of supporting facts go to the agents in turn; every other
-    paragraph goes to one of them by chance.
+    """Split paragraphs of HotpotQA and 2WikiMultiHopQA.
 
-    HotpotQA's titles are in random order, 2Wiki's in the given one (that of the reasoning). A title that
-    supports twice counts twice, so both agents may hold it, as in the released code. ``first_sentence``
-    keeps only that of each paragraph, also as in the released code for HotpotQA; the sentence that
-    supports the answer is then often nobody's.
+    Titles of supporting facts go to the agents in turn, other paragraphs to a random agent. HotpotQA's titles are
+    shuffled, and 2Wiki's keep their order, which follows the reasoning. As in Optima's released code, a title with two
+    supporting facts counts twice, so both agents may have it, and ``first_sentence`` keeps only the first sentence of
+    each paragraph, which often loses the sentence that supports the answer.
     """
     rng = random.Random(f"deal/{key}")
     titles = [fact.title for fact in row.supporting_facts]
@@ -61,7 +59,7 @@ def deal_paragraphs(
 
 
 def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -> Deal:
-    """TriviaQA: the snippets go to the agents in turn, in random order."""
+    """Split snippets of TriviaQA: each agent in turn gets a random one."""
     places = list(range(len(snippets)))
     random.Random(f"deal/{key}").shuffle(places)
     return {
@@ -71,7 +69,7 @@ def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -
 
 
 def deal_parts(sentences: Sequence[str], agents: Sequence[str]) -> Deal:
-    """CBT: the first part of the sentences to the first agent, and so on; parts differ by one at most."""
+    """Split sentences of CBT into consecutive parts, whose lengths differ by at most one."""
     ends = [len(sentences) * place // len(agents) for place in range(len(agents) + 1)]
     return {
         agent: list(sentences[ends[place] : ends[place + 1]]) for place, agent in enumerate(agents)

@@ -1,7 +1,7 @@
 """Debate on real problems: one agent solves, the others look for mistakes.
 
-Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). Only the solver gives
-answers; the talk is over when it gives the same answer again after the critics have spoken.
+Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). Only the solver answers. The dialogue
+ends when it repeats its answer after the critics' messages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,21 +38,21 @@ from coterie.trajectories.turn import Part
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a debate is about: what the solver is told, how its answers are read and compared."""
+    """Subject of a debate: prompt of the solver, and parser and comparison of its answers."""
 
     skill: str
-    """What the solver is said to be good at."""
+    """Skill of the solver in its prompt."""
     ending: str
     example: str
-    """The answer that ``ending`` shows, as ``read`` reads it."""
+    """Parsed example answer of ``ending``."""
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
-    """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
+    """Comparison of a reference or an earlier answer (first) with an answer (second)."""
     formats: tuple[str, ...] = ()
 
 
 NO_MISTAKE = "I found no mistake."
-"""What a critic says that has nothing to say."""
+"""Message of a critic that found no mistake."""
 EVERY = "End every message"
 
 ARITHMETIC = Subject(
@@ -104,8 +104,8 @@ class DebateSettings(TalkSettings):
 
     subject: SubjectName = key(
         "text",
-        "What answers are, and how two are compared: numbers (`arithmetic`), `mathematics`, options (`choice`), or a "
-        "few words (`text`).",
+        "Type of answers, which determines their comparison: numbers (`arithmetic`), `mathematics`, options "
+        "(`choice`), or a few words (`text`).",
     )
 
 
@@ -125,12 +125,11 @@ class Debate(Talk):
         self.format_agents: tuple[str, ...] = self.agents[:1]
         self.rows = rows
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        return [self._task(row) for row in draw(self.rows, split, count, seed, after)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role, the rules, the problem."""
         role, rules = self._solver() if agent == self.agents[0] else self._critic(agent)
         own = frozenset({agent})
         return (
@@ -142,12 +141,12 @@ class Debate(Talk):
         return self.subject.read(text)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """Where the problem has options, the option that the answer names, as it is spelled there."""
+        """Return the answer, spelled like the matching option if the problem has options."""
         answer = self.answer(text)
         return None if answer is None else option_of(answer, _options(task))
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers are equal as numbers, as mathematics, or as texts."""
+        """Return True if two answers are equal as numbers, as mathematics, or as texts."""
         return self.subject.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -198,12 +197,12 @@ class Debate(Talk):
 
 
 def _options(task: Task) -> list[str]:
-    """The options of a problem; none where it has none, or its file does not name them."""
+    """Return the options of a problem, if known."""
     return task.public.get("options", [])  # type: ignore[return-value]
 
 
 def asked(row: QuestionRow) -> str:
-    """The problem as agents are asked it: with its options, if it has some, in a last line."""
+    """Return the text of a problem, with its options (if any) in a last line."""
     if not isinstance(row, ChoiceRow):
         return row.question
     return f"{row.question}\nOptions: {' | '.join(' '.join(one.split()) for one in row.choices)}"

@@ -1,4 +1,4 @@
-"""An environment's own faults: the item that meets one fails, with the reason, and no other."""
+"""Errors in the code of an environment, which fail only the episode in which they occur."""
 
 import inspect
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class EnvironmentFault(EngineError):
-    """An environment met what it did not expect: the item that met it fails, and no other."""
+    """An unexpected error of an environment. Only its episode fails."""
 
 
 @contextmanager
 def faults_of(environment: object) -> Iterator[None]:
-    """Turns every exception that an environment did not mean to raise into a :class:`EnvironmentFault`."""
+    """Convert unexpected exceptions of an environment to :class:`EnvironmentFault`."""
     try:
         yield
     except (EngineError, UserError):
@@ -33,21 +33,23 @@ def faults_of(environment: object) -> Iterator[None]:
 
 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
-    """Return what an actor sees; dicts with ``role`` and ``content`` become messages.
+    """Return the prompt of an actor; dicts with ``role`` and ``content`` become messages.
 
     Raises:
         EnvironmentFault: ``see`` returned something else.
     """
-    seen: Any = environment.see(state, actor)
-    if isinstance(seen, list | tuple):
-        messages = tuple(message for one in seen if (message := _message(one)) is not None)
-        if len(messages) == len(seen):
+    prompt: Any = environment.see(state, actor)
+    if isinstance(prompt, list | tuple):
+        messages = tuple(message for one in prompt if (message := _message(one)) is not None)
+        if len(messages) == len(prompt):
             return messages
-    raise wrong_return(environment, "see", seen, "messages: Message, or dicts of role and content")
+    raise wrong_return(
+        environment, "see", prompt, "messages: Message, or dicts of role and content"
+    )
 
 
 def check_return(environment: Environment, method: str, value: object, kind: type[T]) -> T:
-    """Return ``value``; raise :class:`EnvironmentFault` if it is of another type."""
+    """Return ``value``. Raise :class:`EnvironmentFault` if it has another type than ``kind``."""
     if not isinstance(value, kind):
         raise wrong_return(environment, method, value, f"a {kind.__name__}")
     return value
@@ -56,7 +58,7 @@ def check_return(environment: Environment, method: str, value: object, kind: typ
 def wrong_return(
     environment: Environment, method: str, value: object, expected: str
 ) -> EnvironmentFault:
-    """Return the fault of a method with its file and line."""
+    """Return an error with the file and line of the method."""
     kind = type(innermost(environment))
     function = inspect.unwrap(getattr(kind, method))
     code = function.__code__
@@ -67,7 +69,7 @@ def wrong_return(
 
 
 def innermost(environment: Any) -> Any:
-    """Return the environment inside those that only add tools or a method of answering."""
+    """Return the environment inside wrappers, such as for tools or a baseline."""
     while hasattr(environment, "environment"):
         environment = environment.environment
     return environment

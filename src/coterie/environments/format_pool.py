@@ -1,4 +1,4 @@
-"""Pools of formats from files: rows of ``{"index", "format"}`` (JSONL, JSON, Parquet), or a YAML list of texts."""
+"""Reader of format pools: rows of ``{"index", "format"}`` (JSONL, JSON, Parquet), or a YAML list of texts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,25 +12,25 @@ from coterie.datasets.files import numbered
 from coterie.errors import UserError
 
 MAX_LENGTH = 400
-"""Characters of a format; it is an instruction of a line or two, shown with every prompt."""
+"""Maximum characters of a format, which is a short instruction in every prompt."""
 
 
 class FormatLine(BaseModel):
     """One line of a pool file."""
 
     index: int = 0
-    """Which one it is; for people, the order of the lines counts."""
+    """Index for readers of the file; only the order of the lines counts."""
     format: Annotated[
         str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LENGTH)
     ]
-    """What an agent is asked to do, such as ``Write key = value pairs.``"""
+    """Instruction for an agent, such as ``Write key = value pairs.``"""
 
 
 def read_pool(file: Path) -> tuple[str, ...]:
-    """The formats of a file, in its order.
+    """Return the formats of a file, in order.
 
-    Raises ``UserError`` for a missing or empty file and, by its line, for a format that is broken,
-    empty, too long, or there twice.
+    Raises:
+        UserError: the file is missing or empty, or a line is invalid, empty, too long or a duplicate.
     """
     pool: dict[str, str] = {}
     for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
@@ -39,21 +39,21 @@ def read_pool(file: Path) -> tuple[str, ...]:
         except ValidationError as error:
             raise _broken(file, place, wrong_at(error.errors()[0])) from error
         if one.format in pool:
-            raise _broken(file, place, f"the same format is in {pool[one.format]}")
+            raise _broken(file, place, f"it repeats the format of {pool[one.format]}")
         pool[one.format] = place
     if not pool:
-        raise UserError(f"the pool of formats {file} is empty", _ADVICE)
+        raise UserError(f"the format pool {file} is empty", _ADVICE)
     return tuple(pool)
 
 
 _ADVICE = (
-    'give a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."} or a YAML '
+    'use a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."}, or a YAML '
     "list of texts; `coterie data prompt-pool` writes one"
 )
 
 
 def _broken(file: Path, place: str, why: object) -> UserError:
-    return UserError(f"{file}, {place} is broken: {why}", _ADVICE)
+    return UserError(f"{file}, {place} is invalid: {why}", _ADVICE)
 
 
 def _yaml(file: Path) -> Iterator[tuple[str, object]]:
@@ -64,8 +64,13 @@ def _yaml(file: Path) -> Iterator[tuple[str, object]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise _broken(file, f"line {line}", error.problem or "no YAML") from error
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date
-        raise UserError(f"the pool of formats {file} can't be read: {error}", _ADVICE) from error
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: invalid date
+        raise UserError(f"the format pool {file} can't be read: {error}", _ADVICE) from error
     if node is None:
         return
     if not isinstance(node, yaml.SequenceNode):

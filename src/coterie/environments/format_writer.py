@@ -1,8 +1,7 @@
-"""More formats for a pool, asked of a chat model one at a time.
+"""Generation of formats for a pool by a chat model, one at a time.
 
-Optima's authors had theirs written by a stronger model that was shown those there were (arXiv 2410.08115,
-section 3.1). Here each reply is checked before it is kept: not empty, not too long, not cut, and not nearly
-the same as another.
+Optima's authors generated their pool with a stronger model, which saw the existing formats (arXiv 2410.08115, section
+3.1). Here a format is rejected if it is empty, too long, truncated, or similar to another.
 """
 
 import re
@@ -23,37 +22,37 @@ from coterie.errors import UserError
 
 FormatSetting = Literal["exchange", "debate"]
 NEAR = 85.0
-"""Similarity in percent (the same words in any order are 100) from which two formats are one."""
+"""Similarity in percent (100: the same words in any order) from which two formats are duplicates."""
 TRIES = 5
-"""Replies for each format that is wanted, before it is given up."""
+"""Maximum average number of replies for each new format."""
 MAX_TOKENS = 200
 _FRAME = re.compile(r"^(?:[-*]|\d+[.)])\s+|^[\"'`]+|[\"'`]+$")
 
 
 class FormatPoolSettings(Settings):
-    """Who writes the formats."""
+    """Settings of the model that writes formats."""
 
     endpoint: EndpointSettings
     temperature: float = key(1.0, "Sampling temperature.", ge=0, le=2)
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedFormat:
-    """Why a reply was not kept."""
+class RejectedFormat:
+    """Reason why a reply was rejected."""
 
     why: str
 
 
-def clean(reply: str, known: Sequence[str]) -> str | RefusedFormat:
-    """The format that a reply gives, on one line, without list marks and quotation marks."""
+def clean(reply: str, known: Sequence[str]) -> str | RejectedFormat:
+    """Return the format in a reply, on one line without list marks and quotation marks, or why it is rejected."""
     text = _FRAME.sub("", _FRAME.sub("", " ".join(reply.split())).strip()).strip()
     if not text:
-        return RefusedFormat("it is empty")
+        return RejectedFormat("it is empty")
     if len(text) > MAX_LENGTH:
-        return RefusedFormat(f"it has {len(text)} characters, more than {MAX_LENGTH}")
+        return RejectedFormat(f"it has {len(text)} characters, more than {MAX_LENGTH}")
     for other in known:
         if fuzz.token_sort_ratio(text.lower(), other.lower()) >= NEAR:
-            return RefusedFormat(f"it is nearly the same as {other!r}")
+            return RejectedFormat(f"it is too similar to {other!r}")
     return text
 
 
@@ -65,37 +64,39 @@ async def write_pool(
     temperature: float,
     tell: Callable[[str], None],
 ) -> list[str]:
-    """Bring a pool file up to ``count`` formats, written as they come; what is there is kept.
+    """Add formats to a pool file, as they arrive, until it has ``count``.
 
-    The packaged pool of the setting is shown too, and nothing near it is kept. Raises ``UserError`` for a
-    broken file and if the model gives no more that can be used, ``EngineError`` if it fails.
+    The model sees the packaged pool of the setting too, and formats similar to it are rejected.
+
+    Raises:
+        UserError: the file is invalid, or the model returns too few usable formats.
+        EngineError: the model fails.
     """
     pool = list(read_pool(file)) if resume_lines(file) else []
     packaged = EXCHANGE_FORMATS if setting == "exchange" else DEBATE_FORMATS
-    left = TRIES * (count - len(pool))
-    asked = len(pool)
+    tries = TRIES * (count - len(pool))
+    attempt = len(pool)
     while len(pool) < count:
-        if not left:
+        if not tries:
             raise UserError(
-                f"{endpoint.settings.model} gave {len(pool)} of {count} formats that can be used",
-                f"they are in {file}; give the command again for more, with another model or a higher "
-                "temperature",
+                f"{endpoint.settings.model} wrote only {len(pool)} of {count} usable formats",
+                f"they are in {file}; run the command again with another model or a higher temperature",
             )
-        left -= 1
-        asked += 1
+        tries -= 1
+        attempt += 1
         known = (*packaged, *pool)
         reply = await endpoint.chat(
-            _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=asked
+            _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=attempt
         )
-        cut = reply.finish == "length"
-        found = RefusedFormat("it was cut") if cut else clean(reply.text, known)
-        if isinstance(found, RefusedFormat):
-            tell(f"left out: {found.why}")
+        truncated = reply.finish == "length"
+        new = RejectedFormat("it is truncated") if truncated else clean(reply.text, known)
+        if isinstance(new, RejectedFormat):
+            tell(f"rejected: {new.why}")
             continue
-        line = FormatLine(index=len(pool), format=found)
+        line = FormatLine(index=len(pool), format=new)
         append_line(file, line.model_dump())
-        pool.append(found)
-        tell(f"{len(pool)} of {count}: {found}")
+        pool.append(new)
+        tell(f"{len(pool)} of {count}: {new}")
     return pool
 
 

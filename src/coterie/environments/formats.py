@@ -1,8 +1,8 @@
-"""The pools of formats that agents are asked to speak in, in the first iteration.
+"""Packaged pools of formats for the messages of the first iteration.
 
-Optima (arXiv 2410.08115, section 3.1) draws a format for each dialogue, so that there is variety to
-select from; the instruction is dropped from the training rows. Debates on mathematics have no pool
-(appendix H.3). ``environments.format_pool`` reads other pools from files.
+Optima (arXiv 2410.08115, section 3.1) samples a format for each dialogue, which gives selection more variety. Training
+rows omit the instruction. Debates on mathematics have no pool (appendix H.3). ``environments.format_pool`` reads other
+pools from files.
 """
 
 EXCHANGE_FORMATS: tuple[str, ...] = (

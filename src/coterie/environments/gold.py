@@ -1,4 +1,4 @@
-"""Right answers as secrets of a task, and their reading by graders."""
+"""Right answers as secrets of a task, readable by graders."""
 
 import json
 
@@ -10,7 +10,7 @@ GRADER = "grader"
 
 
 def secret_answers(row: QuestionRow) -> dict[str, Secret]:
-    """The right answer of a row and its aliases, if rows of its type have some, which only a grader may read."""
+    """Return the right answer of a row and its aliases (if any) as secrets for graders."""
     aliases: tuple[str, ...] = getattr(row, "aliases", ())
     readers = frozenset({GRADER})
     answer = Secret(row.answer, name="answer", readers=readers)
@@ -21,22 +21,26 @@ def secret_answers(row: QuestionRow) -> dict[str, Secret]:
 
 
 def gold_answer(task: Task) -> str:
-    """The right answer of a task, for graders and reports."""
+    """Return the right answer of a task, for graders and reports."""
     return task.secrets["answer"].reveal(GRADER)
 
 
 def question_of(task: Task) -> str:
-    """What a task asks, for reports: its question, or all that is public of it."""
-    asked = task.public.get("question")
-    return str(asked) if asked else ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    """Return the question of a task, or all its public fields, for reports."""
+    question = task.public.get("question")
+    return (
+        str(question)
+        if question
+        else ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    )
 
 
 def known_answers(task: Task) -> tuple[str, ...]:
-    """All right answers of a task, for reports; none where the environment knows none beforehand."""
+    """Return the right answers of a task, for reports; it may have none."""
     return tuple(gold_answers(task)) if "answer" in task.secrets else ()
 
 
 def gold_answers(task: Task) -> list[str]:
-    """All right answers of a task, for graders: the answer itself and its aliases."""
+    """Return the right answer of a task and its aliases, for graders."""
     aliases = task.secrets.get("aliases")
     return [gold_answer(task), *(json.loads(aliases.reveal(GRADER)) if aliases else ())]

@@ -1,8 +1,7 @@
-"""Information exchange on real questions: each agent holds a part of the context.
+"""Information exchange on real questions: each agent has a part of the context.
 
-Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same
-instructions and different notes; they must tell each other what they hold, and end by marking the same
-answer.
+Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same instructions
+and different notes. They must exchange their information, and the dialogue ends when they mark the same answer.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from coterie.trajectories.turn import Part
 
 Context = Literal["paragraph", "first_sentence"]
 EXAMPLE = "Lake Geneva"
-"""The answer that the prompts show as an example."""
+"""Example answer in the prompts."""
 
 
 class InformationExchangeSettings(TalkSettings):
@@ -36,13 +35,13 @@ class InformationExchangeSettings(TalkSettings):
 
     context: Context = key(
         "paragraph",
-        "Of each paragraph of the context: all, or its first sentence only.",
+        "Part of each paragraph in the context: all of it, or only its first sentence.",
         source="Optima's code: first_sentence (the supporting sentence is then often lost)",
     )
 
 
 class InformationExchange(Talk):
-    """Agents exchange what they know of a question."""
+    """Agents with different notes that answer a question together."""
 
     metric = "F1"
     settings_type = InformationExchangeSettings
@@ -57,12 +56,12 @@ class InformationExchange(Talk):
         self.format_agents = self.agents
         self.rows = rows
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        return [self._task(row) for row in draw(self.rows, split, count, seed, after)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role and notes (which its partners may not see), the rules, the question."""
+        """Return the agent's role and notes (hidden from its partners), the rules and the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         own = frozenset({agent})
         return (
@@ -79,29 +78,28 @@ class InformationExchange(Talk):
         return first == second
 
     def score(self, task: Task, answer: str | None) -> float:
-        """F1 of the answer's words, the best over all right answers."""
+        """Return the F1 of the answer's words, the maximum over all right answers."""
         return f1(answer, gold_answers(task))
 
     def well_formed(self, answer: str) -> bool:
         return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
-        """F1 of their words."""
         return f1(answer, [other])
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
-        everything = dict.fromkeys(note for held in notes.values() for note in held)
+        everything = dict.fromkeys(note for agent_notes in notes.values() for note in agent_notes)
         return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)
 
     def _task(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"
         notes = deal(row, self.agents, key=id_, first_sentence=self.context == "first_sentence")
-        public = {"question": asked(row), "notes": notes}
+        public = {"question": question_text(row), "notes": notes}
         return Task(id_, public, secret_answers(row))
 
 
-def asked(row: QuestionRow) -> str:
+def question_text(row: QuestionRow) -> str:
     if not isinstance(row, CbtRow):
         return row.question
     options = ", ".join(row.options)

@@ -1,11 +1,11 @@
-r"""A process that tells whether two answers are the same mathematics. Started by ``environments.mathematics``.
+r"""Process that compares mathematical answers, started by ``environments.mathematics``.
 
     echo '["\\frac12", "0.5"]' | python -m coterie.environments.math_worker
 
-Prints ``ready`` once it can answer, then a line ``true`` or ``false`` for each line with the right and the
-given answer. Answers are read as LaTeX only: math-verify's reader of plain expressions would go
-through Python's ``eval``, and a model wrote them. It has a process of its own because its time limits are
-signals, which only a main thread gets, and because an answer such as ``9^{9^{9}}`` takes all the memory that it can.
+It prints ``ready`` once it is loaded, then ``true`` or ``false`` for each line with a reference and an answer. Answers
+are read only as LaTeX, because math-verify parses plain expressions with Python's ``eval``, which is unsafe for model
+output. A separate process is needed because its time limits are signals, which only a main thread receives, and because
+an answer such as ``9^{9^{9}}`` uses all available memory.
 """
 
 import json
@@ -15,19 +15,19 @@ import sys
 from typing import Any
 
 DIGITS, EXACT = 12, 100
-"""Digits to which two numbers that are not rational agree, where one has decimals and where none has."""
+"""Precision for comparing irrational numbers: with decimals in an answer, and without."""
 SECONDS = 3
-"""For reading an answer, and for a comparison."""
+"""Time limit for parsing an answer, and for a comparison."""
 MEMORY = 4 * 2**30
-"""Bytes of address space."""
+"""Limit of address space, in bytes."""
 CONSTANTS = "eiEI"
 _OF_MATRICES: Any = None
 
 
 def same_value(one: Any, other: Any, *rounding: int) -> bool:
-    """Compare two values by their digits: rational ones exactly, others by the size of their difference.
+    """Compare rational values exactly, and others by their relative difference.
 
-    math-verify's own comparison drops everything below 1e-15, so that 2^-98 would be 2^-99.
+    math-verify's comparison ignores differences below 1e-15, so that 2^-98 would equal 2^-99.
     """
     from sympy import Float, I, MatrixBase, MatrixExpr, Rational
 
@@ -47,18 +47,18 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
         size = max(abs(value.evalf(20)) for value in (one, other))
         difference = abs((one - other).evalf(2 * EXACT))
         return bool(difference < size * Rational(10) ** -(DIGITS if decimals else EXACT))
-    except Exception:  # of sets, relations and text; math-verify compares them by symbols next
+    except Exception:  # sets, relations and text, which math-verify then compares by symbols
         return False
 
 
 def has_letters(parsed: list[Any], letters: str) -> bool:
-    """Return True if these letters are variables of what was read, and none was dropped as a unit."""
+    """Return True if these letters are variables of the parsed value, and none was dropped as a unit."""
     symbols = "".join(map(str, getattr(parsed[0], "free_symbols", ()))) if parsed else ""
     return set(letters.casefold()) <= set((symbols + CONSTANTS).casefold())
 
 
 def main() -> None:
-    """Answer until there are no more lines."""
+    """Compare the answers of each input line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, grader, parse, verify
@@ -68,10 +68,10 @@ def main() -> None:
     reading = [LatexExtractionConfig()]
     print("ready", flush=True)
     for line in sys.stdin:
-        gold, given, *letters = json.loads(line)
+        gold, answer, *letters = json.loads(line)
         values = [
             parse(f"${text.strip().strip('$')}$", reading, parsing_timeout=SECONDS)
-            for text in (gold, given)
+            for text in (gold, answer)
         ]
         same = all(map(has_letters, values, letters)) and verify(*values, timeout_seconds=SECONDS)
         print(json.dumps(same), flush=True)

@@ -1,16 +1,16 @@
-"""The splits of a generated micro-world: a task's own key says which one may contain it."""
+"""Splits of generated micro-worlds: a hash of a task's key decides its split."""
 
 import hashlib
 from typing import Literal
 
 MicroSplit = Literal["train", "heldout", "corpus"]
-"""``corpus`` is what the micro-world's model was pre-trained on."""
+"""``corpus`` is the pre-training data of the micro-world's model."""
 SPLIT_SHARES: dict[MicroSplit, range] = {
     "train": range(30),
     "heldout": range(30, 55),
     "corpus": range(55, 100),
 }
-"""Which residues (of the key's hash, modulo 100) belong to which split."""
+"""Residues of the key's hash modulo 100, by split."""
 
 
 def split_of_key(key: str) -> MicroSplit:
@@ -19,6 +19,6 @@ def split_of_key(key: str) -> MicroSplit:
 
 
 def check_split(split: str) -> None:
-    """Raises ``ValueError`` for a split that there is not."""
+    """Raise ``ValueError`` for an unknown split."""
     if split not in SPLIT_SHARES:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")

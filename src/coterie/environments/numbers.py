@@ -1,10 +1,9 @@
-r"""The number that an answer states, if it states one number and nothing else.
+r"""Parser for answers that state exactly one number.
 
-Around the number there may be its sign, currency, a percent sign, a unit or what is counted
-(``environments.units``), what is called so (``x = ``, ``the answer is``), LaTeX and markdown.
-Whatever else is left over (another number, a power, a hedge such as ``or 99`` or ``about``) makes it
-no number, so that an answer can't be several at once. The rules are those of Lewkowycz et al. 2022,
-appendix D, as far as numbers need them, but nothing is thrown away unread.
+The number may have a sign, a currency, a percent sign, a unit or a counted noun (``environments.units``), a name
+(``x = ``, ``the answer is``), LaTeX and markdown. With any other text (another number, a power, a hedge such as
+``or 99`` or ``about``) the answer is not a number, so an answer can't state several. The rules follow Lewkowycz et al.
+2022, appendix D, as far as they concern numbers, but no text is ignored.
 """
 
 import re
@@ -14,9 +13,9 @@ from coterie.datasets.problems import value as value_of
 from coterie.environments.units import MONEY, is_unit, tells
 
 MAX_LENGTH = 200
-"""Characters of an answer that can be a number."""
+"""Maximum characters of an answer that states a number."""
 DECIMALS = 40
-"""Most digits after the point of a spelling; what has more is spelled as a fraction."""
+"""Maximum decimals of a normalized number; numbers with more are written as fractions."""
 
 _END = r"(?![a-zA-Z])"
 _SPELLINGS = (
@@ -47,19 +46,19 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def number(text: str) -> str | None:
-    """The number that a text states, in one spelling (``$1,200.50`` is ``1200.5``); else ``None``."""
+    """Return the normalized number that a text states (``1200.5`` for ``$1,200.50``), or ``None``."""
     value = _value(text)
-    return None if value is None else _spelled(value)
+    return None if value is None else _format(value)
 
 
 def same_number(first: str, second: str) -> bool:
-    """Whether two answers state the same number; what states none equals its own text only."""
+    """Return True if two answers state the same number, or are the same text without a number."""
     return (number(first) or first) == (number(second) or second)
 
 
 def is_name(text: str) -> bool:
-    said = _LETTERS.findall(text)
-    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(tells, said))
+    words = _LETTERS.findall(text)
+    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(tells, words))
 
 
 def _value(text: str) -> Fraction | None:
@@ -67,12 +66,12 @@ def _value(text: str) -> Fraction | None:
         return None
     for pattern, instead in _SPELLINGS:
         text = pattern.sub(instead, text)
-    *called, stated = (_bare(part) for part in text.split("="))
-    named = _CALL.fullmatch(stated)
-    if named and is_name(named["name"]):
-        stated = _bare(named["rest"])
-    value = _stated(stated)
-    if value is None or not all(is_name(one) or _sum(one) == value for one in called):
+    *left_sides, right_side = (_bare(part) for part in text.split("="))
+    call = _CALL.fullmatch(right_side)
+    if call and is_name(call["name"]):
+        right_side = _bare(call["rest"])
+    value = _parse(right_side)
+    if value is None or not all(is_name(side) or _sum(side) == value for side in left_sides):
         return None
     return value
 
@@ -84,25 +83,25 @@ def _bare(text: str) -> str:
     return text
 
 
-def _stated(text: str) -> Fraction | None:
-    found = _STATED.fullmatch(text)
-    if found is None or (found["minus"] and found["inner"]):
+def _parse(text: str) -> Fraction | None:
+    match = _STATED.fullmatch(text)
+    if match is None or (match["minus"] and match["inner"]):
         return None
     try:
-        value = _core(found)
+        value = _core(match)
     except ZeroDivisionError:
         return None
-    if not is_unit(found["rest"], singular=0 < value <= 1):
+    if not is_unit(match["rest"], singular=0 < value <= 1):
         return None
-    return -value if "-" in (found["minus"], found["inner"]) else value
+    return -value if "-" in (match["minus"], match["inner"]) else value
 
 
-def _core(found: re.Match[str]) -> Fraction:
-    if found["whole"]:
-        return int(found["whole"]) + Fraction(int(found["part"]), int(found["parts"]))
-    if found["above"]:
-        return _plain(found["above"]) / _plain(found["below"])
-    return _plain(found["plain"]) * Fraction(10) ** int(found["power"] or 0)
+def _core(match: re.Match[str]) -> Fraction:
+    if match["whole"]:
+        return int(match["whole"]) + Fraction(int(match["part"]), int(match["parts"]))
+    if match["above"]:
+        return _plain(match["above"]) / _plain(match["below"])
+    return _plain(match["plain"]) * Fraction(10) ** int(match["power"] or 0)
 
 
 def _plain(text: str) -> Fraction:
@@ -110,8 +109,8 @@ def _plain(text: str) -> Fraction:
 
 
 def _sum(text: str) -> Fraction | None:
-    """The value of a calculation such as ``16 - 3 apples``; ``None`` for anything else."""
-    value = _stated(text)
+    """Return the value of a calculation such as ``16 - 3 apples``; ``None`` for anything else."""
+    value = _parse(text)
     if value is not None:
         return value
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
@@ -122,7 +121,7 @@ def _sum(text: str) -> Fraction | None:
         return None
 
 
-def _spelled(value: Fraction) -> str:
+def _format(value: Fraction) -> str:
     for digits in range(DECIMALS + 1):
         scaled = value * 10**digits
         if scaled.denominator == 1:

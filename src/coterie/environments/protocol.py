@@ -1,8 +1,9 @@
-"""What an environment is: tasks, who acts, what each actor sees, what an act does, and what a path is worth.
+"""The interface of environments: tasks, actors, observations, transitions and grades.
 
-An environment knows no tokens, no chat templates, no samplers and no loop. ``rollout`` plays it: it asks the actors,
-makes turns of what is said, counts limits, keeps sessions and branches. The state is a frozen value, so a branch of a
-pure environment copies nothing; what can't be a value (a game, a Python session, a browser) is a :class:`Session`.
+An environment knows nothing of tokens, chat templates, samplers or loops. ``rollout`` runs it: it prompts the actors,
+records their messages as turns, counts limits, and manages sessions and branches. The state is a frozen value, so
+branching a pure environment copies nothing. Anything that can't be a value (a game, a Python session, a browser) is a
+:class:`Session`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,84 +18,85 @@ from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
 
 ActorKind = Literal["agent", "person"]
-"""An ``agent`` is played by a policy; a ``person`` by anybody else: a user simulator, a script, an opponent."""
+"""A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""
 R = TypeVar("R")
 WELL_FORMED = "well_formed"
-"""The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
+"""Name of the grade metric for answers in the requested format, 0 or 1."""
 VIOLATIONS = "violations"
-"""The one that counts where a path breaks the form that its prompt asks for, beside the answer's."""
+"""Name of the grade metric that counts other breaches of the format that the prompt requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment says after an act; it becomes one turn."""
+    """A message of the environment after an act. It becomes one turn."""
 
     speaker: Speaker
     parts: tuple[Part, ...] = ()
-    """Each with the actors that may see it."""
+    """Parts of the message, each with the actors that may see it."""
     results: tuple[ToolResult, ...] = ()
-    """One for every call of one turn. Where several actors call at the same time, each has its own observation.
-    Without parts they are shown as the environment's syntax shows them."""
+    """One result for each call of a turn. If several actors call at the same time, each has its own observation.
+    Without ``parts``, the environment's syntax renders them."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a path stands: a value that is never changed."""
+    """Immutable state of a trajectory."""
 
     task: Task
     seed: int
-    """The environment's: the same for all samples and branches of a task."""
+    """Seed of the environment, the same for all samples and branches of a task."""
     variant: str | None = None
-    """What the prompts of this episode ask for besides, such as a format (see ``traits.Formats``)."""
+    """Additional request in the prompts of this episode, such as a format (see ``traits.Formats``)."""
     turns: tuple[Turn, ...] = ()
-    """The path: what actors and the environment said, oldest first."""
+    """Turns of the actors and the environment, oldest first."""
     data: object = None
-    """The environment's own, frozen: a value that can be hashed, such as a tuple or a frozen dataclass."""
+    """Data of the environment: a hashable value, such as a tuple or a frozen dataclass."""
     answer: str | None = None
     left: Mapping[str, int] = field(default_factory=dict)
-    """What is left of each limit (see ``Environment.limits``)."""
+    """Remaining amount of each limit (see ``Environment.limits``)."""
     end: Ending | None = None
-    """How it ended; ``None`` while it goes on."""
+    """The ending, or ``None`` if the trajectory continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What an act, or the beginning, did."""
+    """Effect of an act, or of the beginning of an episode."""
 
     data: object = None
-    """The state's new data."""
+    """New ``State.data``."""
     seen: tuple[Observation, ...] = ()
     answer: str | None = None
-    """The state's new answer; ``None`` leaves it as it is."""
+    """New ``State.answer``; ``None`` keeps the current one."""
     end: Ending | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """By actor, of the turns just taken; nobody else has one."""
+    """Rewards by actor, only for actors of the turns just taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a path that has ended is worth."""
+    """Score and metrics of a finished trajectory."""
 
     score: float | None
-    """The benchmark's metric; ``None`` if the path could not be graded, which is never the same as 0."""
+    """Metric of the benchmark; ``None`` if the trajectory can't be graded, which differs from 0."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
-    """What else was found, such as which tests passed and why the others failed."""
+    """Further results, such as which tests passed and why the others failed."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """By actor, where they differ."""
+    """Rewards by actor, if they differ."""
 
 
 class Session(Protocol):
-    """One branch's live thing, never shared by two."""
+    """Mutable resource of a single branch."""
 
     def fork(self) -> "AbstractAsyncContextManager[Session] | None":
-        """Another session in the same state, entered before this one goes on; ``None`` if that can't be had:
-        then the branch is replayed.
+        """Return a copy of the session, or ``None`` if it can't be copied, in which case the branch is replayed.
+
+        The copy is entered before this session continues.
         """
         ...
 
 
 class Shared:
-    """What a run keeps open for all branches: a sandbox, tool servers, a judge. Found by its class."""
+    """Resources that all branches of a run share (a sandbox, tool servers, a judge), indexed by class."""
 
     def __init__(self, *resources: object) -> None:
         self._resources = {type(resource): resource for resource in resources}
@@ -105,112 +107,113 @@ class Shared:
         return kind in self._resources
 
     def __getitem__(self, kind: type[R]) -> R:
-        found = self._resources[kind]
-        assert isinstance(found, kind)
-        return found
+        resource = self._resources[kind]
+        assert isinstance(resource, kind)
+        return resource
 
 
 class Syntax(Protocol):
-    """How calls are written, and results shown, in text."""
+    """Text format of tool calls and results."""
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop strings: what ends a message that calls."""
+        """Stop strings that end a message with calls."""
         ...
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """The calls of a message; ``text`` is all that was sampled, its stop string included."""
+        """Parse the calls of a message. ``text`` is the complete sample, including its stop string."""
         ...
 
     def show(self, results: Sequence[ToolResult]) -> str:
-        """Results as text, in the order of the calls; empty where the chat template shows them."""
+        """Render results in the order of the calls; return "" if the chat template renders them."""
         ...
 
 
 class Environment(Protocol):
-    """An environment. Base classes in ``environments`` give most of it."""
+    """An environment. The base classes in ``environments`` implement most of it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def version(self) -> str:
-        """Part of the fingerprint of every stage that plays it."""
+        """Version of the environment, which is part of the fingerprints of stages."""
         ...
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
-        """In the order in which turns taken at the same time are recorded."""
+        """Actors by name. Simultaneous turns are recorded in this order."""
         ...
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """``turns`` of all actors, ``turns:NAME`` of one, ``calls``: a path that meets one has ended, truncated."""
+        """Limits that truncate a trajectory: ``turns`` (all actors), ``turns:NAME`` (one actor), ``calls``."""
         ...
 
     @property
     def needs(self) -> tuple[type, ...]:
-        """Of :class:`Shared`; opened before the run."""
+        """Classes of the resources in :class:`Shared` that must be open before the run."""
         ...
 
     @property
     def pure(self) -> bool:
-        """Whether all state is in :class:`State`: no sessions, no replay."""
+        """True if all state is in :class:`State`: no sessions, no replay."""
         ...
 
     @property
     def max_sessions(self) -> int:
-        """Sessions that may be live at the same time; of no meaning where it is pure."""
+        """Maximum number of open sessions; ignored for pure environments."""
         ...
 
     @property
     def syntax(self) -> Syntax | None:
-        """How calls are written; ``None`` without tools."""
+        """Format of tool calls; ``None`` without tools."""
         ...
 
     @property
     def metric(self) -> str:
-        """What a grade's score is, in the words of a report: ``F1``, ``exact match``."""
+        """Name of the score in reports, such as ``F1`` or ``exact match``."""
         ...
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """``count`` tasks; the splits share none.
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return ``count`` tasks of a split. The splits have no task in common.
 
-        ``drawn`` are the counts of the draws before this one, of which these training tasks are the
-        continuation: none comes again before all have come. A data set that has fewer gives what it has.
+        ``after`` holds the counts of earlier draws. Training tasks continue after them, and no task repeats before
+        all have been returned. Fewer tasks are returned if the data set has fewer.
         """
         ...
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """A session for one branch of a task (not called where it is pure)."""
+        """Open a session for one branch of a task. Not called for pure environments."""
         ...
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """The beginning. ``live`` is the branch's session, or :class:`Shared` where the environment is pure."""
+        """Begin an episode. ``live`` is the session of the branch, or :class:`Shared` for pure environments."""
         ...
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """Who acts now. Several act at the same time: none sees what the others do."""
+        """Return the actors whose turn it is. Several act simultaneously: none sees the turns of the others."""
         ...
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the prompt of an actor; a dict of ``role`` and ``content`` is a message too."""
+        """Return the prompt of an actor. A dict of ``role`` and ``content`` is accepted as a message."""
         ...
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """What follows the turns that were just taken, which are the last ones of ``state``.
+        """Apply ``turns``, the last turns of ``state``.
 
-        In a replay ``recorded`` is what the environment said then: what leaves no trace (a search) may be copied.
+        In a replay ``recorded`` holds the turns of the environment at that time. Results without side effects
+        (such as a search) may be copied from them.
         """
         ...
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Return what a path that has ended is worth: a score from 0 to 1.
+        """Grade a finished trajectory with a score from 0 to 1.
 
-        A class attribute ``score_range = (low, high)`` declares another range, which is scaled to 0 to 1.
+        A class attribute ``score_range = (low, high)`` declares another range, which is scaled to [0, 1].
         """
         ...

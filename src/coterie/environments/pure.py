@@ -1,4 +1,4 @@
-"""A base class of pure environments: no sessions, no tools, nothing shared."""
+"""Base class of pure environments, without sessions, tools or shared resources."""
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
@@ -9,7 +9,7 @@ from coterie.trajectories.task import Task
 
 
 class Pure:
-    """What a pure environment has that needs nothing special."""
+    """Defaults of a pure environment."""
 
     version = "1"
     needs: tuple[type, ...] = ()
@@ -18,7 +18,7 @@ class Pure:
     syntax: Syntax | None = None
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """Not called: there are no sessions."""
+        """Return an empty context: a pure environment has no sessions."""
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:

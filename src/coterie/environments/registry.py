@@ -1,7 +1,7 @@
-"""Environments by name, and the data sets that they are played on.
+"""Registry of environments, and of the data sets that they use.
 
-Settings of a run or a benchmark have two groups, ``dataset`` and ``environment``. Which keys these have depends on what
-is chosen, so their type is made when it is known (:func:`played_type`).
+The settings of a run or a benchmark have the groups ``dataset`` and ``environment``. Their keys depend on the chosen
+data set and environment, so :func:`played_type` creates the settings type from this choice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from coterie.datasets.load import (
     environment_of,
     row_type,
 )
-from coterie.environments.checking import check_parts
+from coterie.environments.checks import check_parts
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.traits import TakesTools
@@ -58,7 +58,7 @@ ENVIRONMENTS = Kind(
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
-"""Data sets with a context to deal out."""
+"""Data sets whose context is split between agents."""
 SUBJECTS = {
     "gsm8k": "arithmetic",
     "svamp": "arithmetic",
@@ -66,13 +66,13 @@ SUBJECTS = {
     "arc_c": "choice",
     "mmlu": "choice",
 }
-"""Data sets to debate on, each with its subject."""
+"""Data sets for debates, with their subjects."""
 PLANS = (
     "gsm8k_plans", "gsm8k_socratic", "lumos_maths", "strategyqa_plans", "lumos_complex_qa",
 )  # fmt: skip
 """Data sets with plans, for a planner and a grounder."""
 WEB = ("lumos_web", "mind2web")
-"""Data sets of web pages, which are gone through step by step (environment.form=iterative)."""
+"""Data sets of tasks on web pages, done step by step (environment.form=iterative)."""
 HOPS = ("nq", "popqa", "musique", "bamboogle")
 """Data sets of questions without a context, for an agent that searches an encyclopedia."""
 SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
@@ -80,9 +80,9 @@ SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
 CONTESTS = ("livecodebench", "code_contests")
 """Data sets of programming contests, for an agent that writes programs."""
 EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
-"""Data sets of mathematics for evaluation alone, for an agent that runs programs."""
+"""Mathematics data sets that are only for evaluation, for an agent that runs programs."""
 CONVERSATIONS = ("conversations", "preferences")
-"""Conversations and preferences of a user's file."""
+"""Conversations and preferences in files of users."""
 PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "mhqa"} for name in HOPS},
     **{name: {"name": "web"} for name in SEARCHES},
@@ -96,10 +96,10 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "conversation"} for name in CONVERSATIONS},
     "qa": {"name": "question"},
 }
-"""The environment of each data set, and what it is told."""
+"""Environment settings of each data set."""
 ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
 PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 1536}
-"""AFM's evaluation of code agents: 12 turns, 512 tokens of a result."""
+"""Settings of AFM's evaluation of code agents: 12 turns, 512 tokens per result."""
 TOOLS: Mapping[str, Mapping[str, Any]] = {
     "encyclopedia": {"use": [ENCYCLOPEDIA], "calls": "inline"},
     "mhqa": {"use": ["wiki_search"], "calls": "inline"},
@@ -107,34 +107,33 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
     "code": PROGRAMS,
     "code_maths": PROGRAMS,
 }
-"""Environments that are played with tools, unless others are named."""
+"""Default tools of environments."""
 MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "encyclopedia")
-"""Environments that make their own tasks."""
+"""Environments that generate their own tasks."""
 CODING = ("persona", "colbench_code")
-"""Benchmarks of functions that a person wants written."""
+"""Benchmarks in which a user requests a function."""
 OPEN = ("qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
-"""Data sets of anybody's rows, or for tools of anybody's: any method may be played on them, and none has values for
-them."""
+"""Data sets of users' rows or for users' tools. Any method accepts them, and none has default values for them."""
 NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))
-"""Benchmarks: what ships, and can be played by its name alone."""
+"""Packaged benchmarks, which need no setting but their name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is to be played, by name."""
+    """Names of a data set and an environment."""
 
     dataset: str | None = None
     environment: str | None = None
 
     @classmethod
     def among(cls, words: Iterable[str]) -> "Choice":
-        """What ``key=value`` words ask for; the last one counts."""
-        asked: dict[str, str | None] = {}
+        """Parse the choice from ``key=value`` words; the last value counts."""
+        names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
-                asked[kind] = settled(text) if text not in ("", "none", "null") else None
-        return cls(**asked)
+                names[kind] = settled(text) if text not in ("", "none", "null") else None
+        return cls(**names)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Choice":
@@ -142,9 +141,9 @@ class Choice:
         return cls(*(group.get("name") if isinstance(group, Mapping) else None for group in groups))
 
     def over(self, before: "Choice", questions: str | None = None) -> "Choice":
-        """Return what is played if this is requested where ``before`` was played.
+        """Return the choice after this one replaces parts of ``before``.
 
-        ``questions`` is the environment of data sets of plain questions: ``debate`` or ``question``.
+        ``questions`` is the environment for data sets of plain questions: ``debate`` or ``question``.
         """
         if self.dataset is None and self.environment is None:
             return before
@@ -162,17 +161,17 @@ class Choice:
         return {"dataset": {"name": self.dataset}, "environment": {"name": self.environment}}
 
     def values(self) -> dict[str, Any]:
-        """What the data set tells its own environment, as values of settings."""
-        told = _played_in(self.dataset) if self.dataset is not None else {}
+        """Return the settings of the environment and its tools that the data set implies."""
+        environment = _played_in(self.dataset) if self.dataset is not None else {}
         tools = TOOLS.get(self.environment or "", {})
         return {
-            "environment": told if told.get("name") == self.environment else {},
+            "environment": environment if environment.get("name") == self.environment else {},
             **({"tools": dict(tools)} if tools else {}),
         }
 
 
 class PlayedSettings(Settings):
-    """What is played: an environment, on a data set or on tasks that it makes."""
+    """Settings of an environment and its data set, if it does not generate its tasks."""
 
     dataset: DatasetSettings = DatasetSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
@@ -180,7 +179,7 @@ class PlayedSettings(Settings):
 
     @property
     def played(self) -> str:
-        """The data set, or the environment that makes its own tasks, in a title."""
+        """Title of the data set, or of an environment that generates its own tasks."""
         return label(self.dataset.name or self.environment.name or "")
 
     @property
@@ -192,19 +191,19 @@ P = TypeVar("P", bound=PlayedSettings)
 
 
 def is_played(name: str) -> bool:
-    """Whether something can be played by its name alone: what ships, or a plug-in."""
+    """Return True if a name is a known data set or environment, a plug-in, or a file of rows."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
     known = (*NAMES, *OPEN, *ENVIRONMENTS.built_in, *plugins)
     return name in known or is_spec(name) or is_data_file(name)
 
 
 def is_micro_world(name: str) -> bool:
-    """Whether something that is played by its name alone makes its own tasks."""
+    """Return True if the environment generates its own tasks."""
     return name in MICRO_WORLDS
 
 
 def is_name_word(word: str) -> bool:
-    """Whether a ``key=value`` word says which data set or environment there is."""
+    """Return True if a ``key=value`` word names a data set or an environment."""
     return word.partition("=")[0].removesuffix(".name") in ("dataset", "environment")
 
 
@@ -215,71 +214,78 @@ def is_data_file(name: str) -> bool:
 
 def with_file(words: Iterable[str]) -> list[str]:
     """Return ``key=value`` words with ``dataset=FILE`` as ``dataset=qa dataset.source=FILE``."""
-    found: list[str] = []
+    result: list[str] = []
     for word in words:
         path, _, text = word.partition("=")
         if path in ("dataset", "dataset.name") and is_data_file(text):
-            found += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
+            result += ["dataset=qa", f"dataset.source={expanded(text).absolute()}"]
         else:
-            found.append(word)
-    return found
+            result.append(word)
+    return result
 
 
 def task_word(name: str) -> str:
-    """The word that asks for what is played by its name alone."""
+    """Return the ``key=value`` word that selects an environment or a data set."""
     return f"{'environment' if is_micro_world(name) or name in TOOLS else 'dataset'}={name}"
 
 
 def is_environment(name: str) -> bool:
-    """Whether a plug-in is an environment, and not a data set. Raises ``UserError`` if it can't be imported."""
+    """Return True if a plug-in is an environment, False if it is a data set.
+
+    Raises:
+        UserError: the plug-in can't be imported.
+    """
     return hasattr(find(ENVIRONMENTS, name).thing, "grade")
 
 
 def played_type(base: type[P], choice: Choice) -> type[P]:
-    """Settings whose groups have the keys of what is played.
+    """Return a settings type whose groups have the keys of the chosen data set and environment.
 
-    Raises ``UserError`` for names that nothing has, for plug-ins that can't be used, and for a data set and an
-    environment that do not go together.
+    Raises:
+        UserError: an unknown name, an unusable plug-in, or a data set that the environment can't read.
     """
-    assert choice.environment is not None, "something is played"
-    found = find(ENVIRONMENTS, choice.environment)
-    own = settings_type_of(found, EnvironmentSettings)
+    assert choice.environment is not None, "the choice is complete"
+    plugin = find(ENVIRONMENTS, choice.environment)
+    own = settings_type_of(plugin, EnvironmentSettings)
     rows = DatasetSettings if choice.dataset is None else dataset_type(choice.dataset)
-    _check_together(found, choice)
+    _check_together(plugin, choice)
     return _type(base, own, rows, choice)
 
 
 def make_environment(settings: PlayedSettings) -> Environment:
-    """The environment that settings say. Raises ``UserError`` for one that lacks what an environment has."""
+    """Construct the environment of resolved settings.
+
+    Raises:
+        UserError: a plug-in lacks a part of the environment interface.
+    """
     name = settings.environment.name
-    assert name is not None, "settings that were resolved say what is played"
-    found = find(ENVIRONMENTS, name)
+    assert name is not None, "resolved settings have an environment"
+    plugin = find(ENVIRONMENTS, name)
     rows = [] if settings.dataset.name is None else [Rows(settings.dataset)]
-    made = construct(found, EnvironmentSettings, settings.environment, *rows)
-    check_parts(made)
-    environment: Environment = made
-    asked = settings.tools
-    if not asked.use:
+    environment: Environment = construct(plugin, EnvironmentSettings, settings.environment, *rows)
+    check_parts(environment)
+    tools = settings.tools
+    if not tools.use:
         return environment
-    sources = sources_of(asked.use, asked.config)
-    syntax = syntax_of(sources, asked)
+    sources = sources_of(tools.use, tools.config)
+    syntax = syntax_of(sources, tools)
     if isinstance(environment, TakesTools):
-        return environment.given(sources, asked, syntax)
-    return with_tools(environment, sources, asked, syntax)
+        return environment.with_tools(sources, tools, syntax)
+    return with_tools(environment, sources, tools, syntax)
 
 
 def check_no_tools(settings: PlayedSettings, who: str) -> None:
-    """Raise ``UserError`` if settings give agents tools, which ``who`` can't play with."""
+    """Raise ``UserError`` if the settings have tools, which ``who`` does not support."""
     if settings.tools.use:
         raise UserError(
-            f"{who} can't be played with tools={list(settings.tools.use)}", "leave tools out"
+            f"{who} does not support tools={list(settings.tools.use)}", "leave tools out"
         )
 
 
 def content(settings: PlayedSettings, environment: Environment) -> str:
-    """A hash of what an environment's tasks and what it does with them are made of, wherever files lie."""
+    """Return a hash of an environment's code, settings and rows, independent of the paths of files."""
     name = settings.environment.name
-    assert name is not None, "settings that were resolved say what is played"
+    assert name is not None, "resolved settings have an environment"
     rows = ""
     if settings.dataset.name is not None:
         rows = f"{label(settings.dataset.name)} {Rows(settings.dataset).content()}"
@@ -288,33 +294,33 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
 
 
 def _played_in(dataset: str) -> Mapping[str, Any]:
-    found = PLAYED_IN.get(dataset)
-    return {"name": settled(environment_of(dataset))} if found is None else found
+    environment = PLAYED_IN.get(dataset)
+    return {"name": settled(environment_of(dataset))} if environment is None else environment
 
 
-def _check_together(found: Found, choice: Choice) -> None:
-    """Refuse an environment without the rows that it needs, and rows that it does not read."""
-    kinds: tuple[type, ...] = getattr(found.thing, "row_types", ())
+def _check_together(plugin: Found, choice: Choice) -> None:
+    """Raise ``UserError`` if an environment lacks the rows that it needs, or can't read the rows that it has."""
+    kinds: tuple[type, ...] = getattr(plugin.thing, "row_types", ())
     if choice.dataset is None and kinds:
-        known = ", ".join(DATASETS.built_in)
+        names = ", ".join(DATASETS.built_in)
         raise UserError(
-            f"environment={choice.environment} is played on a data set",
-            f"add dataset=FILE, or dataset=NAME with one of: {known}, or your own",
+            f"environment={choice.environment} needs a data set",
+            f"add dataset=FILE, or dataset=NAME with one of: {names}, or your own",
         )
     if choice.dataset is None:
         return
     if not kinds:
         raise UserError(
-            f"environment={choice.environment} makes its own tasks, so dataset={choice.dataset} would not be read",
-            "leave one of them out (an environment that reads rows says of which types: row_types)",
+            f"environment={choice.environment} generates its own tasks and ignores dataset={choice.dataset}",
+            "leave one of them out (an environment that reads rows declares their types: row_types)",
         )
     row = row_type(choice.dataset)
     if not issubclass(row, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise UserError(
-            f"environment={choice.environment} is played on rows of the type {names}, and dataset="
-            f"{choice.dataset} has {row.__name__}",
-            "leave environment out, or give another data set",
+            f"environment={choice.environment} reads rows of type {names}, but dataset={choice.dataset} has "
+            f"{row.__name__}",
+            "leave environment out, or choose another data set",
         )
 
 
@@ -325,7 +331,7 @@ def _type(
     rows: type[DatasetSettings],
     choice: Choice,
 ) -> type[P]:
-    made: type[P] = create_model(
+    model: type[P] = create_model(
         base.__name__,
         __base__=base,
         __module__=base.__module__,
@@ -333,4 +339,4 @@ def _type(
         dataset=(rows, rows.model_construct(name=choice.dataset)),
         environment=(environment, environment.model_construct(name=choice.environment)),
     )
-    return made
+    return model

@@ -1,4 +1,4 @@
-"""Which rows of a data set become the tasks of an iteration."""
+"""Selection of rows for the tasks of an iteration."""
 
 import random
 from collections.abc import Sequence
@@ -12,35 +12,35 @@ Row = TypeVar("Row")
 
 
 def draw(
-    rows: Rows, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+    rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
 ) -> list[QuestionRow]:
-    """Held-out rows from the first on, or a draw of training rows: see :func:`draws`.
+    """Return the first held-out rows, or a draw of training rows (see :func:`draws`).
 
-    Raises ``UserError`` for missing or broken data.
+    Raises:
+        UserError: data is missing or invalid.
     """
-    found = rows.split(split)
-    return found[:count] if split == "heldout" else draws(found, (*drawn, count), seed)[-1]
+    all_rows = rows.split(split)
+    return all_rows[:count] if split == "heldout" else draws(all_rows, (*after, count), seed)[-1]
 
 
 def draws(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[list[Row]]:
-    """Rows of one draw after another: one cursor over all rows in an order drawn by ``seed``.
+    """Return the rows of successive draws: one cursor over all rows, shuffled by ``seed``.
 
-    No row comes again before all have come; then they are shuffled anew. A draw that begins in one
-    order and ends in the next takes no row twice, so it has at most ``len(rows)``: those that it has
-    come last in the new order.
+    Rows are shuffled again after all have been drawn. A draw across two shuffles contains no row twice, so it has at
+    most ``len(rows)`` rows; its rows move to the end of the new order.
     """
-    left: list[int] = []
-    epochs, found = 0, []
+    remaining: list[int] = []
+    epochs, result = 0, []
     for count in counts:
-        taken = left[:count]
-        left = left[len(taken) :]
-        more = min(count, len(rows)) - len(taken)
+        indices = remaining[:count]
+        remaining = remaining[len(indices) :]
+        more = min(count, len(rows)) - len(indices)
         if more > 0:
             fresh = list(range(len(rows)))
             random.Random(f"order/{seed}/{epochs}").shuffle(fresh)
             epochs += 1
-            had = set(taken)
-            left = sorted(fresh, key=had.__contains__)
-            taken, left = taken + left[:more], left[more:]
-        found.append([rows[index] for index in taken])
-    return found
+            present = set(indices)
+            remaining = sorted(fresh, key=present.__contains__)
+            indices, remaining = indices + remaining[:more], remaining[more:]
+        result.append([rows[index] for index in indices])
+    return result

@@ -1,4 +1,4 @@
-"""The prompt of an agent that answers a question alone: all notes, step-by-step reasoning, the answer's form.
+"""The prompt of an agent that answers a question alone: all notes, step-by-step reasoning, format of the answer.
 
 Chain of thought without examples (Kojima et al. 2022, "Large Language Models are Zero-Shot
 Reasoners"), for the baselines of ``environments.baselines``.
@@ -11,7 +11,7 @@ from coterie.trajectories.turn import Part
 
 
 def solo_prompt(question: str, ending: str, notes: Iterable[str] = ()) -> tuple[Part, ...]:
-    """What an agent is told who has the whole problem; ``ending`` is the rule for its answer."""
+    """Return the prompt of an agent that has the whole problem; ``ending`` is the rule for its answer."""
     listed = tuple(Part(f"- {note}\n", source="task") for note in notes)
     rules = "Rules:\n- Think step by step, and write down the steps before the answer.\n"
     if listed:

@@ -1,4 +1,4 @@
-"""Agents who talk in turn until two answers in succession are the same: Optima's kind of environment."""
+"""Dialogues of agents that end when two successive answers are equal, as in Optima."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -14,13 +14,13 @@ from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Turn
 
 FORMAT_SOURCE = "format"
-"""Source of the prompt part that asks for a format; :func:`drop_format` removes exactly these parts."""
+"""Source of prompt parts that request a format. :func:`drop_format` removes these parts."""
 AGREED = Ending("agreed")
 ANSWERED = Ending("answered")
 
 
 class Talk(Pure, ABC):
-    """Agents who talk in turn. Subclasses say where tasks come from, what agents are told, and what answers are."""
+    """Agents that talk in turn. Subclasses define tasks, prompts and answers."""
 
     name: str
     metric: str
@@ -38,78 +38,77 @@ class Talk(Pure, ABC):
         """Turns of all agents together."""
         return {"turns": self.max_turns}
 
-    # -- what subclasses say ------------------------------------------------------------------
+    # -- abstract methods ---------------------------------------------------------------------
 
     @abstractmethod
     def tasks(
-        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
     ) -> list[Task]: ...
 
     @abstractmethod
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """What an agent is told at the beginning, without a format prompt."""
+        """Return the system prompt of an agent, without a format prompt."""
 
     @abstractmethod
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """What an agent is told who holds all that the agents hold, and works alone."""
+        """Return the prompt of an agent that has all information and works alone."""
 
     @abstractmethod
     def answer(self, text: str) -> str | None:
-        """The answer that an utterance gives; ``None`` if it gives none."""
+        """Return the answer in a message, or ``None``."""
 
     def answer_to(self, task: Task, text: str) -> str | None:
         return self.answer(text)
 
     @abstractmethod
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers are the same one. May take seconds and is called from any thread."""
+        """Return True if two answers are equal. May take seconds and is called from any thread."""
 
     @abstractmethod
     def similarity(self, answer: str, other: str) -> float:
-        """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
+        """Return the metric of one answer with the other as the reference, in [0, 1]."""
 
     @abstractmethod
     def score(self, task: Task, answer: str | None) -> float:
-        """The benchmark's metric for a final answer, in [0, 1]. May take seconds."""
+        """Return the benchmark's metric for a final answer, in [0, 1]. May take seconds."""
 
     @abstractmethod
     def well_formed(self, answer: str) -> bool:
-        """Whether an answer that was found is more than a copy of what the prompt shows as an example."""
+        """Return True if an answer is not a copy of the example in the prompt."""
 
-    # -- how a talk goes ----------------------------------------------------------------------
+    # -- the dialogue -------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """They speak in turn, the first agent begins."""
+        """Return the next agent in turn."""
         return (self.agents[len(state.turns) % len(self.agents)],)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Its system prompt, then what it has heard; its own turns as assistant."""
+        """Return the system prompt and the dialogue, with the actor's own turns as assistant messages."""
         parts = self.system_parts(state.task, actor)
         if state.variant is not None and actor in self.format_agents:
             parts += (Part(f"\nFormat: {state.variant}", source=FORMAT_SOURCE),)
         return (
             Message("system", parts),
-            *(_shown(turn, actor) for turn in self.heard(state, actor)),
+            *(_message(turn, actor) for turn in self.heard(state, actor)),
         )
 
     def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
-        """The turns that ``agent`` is shown, in the order in which it is shown them: all."""
+        """Return the turns in the prompt of ``agent``, in order."""
         return state.turns
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Over when a newly given answer is the same as the one before it (Optima, section 3: both agents mark the
-        same answer), and when a turn was cut."""
-        said = taken[-1]
-        answer = self.answer_to(state.task, said.text)
-        if said.truncated:
+        """End when an answer equals the previous answer (agreement: Optima, section 3) or a turn is truncated."""
+        turn = turns[-1]
+        answer = self.answer_to(state.task, turn.text)
+        if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
         agreed = await self._agree(state.answer, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """The metric of the final answer; 0 for a truncated talk. Comparing mathematics may take seconds."""
+        """Score the final answer, or 0 for a truncated dialogue. Comparing mathematics may take seconds."""
         answer = state.answer
         if state.end == LENGTH or answer is None:
             return Grade(0.0, {WELL_FORMED: 0.0})
@@ -123,11 +122,11 @@ class Talk(Pure, ABC):
 
 
 def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The recontext rule of iteration 0: the same messages without any format prompt."""
+    """Return the messages without format prompts: the recontext rule of iteration 0."""
     return tuple(
         replace(m, parts=tuple(p for p in m.parts if p.source != FORMAT_SOURCE)) for m in messages
     )
 
 
-def _shown(turn: Turn, agent: str) -> Message:
+def _message(turn: Turn, agent: str) -> Message:
     return Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)

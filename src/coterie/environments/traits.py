@@ -1,4 +1,4 @@
-"""What an environment may have besides the protocol. Recipes and baselines ask for it; nobody who plays it does."""
+"""Optional interfaces of environments, which recipes and baselines use. Rollouts need none of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,105 +16,105 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part
 
 Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
-"""How each thing is opened that an environment may need."""
+"""Functions that open the resources of an environment, by class."""
 
 
 @runtime_checkable
 class Votes(Protocol):
-    """Answers that can be compared, and so be voted on."""
+    """Comparable answers, for voting."""
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """The answer that an utterance gives, in one spelling; ``None`` if it gives none."""
+        """Return the normalized answer in a message, or ``None``."""
         ...
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers are the same one. May take seconds and is called from any thread."""
+        """Return True if two answers are equal. May take seconds and is called from any thread."""
         ...
 
     def similarity(self, answer: str, other: str) -> float:
-        """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
+        """Return the metric of one answer with the other as the reference, in [0, 1]."""
         ...
 
 
 @runtime_checkable
 class Graded(Protocol):
-    """A final answer alone tells what a path is worth."""
+    """Score that depends only on the final answer."""
 
     def score(self, task: Task, answer: str | None) -> float:
-        """The benchmark's metric for a final answer, in [0, 1]."""
+        """Return the benchmark's metric for a final answer, in [0, 1]."""
         ...
 
     def well_formed(self, answer: str) -> bool:
-        """Whether an answer that was found is more than a copy of what the prompt shows as an example."""
+        """Return True if an answer is not a copy of the example in the prompt."""
         ...
 
 
 @runtime_checkable
 class Solo(Protocol):
-    """The tasks can be given to one agent alone."""
+    """Tasks that a single agent can do."""
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """What an agent is told who holds all that the agents hold, and works alone."""
+        """Return the prompt of an agent that has all information and works alone."""
         ...
 
 
 @runtime_checkable
 class Formats(Protocol):
-    """Prompts that ask for a format: the variants of this environment."""
+    """Variants of the environment whose prompts request a format."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The pool of format prompts; may be empty."""
+        """Pool of format prompts; may be empty."""
         ...
 
 
 @runtime_checkable
 class Scripted(Protocol):
-    """A person whom a script can play."""
+    """A user that a script can simulate."""
 
     @property
     def script(self) -> UserSimulator | None:
-        """Who plays the person if nobody else is named; ``None`` if there is no such script."""
+        """Default user simulator; ``None`` without one."""
         ...
 
 
 @runtime_checkable
 class Opens(Protocol):
-    """Opens by itself some of what it needs, such as a model of its own."""
+    """Resources that the environment opens itself, such as a model."""
 
     def openers(self, logs: Path) -> Openers:
-        """How they are opened; ``logs`` is where servers leave theirs."""
+        """Return the openers by class; servers write logs to ``logs``."""
         ...
 
 
 @runtime_checkable
 class Shortens(Protocol):
-    """Knows what an actor can do without when a prompt outgrows its model's context."""
+    """Shorter prompts for when a prompt exceeds the context of the model."""
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
-        """What an actor is shown instead, ever shorter."""
+        """Return shorter and shorter prompts of an actor."""
         ...
 
 
 @runtime_checkable
 class TakesTools(Protocol):
-    """Has its own way with tools that a run gives to its agents."""
+    """An environment with its own handling of the tools of a run."""
 
-    def given(
+    def with_tools(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment: ...
 
 
 @runtime_checkable
 class MayLackGrades(Protocol):
-    """Its data may not tell what is right. It can be trained in then, and not be evaluated."""
+    """An environment whose data may lack labels. Without them it supports training, but not evaluation."""
 
     ungraded: UserError | None
-    """Why no path can be graded; ``None`` where they can be."""
+    """The reason why no trajectory can be graded, or ``None``."""
 
 
 def check_graded(environment: object) -> None:
-    """Refuse, with ``UserError``, to evaluate where no path can be graded."""
+    """Raise ``UserError`` if no trajectory of the environment can be graded."""
     if isinstance(environment, MayLackGrades) and environment.ungraded is not None:
         raise environment.ungraded
 
@@ -124,17 +124,17 @@ def openers_of(environment: object, logs: Path) -> Openers:
 
 
 def agents_of(environment: Environment) -> tuple[str, ...]:
-    """The actors that a policy plays, in their order."""
+    """Return the actors that policies control, in order."""
     return tuple(name for name, kind in environment.actors.items() if kind == "agent")
 
 
 def formats_of(environment: Environment) -> tuple[str, ...]:
-    """The pool of format prompts; empty where there are none."""
+    """Return the pool of format prompts; it may be empty."""
     return environment.formats if isinstance(environment, Formats) else ()
 
 
 def most_turns(environment: Environment) -> int:
-    """How many turns the agents have at most. Raises ``UserError`` where they may go on without end."""
+    """Return the maximum number of agent turns. Raise ``UserError`` if they are not limited."""
     limits = environment.limits
     if "turns" in limits:
         return limits["turns"]
@@ -142,12 +142,12 @@ def most_turns(environment: Environment) -> int:
     unlimited = [name for name in agents if f"turns:{name}" not in limits]
     if unlimited:
         raise UserError(
-            f"the environment {environment.name} has no limit of turns of {', '.join(unlimited)}",
-            "give it limits = {'turns': NUMBER}",
+            f"the environment {environment.name} does not limit the turns of {', '.join(unlimited)}",
+            "add limits = {'turns': NUMBER}",
         )
     return sum(limits[f"turns:{name}"] for name in agents)
 
 
 def persons_of(environment: Environment) -> tuple[str, ...]:
-    """The actors that anybody else plays."""
+    """Return the actors that no policy controls."""
     return tuple(name for name, kind in environment.actors.items() if kind == "person")

@@ -1,14 +1,13 @@
-"""What may stand behind a number without changing it: a unit, or the name of what is counted.
+"""Recognition of units and counted nouns after a number, which do not change its value.
 
-Units can be listed; things that can be counted cannot. So a phrase is read by its form: words that
-describe, one **head**, and how it is counted, as in ``red apples in each box``. The head is a unit
-(``mile``, ``kg``), a noun in the plural (``apples``), or behind 1 a noun in the singular. No other
-word can take its place, so ``18 actually``, ``18 dollars max`` and ``18 gross`` are not 18. Three
-closed lists remain: words that change or deny a value anywhere in a phrase (``million``, ``not``),
-asides (``sorry``), and words that end in ``s`` and are not a plural (``perhaps``).
+Units can be listed, but counted things can't. So a phrase is parsed by its form: adjectives, one **head**, and a tail,
+as in ``red apples in each box``. The head is a unit (``mile``, ``kg``), a plural noun (``apples``), or after 1 a
+singular noun. Nothing else can be the head, so ``18 actually``, ``18 dollars max`` and ``18 gross`` are not 18. There
+are three closed lists: words that change or deny a value anywhere in a phrase (``million``, ``not``), asides
+(``sorry``), and words in ``s`` that are not plurals (``perhaps``).
 
-What it can't tell: a verb that looks like a plural (``18 works``), and a hedge that is not in a list
-in the place of an adjective or behind 1. None of these states another number.
+Limits: verbs that look like plurals (``18 works``) and unlisted hedges in the place of an adjective or after 1 are
+accepted. None of these states another number.
 """
 
 import re
@@ -73,26 +72,26 @@ _CHANGING = _words(
     "hexadecimal octal false untrue invalid impossible undefined unlikely likely excluded rounded "
     "estimate estimated guess guessed correction oops none unknown forbidden nope however rather fourth"
 )
-"""Words that change a number's value, or say that it is not quite it; not in a name either."""
+"""Words that change or qualify a number's value. They are not allowed in names either."""
 _ASIDES = _words(
     "sorry wait max maximum minimum gross grosses score scores grand hmm um uh er well okay ok sure yeah huh "
     "tops ballpark"
 )
-"""Words beside the point, and quantities of their own; they may be in a name (``max = 18``)."""
+"""Asides, and words with a quantity of their own. They are allowed in names (``max = 18``)."""
 _ADVERB = re.compile(
     r"(?!(?:week|month|year|hour|quarter|fami|friend|assemb|butterf|dragonf)ly).{4,}ly"
 )
 
 
 def is_unit(rest: str, *, singular: bool = False) -> bool:
-    """Whether a text is nothing, a unit, or what is counted; with a percent sign or currency before it.
+    """Return True if a text is empty, a unit or a counted noun, after an optional percent sign or currency.
 
-    ``singular`` says that the number is 1 or a part of it, behind which any noun may be singular.
+    ``singular`` allows any singular noun, for a number of at most 1.
     """
-    found = _PHRASE.fullmatch(_LEFT_OVER.sub("left", _OWNER.sub("", rest)))
-    if found is None:
+    match = _PHRASE.fullmatch(_LEFT_OVER.sub("left", _OWNER.sub("", rest)))
+    if match is None:
         return False
-    words = re.findall(r"/|[^\W_]+", found["words"] or "")
+    words = re.findall(r"/|[^\W_]+", match["words"] or "")
     if any(len(word) == 1 and word not in _UNIT_LETTERS | {"a", "/"} for word in words):
         return False
     words = [word if word in _UNIT_LETTERS else word.casefold() for word in words]
@@ -113,26 +112,26 @@ _POWER = ((2, re.compile(r"\bsq(?:uare)?\b|\^\{?2\b|²")), (3, re.compile(r"\bcu
 
 
 def units_of(text: str) -> frozenset[str]:
-    """Return the common units that a text names, in one spelling: ``cm 2`` for ``square centimeters``."""
+    """Return the normalized common units in a text, such as ``cm 2`` for ``square centimeters``."""
     names = []
     for word in re.findall(r"[a-zA-Z]+|\\\$|[¢€£°]", text):
         word = word.removeprefix("\\") if len(word) == 1 or word == r"\$" else word.casefold()
-        known = [_CANONICAL.get(word.removesuffix(end)) for end in ("", "s", "es")]
-        names += [name for name in known if name][:1]
+        matches = [_CANONICAL.get(word.removesuffix(end)) for end in ("", "s", "es")]
+        names += [name for name in matches if name][:1]
     powers = "".join(f" {power}" for power, pattern in _POWER if pattern.search(text))
     return frozenset(name + powers for name in names)
 
 
 def tells(word: str) -> bool:
-    """Whether a word says something about the value: ``million``, ``not``, ``m²``."""
+    """Return True if a word changes or qualifies a value, such as ``million``, ``not``, ``m²``."""
     return word.casefold() in _CHANGING or any(map(str.isnumeric, word))  # as in m² and x½
 
 
 def _is_count(words: list[str], singular: bool) -> bool:
-    if _TAIL.fullmatch(_joined(words)):
+    if _TAIL.fullmatch(_join(words)):
         return True
     for place, word in enumerate(words):
-        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(_joined(words[place + 1 :])):
+        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(_join(words[place + 1 :])):
             return True
         if not _describes(word, words[place + 1 : place + 2]):
             return False
@@ -140,13 +139,13 @@ def _is_count(words: list[str], singular: bool) -> bool:
 
 
 def _describes(word: str, following: list[str]) -> bool:
-    """Whether a word may stand before a head; a letter may before another symbol, as in ``N m``."""
+    """Return True if a word may precede the head. A single letter may precede another symbol, as in ``N m``."""
     if len(word) == 1:
         return any(map(_is_symbol, following))
     return not _ADVERB.fullmatch(word)
 
 
-def _joined(words: list[str]) -> str:
+def _join(words: list[str]) -> str:
     return "".join(f" {word}" for word in words)
 
 

@@ -1,8 +1,7 @@
-"""The person whom an agent works for: knows the reference, answers questions, does not write the answer.
+"""Simulated users, who know the reference and answer questions, but do not write the answer.
 
-Played by a script (micro-worlds), by a model that coterie loads, or by an endpoint. SWEET-RL (arXiv
-2503.15478, section 3 and appendix) plays it with a large model that is shown the reference; the prompt
-here is our own.
+A script (in micro-worlds), a model that coterie loads, or an endpoint simulates the user. SWEET-RL (arXiv 2503.15478,
+section 3 and appendix) uses a large model that sees the reference. The prompt here is our own.
 """
 
 import asyncio
@@ -19,22 +18,21 @@ from coterie.errors import UserError
 from coterie.trajectories.task import Task
 
 PERSON = "person"
-"""The name of the role, which may read references."""
+"""Name of the user's role, which may read references."""
 REFERENCE = "reference"
-"""The secret that holds the right solution."""
+"""Name of the secret with the right solution."""
 SCRIPT = "script"
 LEAKED = 25
-"""Characters that a reply has in common with the reference, in one piece, from which it counts as a leak; without
-spaces and quotation marks."""
+"""Length of a common substring of a reply and the reference, without spaces and quotation marks, that is a leak."""
 _DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
 TranscriptLine = tuple[str, str]
-"""Who spoke (:data:`PERSON`, or the agent's name), and what the other one could read."""
+"""Speaker (:data:`PERSON` or the agent's name), and the text visible to the listener."""
 
 
 class UserSimulatorSettings(ChatModelSettings):
-    """Who plays the person, and how."""
+    """Settings of the simulated user."""
 
     model: str = key(
         SCRIPT,
@@ -46,10 +44,10 @@ class UserSimulatorSettings(ChatModelSettings):
     temperature: float = key(
         0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
     )
-    max_tokens: int = key(128, "Most tokens of a reply.", source="SWEET-RL: 4096", ge=1)
+    max_tokens: int = key(128, "Maximum tokens of a reply.", source="SWEET-RL: 4096", ge=1)
     max_characters: int = key(
         400,
-        "Characters of a reply that the agent is shown; what is over is cut at the end of a sentence.",
+        "Maximum characters of a reply; longer replies are cut at the end of a sentence.",
         source="SWEET-RL: 400, cut anywhere",
         ge=20,
     )
@@ -59,28 +57,32 @@ class UserSimulatorSettings(ChatModelSettings):
 
 
 class UserSimulator(Protocol):
-    """Replies to an agent."""
+    """A simulated user that replies to an agent."""
 
     name: str
-    """As the author of its turns: ``script``, ``model:NAME``, ``endpoint:NAME``."""
+    """Author of its turns: ``script``, ``model:NAME`` or ``endpoint:NAME``."""
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        """What it says next; ``transcript`` begins with its own first message. Raises ``EngineError``."""
+        """Return the next reply. ``transcript`` begins with the user's first message.
+
+        Raises:
+            EngineError: the model fails.
+        """
         ...
 
 
 def check_script(script: UserSimulator | None) -> UserSimulator:
-    """The script of an environment; raises ``UserError`` if it has none, for then somebody must play the person."""
+    """Return the script of an environment. Raise ``UserError`` without a script."""
     if script is None:
         raise UserError(
-            "nobody plays the person: this environment has no script",
-            "give user_simulator=MODEL (coterie loads it), or user_simulator.url=URL user_simulator.model=NAME",
+            "this environment needs a simulated user, because it has no script",
+            "set user_simulator=MODEL (coterie loads it), or user_simulator.url=URL user_simulator.model=NAME",
         )
     return script
 
 
 class ModelUserSimulator:
-    """A chat model in the role of the person."""
+    """A chat model in the role of the user."""
 
     def __init__(self, chat: ChatModel, settings: UserSimulatorSettings) -> None:
         self.chat = chat
@@ -88,7 +90,7 @@ class ModelUserSimulator:
         self.name = chat.name
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        """One reply of the model, cut at a sentence; some models repeat the name that stands before it."""
+        """Generate a reply, cut at a sentence. Some models repeat the label before it, which is removed."""
         reply = await self.chat.ask(
             [Utterance("user", role(task, transcript, self.settings.max_characters))], seed
         )
@@ -97,7 +99,7 @@ class ModelUserSimulator:
 
 
 def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) -> str:
-    """What a model is told that plays the person; what changes from turn to turn stands last."""
+    """Return the prompt of the simulated user. The parts that change between turns come last."""
     lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
     code = task.secrets[REFERENCE].reveal(PERSON)
     return _ROLE.format(
@@ -106,28 +108,28 @@ def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) 
 
 
 def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> str:
-    """A reply of at most ``max_characters`` characters: as many whole sentences as fit, or else whole words.
+    """Cut a reply to at most ``max_characters`` characters, after a whole sentence or else a whole word.
 
-    Of an ``unfinished`` one, which ran to the model's limit, the last piece of a sentence goes too.
+    An ``unfinished`` reply, which reached the model's token limit, also loses its incomplete last sentence.
     """
     text = text.strip()
     if len(text) <= max_characters and not unfinished:
         return text
-    ends = [end for found in _SENTENCE.finditer(text) if (end := found.end()) <= max_characters]
+    ends = [end for match in _SENTENCE.finditer(text) if (end := match.end()) <= max_characters]
     if ends:
         return text[: ends[-1]]
     return text[: max_characters - 1].rsplit(None, 1)[0] + "…" if text else ""
 
 
 def overlap(reply: str, reference: str) -> int:
-    """Count the characters of the longest piece that both have, however it is spaced, broken, quoted or capitalized."""
+    """Return the length of the longest common substring, ignoring spacing, line breaks, quotes and case."""
     texts = (normalize("NFKC", text.replace("\\n", "\n")) for text in (reply, reference))
     one, other = (_DROPPED.sub("", text).casefold() for text in texts)
     return SequenceMatcher(None, one, other, autojunk=False).find_longest_match().size
 
 
 async def leaks(replies: Sequence[str], reference: str) -> int:
-    """Count the replies that have a piece of :data:`LEAKED` characters or more of the reference."""
+    """Count the replies with a common substring of at least :data:`LEAKED` characters with the reference."""
 
     def count() -> int:
         return sum(overlap(reply, reference) >= LEAKED for reply in replies)

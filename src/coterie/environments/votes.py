@@ -1,23 +1,22 @@
-"""Which answer most of several agree on.
+"""Majority vote over answers, for Optima's self-consistency (arXiv 2410.08115, section 3.3).
 
-The majority of Optima's self-consistency (arXiv 2410.08115, section 3.3): answers are grouped
-greedily, and the largest group wins. Exact equality would split what F1 calls nearly the same.
+Answers are grouped greedily, and the largest group wins. Exact equality would separate answers that F1 rates as nearly
+equal.
 """
 
 from collections.abc import Callable
 
 ALIKE = 0.9
-"""Least similarity at which two answers count as one."""
+"""Minimum similarity at which two answers count as equal."""
 
 Similarity = Callable[[str, str], float]
-"""How much two answers are the same, in [0, 1] (:class:`~coterie.environments.traits.Votes`)."""
+"""Similarity of two answers, in [0, 1] (:class:`~coterie.environments.traits.Votes`)."""
 
 
 class Vote:
-    """A count of answers as they come in.
+    """Incremental count of answers.
 
-    An answer joins the first group of which it is like any member, else it opens one. The largest
-    group leads; of equally large ones the one that was opened first.
+    An answer joins the first group with a similar member, or else starts a group. In a tie the oldest group wins.
     """
 
     def __init__(self, similarity: Similarity) -> None:
@@ -26,7 +25,7 @@ class Vote:
         self._answers: dict[int, str] = {}
 
     def add(self, voter: int, answer: str | None) -> None:
-        """Count the answer of ``voter``, a number of its own; ``None``, no answer, is not a vote."""
+        """Count the answer of ``voter``, a unique number. ``None`` (no answer) is not a vote."""
         if answer is None:
             return
         self._answers[voter] = answer
@@ -38,7 +37,7 @@ class Vote:
 
     @property
     def winners(self) -> tuple[int, ...]:
-        """The voters of the group that leads; empty if nobody gave an answer."""
+        """Voters of the largest group; empty without answers."""
         largest = max(map(len, self._groups), default=0)
         return next((tuple(group) for group in self._groups if len(group) == largest), ())
 

@@ -1,7 +1,7 @@
-"""Any environment, with tools that its agents may call before each of their answers.
+"""Wrapper that adds tools to any environment, so that agents may call them before each answer.
 
-Nothing changes for the environment: it sees only answers, and its limits count only answers. A message that calls
-is answered with results, and its agent acts again; no other agent sees either.
+The environment itself sees only answers, and its limits count only answers. After a message with calls, the agent gets
+the results and acts again. No other agent sees the calls or the results.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.environments.faults import messages_of
-from coterie.environments.passing import OthersPlay
+from coterie.environments.mixins import ForwardedPlay
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
@@ -39,23 +39,21 @@ from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The environment's own session, and tools, of which some may belong to the branch."""
+    """Session of the environment, with the tools of the branch."""
 
     session: Any
-    """What is shared, where the environment is pure."""
+    """The environment's session, or :class:`Shared` for pure environments."""
     toolbox: Toolbox
     forks: bool
-    """Whether it can be copied: no tool keeps a state for the branch."""
+    """True if it can be copied, because no tool has state of its own for the branch."""
 
     def fork(self) -> "AbstractAsyncContextManager[Session] | None":
         copy = self.session.fork() if self.forks else None
-        return None if copy is None else _copied(copy, self.toolbox)
+        return None if copy is None else _copy(copy, self.toolbox)
 
 
 @asynccontextmanager
-async def _copied(
-    opening: AbstractAsyncContextManager[Any], toolbox: Toolbox
-) -> AsyncIterator[Live]:
+async def _copy(opening: AbstractAsyncContextManager[Any], toolbox: Toolbox) -> AsyncIterator[Live]:
     async with opening as session:
         yield Live(session, toolbox, True)
 
@@ -67,21 +65,21 @@ SPENT = "not run: no calls are left"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The environment's own data, and what was called on the path."""
+class PastCalls:
+    """Data of the inner environment, and the calls of the trajectory."""
 
     data: object = None
     hidden: tuple[str, ...] = ()
-    """Turns that called: their ids."""
-    asked: frozenset[tuple[str, str]] = frozenset()
-    """Calls that gave a result: tool and arguments. One that failed may be made again."""
+    """Ids of turns with calls."""
+    keys: frozenset[tuple[str, str]] = frozenset()
+    """Tool and arguments of successful calls. Failed calls may be repeated."""
     calls: int = 0
     rounds: int = 0
-    """Messages that called since the last answer."""
+    """Number of messages with calls since the last answer."""
 
 
-class WithTools(OthersPlay):
-    """An environment whose agents may call tools. :func:`with_tools` makes it, with the traits of the other."""
+class WithTools(ForwardedPlay):
+    """An environment whose agents may call tools. Use :func:`with_tools`, which keeps the environment's traits."""
 
     def __init__(
         self,
@@ -97,12 +95,12 @@ class WithTools(OthersPlay):
         self._calls = syntax
         self.offered = tuple(tool for source in sources for tool in source.tools)
         self.name, self.metric = environment.name, environment.metric
-        self.of_branches = [one for one in sources if isinstance(one, SessionSource)]
-        needs = (need for one in self.of_branches for need in one.needs)
+        self.session_sources = [one for one in sources if isinstance(one, SessionSource)]
+        needs = (need for one in self.session_sources for need in one.needs)
         self.needs = tuple(dict.fromkeys((*environment.needs, Toolbox, *needs)))
-        self.pure = environment.pure and not self.of_branches
+        self.pure = environment.pure and not self.session_sources
         own = [] if environment.pure else [environment.max_sessions]
-        most = (one.max_sessions for one in self.of_branches)
+        most = (one.max_sessions for one in self.session_sources)
         self.max_sessions = min([*own, *most], default=1)
         identity = digest([source.identity for source in sources], settings.identity())
         self.version = f"{environment.version} tools {identity}"
@@ -113,7 +111,7 @@ class WithTools(OthersPlay):
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """The environment's own, with room for messages that call; it is held to its own by :meth:`act`."""
+        """Limits of the environment plus room for messages with calls. :meth:`act` enforces the original limits."""
         return {
             name: count * (self.settings.rounds + 1)
             for name, count in self.environment.limits.items()
@@ -124,18 +122,18 @@ class WithTools(OthersPlay):
         return {**own, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """The environment's own session, if it has one, beside the tools."""
+        """Open the session of the environment, if it has one, and the tools."""
         return self._open(task, seed, shared)
 
     @asynccontextmanager
     async def _open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
-        if Toolbox not in shared:  # a first prompt is looked at, and nothing is called
+        if Toolbox not in shared:  # only a first prompt is needed, without calls
             async with self.environment.open(task, seed, shared) as alone:
                 yield Live(alone, Toolbox({}, self.settings), True)
             return
         async with AsyncExitStack() as stack:
             own: dict[str, Function] = {}
-            for source in self.of_branches:
+            for source in self.session_sources:
                 own |= await stack.enter_async_context(source.open_session(seed, shared))
             session: Any = shared
             if not self.environment.pure:
@@ -146,74 +144,74 @@ class WithTools(OthersPlay):
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return self.offered if self.actors[actor] == "agent" else ()
 
-    # -- as the environment's own, of a state without calls -----------------------------------
+    # -- the environment, on a state without calls --------------------------------------------
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        found = await self.environment.begin(task, self._own(live))
-        return replace(found, data=Held(found.data))
+        transition = await self.environment.begin(task, self._own(live))
+        return replace(transition, data=PastCalls(transition.data))
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """Who acts in the environment; an agent that called acts again."""
+        """Return who acts in the environment. An agent acts again after its calls."""
         return self.environment.acting(self._inner(state))
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """What the environment shows, with the agent's own calls and their results where they were made."""
-        shown = messages_of(self.environment, self._inner(state), actor)
+        """Return the environment's prompt, with the agent's calls and their results inserted."""
+        messages = messages_of(self.environment, self._inner(state), actor)
         if self.actors[actor] != "agent":
-            return shown
+            return messages
         before, now = self._exchanges(state, actor)
         with_calls = (
             message
-            for own in self._calls.told(shown, self.offered)
+            for own in self._calls.told(messages, self.offered)
             for message in (*before.get(own.turn or "", ()), own)
         )
         return (*with_calls, *now)
 
     def shorter(self, state: State, actor: str) -> Iterator[tuple[Message, ...]]:
-        """Without the oldest results of the actor's calls, ever more of them; what it said itself stays."""
-        shown = self.see(state, actor)
-        told = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
-        places = [place for place, message in enumerate(shown) if message.turn in told]
+        """Yield prompts that omit more and more of the oldest results. The actor's own messages stay."""
+        messages = self.see(state, actor)
+        result_turns = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
+        places = [place for place, message in enumerate(messages) if message.turn in result_turns]
         for count in _doubling(len(places) - 1):
-            gone = set(places[:count])
+            oldest = set(places[:count])
             yield tuple(
-                _left_out(message) if place in gone else message
-                for place, message in enumerate(shown)
+                _left_out(message) if place in oldest else message
+                for place, message in enumerate(messages)
             )
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Results of calls; or, where nobody called, what the environment says."""
-        held = _held(state)
-        if any(turn.calls for turn in taken) and held.rounds < self.settings.rounds:
-            return await self._called(held, taken, live, recorded)
+        """Run the calls of the turns, or else act in the environment."""
+        past = _past_calls(state)
+        if any(turn.calls for turn in turns) and past.rounds < self.settings.rounds:
+            return await self._run_calls(past, turns, live, recorded)
         inner = self._inner(state)
-        found = await self.environment.act(inner, taken, self._own(live), recorded=recorded)
-        now = replace(held, data=found.data, rounds=0)
-        over = TURNS if any(count <= 0 for count in inner.left.values()) else None
-        return replace(found, data=now, end=found.end or over)
+        transition = await self.environment.act(inner, turns, self._own(live), recorded=recorded)
+        data = replace(past, data=transition.data, rounds=0)
+        limit = TURNS if any(count <= 0 for count in inner.left.values()) else None
+        return replace(transition, data=data, end=transition.end or limit)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """What the environment's own path is worth, and how many calls were made."""
-        found = await self.environment.grade(self._inner(state), self._own(live))
+        """Grade the trajectory in the environment, and count calls."""
+        grade = await self.environment.grade(self._inner(state), self._own(live))
         results = [one for turn in state.turns for one in turn.results]
         counts = {
             "calls": len(results),
             "call_errors": sum(one.error for one in results),
-            "rounds": len(_held(state).hidden),
+            "rounds": len(_past_calls(state).hidden),
         }
-        return replace(found, metrics={**counts, **found.metrics})
+        return replace(grade, metrics={**counts, **grade.metrics})
 
     # -- calls --------------------------------------------------------------------------------
 
-    async def _called(
-        self, held: Held, taken: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...]
+    async def _run_calls(
+        self, past: PastCalls, turns: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...]
     ) -> Transition:
-        if len(taken) > 1:
-            raise ValueError("agents who act at the same time can't call tools here")
-        (turn,) = taken
-        calls = tuple(self._allowed(held, turn))
+        if len(turns) > 1:
+            raise ValueError("simultaneous agents can't call tools in this environment")
+        (turn,) = turns
+        calls = tuple(self._allowed(past, turn))
         toolbox: Toolbox = live.toolbox if isinstance(live, Live) else live[Toolbox]
         if recorded and not any(self.changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
@@ -221,12 +219,12 @@ class WithTools(OthersPlay):
             results = await self.results(toolbox, calls, turn)
         ran = [call for call in calls if not call.error]
         failed = {result.call_id for result in results if result.error}
-        now = Held(
-            held.data,
-            (*held.hidden, turn.id),
-            held.asked | {_key(call) for call in ran if call.id not in failed},
-            held.calls + min(len(ran), self.settings.max_calls),  # those beyond were not run
-            held.rounds + 1,
+        now = PastCalls(
+            past.data,
+            (*past.hidden, turn.id),
+            past.keys | {_key(call) for call in ran if call.id not in failed},
+            past.calls + min(len(ran), self.settings.max_calls),  # those beyond were not run
+            past.rounds + 1,
         )
         return Transition(
             data=now, seen=(Observation(_speaker(turn.speaker.name), results=results),)
@@ -238,33 +236,34 @@ class WithTools(OthersPlay):
         return await toolbox.run(calls, self.offered, turn.whole_text)
 
     def refuses_repeats(self, turn: Turn) -> bool:
-        """Whether calls of a turn that were made before are not run."""
+        """Return True if repeated calls in this turn are not run."""
         return self.settings.repeats == "refuse"
 
-    def _allowed(self, held: Held, turn: Turn) -> Iterator[ToolCall]:
-        """A turn's calls, with an error on each that is not run: repeated ones, and those over the limit."""
-        asked, count, once = set(held.asked), held.calls, self.refuses_repeats(turn)
+    def _allowed(self, past: PastCalls, turn: Turn) -> Iterator[ToolCall]:
+        """Yield the calls of a turn, with an error on repeated calls and on calls over the limit, which do not run."""
+        keys, count, once = set(past.keys), past.calls, self.refuses_repeats(turn)
         for call in turn.calls:
             if call.error:
                 yield call
-            elif once and not self.changes(call) and _key(call) in asked:
+            elif once and not self.changes(call) and _key(call) in keys:
                 yield replace(call, error=REPEATED)
             elif count >= self.settings.total:
                 yield replace(call, error=SPENT)
             else:
-                asked.add(_key(call))
+                keys.add(_key(call))
                 count += 1
                 yield call
 
     def changes(self, call: ToolCall) -> bool:
-        """Whether it changes something, so that the same call may give something else."""
+        """Return True if the call has side effects, so that its repetition may give another result."""
         return any(tool.alone for tool in self.offered if tool.name == call.name)
 
     def _exchanges(
         self, state: State, actor: str
     ) -> tuple[dict[str, tuple[Message, ...]], tuple[Message, ...]]:
-        """An agent's calls and their results: by the answer that they came before, and those after its last answer."""
-        hidden, before = set(_held(state).hidden), dict[str, tuple[Message, ...]]()
+        """Return an agent's messages with calls and results: by the answer after them, and after its last answer."""
+        hidden = set(_past_calls(state).hidden)
+        before: dict[str, tuple[Message, ...]] = {}
         now: list[Message] = []
         for turn in state.turns:
             if turn.id in hidden and turn.speaker.name == actor:
@@ -278,15 +277,15 @@ class WithTools(OthersPlay):
         return before, tuple(now)
 
     def _inner(self, state: State) -> State:
-        held = _held(state)
-        hidden = set(held.hidden)
+        past = _past_calls(state)
+        hidden = set(past.hidden)
         turns = tuple(t for t in state.turns if t.id not in hidden and not _of_tools(t.speaker))
-        said = [turn.speaker.name for turn in turns if turn.speaker.name in self.actors]
+        speakers = [turn.speaker.name for turn in turns if turn.speaker.name in self.actors]
         left = {
-            name: count - (said.count(name.partition(":")[2]) if ":" in name else len(said))
+            name: count - (speakers.count(name.partition(":")[2]) if ":" in name else len(speakers))
             for name, count in self.environment.limits.items()
         }
-        return replace(state, turns=turns, data=held.data, left=left)
+        return replace(state, turns=turns, data=past.data, left=left)
 
     def _own(self, live: Any) -> Any:
         return live.session if isinstance(live, Live) else live
@@ -299,35 +298,36 @@ def with_tools(
     syntax: Tags | NativeCalls,
     base: type[WithTools] = WithTools,
 ) -> Environment:
-    """The environment with tools, whose calls are written so; ``base`` says how they are run.
+    """Return the environment with tools. ``base`` defines how calls are run.
 
-    Raises ``UserError`` for an environment that has tools of its own.
+    Raises:
+        UserError: the environment has tools of its own.
     """
     if environment.syntax is not None:
         raise UserError(
             f"the environment {environment.name} has tools of its own",
-            "leave out tools=...",
+            "leave out tools",
         )
-    lent = {
-        name: _lent(name)
+    attributes = {
+        name: _forward(name)
         for name in dir(environment)
         if not name.startswith("_") and not hasattr(base, name) and name not in OWN
     }
-    kind = type(f"{type(environment).__name__}WithTools", (base,), lent)
-    made: Environment = kind(environment, sources, settings, syntax)
-    return made
+    kind = type(f"{type(environment).__name__}WithTools", (base,), attributes)
+    wrapper: Environment = kind(environment, sources, settings, syntax)
+    return wrapper
 
 
 OWN = ("environment", "sources", "settings", "syntax", "offered", "name", "metric", "needs", "pure", "max_sessions",
-       "version", "of_branches")  # fmt: skip
+       "version", "session_sources")  # fmt: skip
 
 
-def _lent(name: str) -> property:
+def _forward(name: str) -> property:
     return property(lambda self: getattr(self.environment, name))
 
 
-def _held(state: State) -> Held:
-    return state.data if isinstance(state.data, Held) else Held(state.data)
+def _past_calls(state: State) -> PastCalls:
+    return state.data if isinstance(state.data, PastCalls) else PastCalls(state.data)
 
 
 def _speaker(actor: str) -> Speaker:
@@ -339,7 +339,7 @@ def _of_tools(speaker: Speaker) -> bool:
 
 
 def _left_out(message: Message) -> Message:
-    """A message of results without them; one of the template's own kind stays that, since calls have results."""
+    """Return a message without its results. A ``tool`` message keeps its turn, because templates pair it with calls."""
     turn = message.turn if message.role == "tool" else None
     return replace(message, parts=(Part(LEFT_OUT),), turn=turn)
 
@@ -349,7 +349,7 @@ def _key(call: ToolCall) -> tuple[str, str]:
 
 
 def _doubling(most: int) -> Iterator[int]:
-    """1, 2, 4, ... and ``most``; so that the next prompts leave out the same, and few views are tried."""
+    """Yield 1, 2, 4, ... and ``most``, so that later prompts omit the same results and few prompts are tried."""
     count = 1
     while count < most:
         yield count

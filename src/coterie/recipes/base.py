@@ -11,7 +11,7 @@ from types import MappingProxyType
 from coterie.config.plugins import label
 from coterie.config.resolve import flatten
 from coterie.engines.protocol import POLICY, Engine, Sampling
-from coterie.environments.checking import check_needs
+from coterie.environments.checks import check_needs
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import content, make_environment
 from coterie.environments.traits import agents_of, openers_of

@@ -10,7 +10,7 @@ import torch
 from coterie.engines.chat_model import check_chat
 from coterie.engines.servers.vllm import check_vllm
 from coterie.engines.settings import EngineSettings
-from coterie.environments.checking import drawn
+from coterie.environments.checks import draw_tasks
 from coterie.environments.gold import GRADER
 from coterie.environments.protocol import Environment
 from coterie.environments.traits import Scripted, formats_of, most_turns, persons_of
@@ -156,8 +156,8 @@ def make_plan(recipe: "Recipe") -> Plan:
     head = any(role.head for role in roles)
     _check_services(s, environment, trainings, head=head)
     wanted = recipe.training_tasks()
-    train = drawn(environment, "train", wanted, s.seed) if wanted else []
-    heldout = drawn(environment, "heldout", s.evaluate.tasks, s.seed)
+    train = draw_tasks(environment, "train", wanted, s.seed) if wanted else []
+    heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
     check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
     longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:

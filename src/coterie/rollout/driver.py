@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.checking import check_environment
+from coterie.environments.checks import check_environment
 from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import (

@@ -85,8 +85,8 @@ class Relay:
     def __init__(self) -> None:
         self.live = self.most = self.opened = 0
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        first = sum(drawn)
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        first = sum(after)
         return [
             Task(f"{split}-{n}", {"topic": f"topic {n} of {split}"})
             for n in range(first, first + count)

@@ -1,1 +1,1 @@
-"""An agent that acts in an environment, step by step: thoughts, actions and answers in its text."""
+"""Environments in which an agent acts step by step, with thoughts, actions and answers in its text."""

@@ -1,8 +1,8 @@
-"""BabyAI in words: an agent in a grid of rooms carries out a mission, by moves in its text.
+"""BabyAI as text: an agent in a grid of rooms carries out a mission by writing moves.
 
-The levels are those of the package ``minigrid`` (extra ``babyai``), unchanged. The agent is told what is in its view of
-7 x 7 places (``babyai_view``). The score is success within the limit of steps; the package's own reward, which is less
-for more moves, is not used. A game can be copied, so branches fork.
+The levels come unchanged from the package ``minigrid`` (extra ``babyai``). The agent reads a description of its view of
+7 x 7 cells. The score is success within the limit of steps. The package's reward, which decreases with the number of
+moves, is not used. A game can be copied, so branches fork.
 """
 
 import copy
@@ -32,18 +32,15 @@ if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
 
-# The games of BabyAI's levels: the levels of the package ``minigrid`` by name, and the games of each split.
-#
-# What is disjoint between the splits is the *content* of a game: its grid, where the agent stands and looks, and its
-# mission. A hash of it decides the split. Two seeds that give the same game give it to the same split, and it comes
-# once there.
+# Games of the levels, by split. A hash of a game's content (grid, position and direction of the agent, mission) decides
+# its split, so the splits have no game in common. A game that several seeds produce occurs once.
 
 PREFIX = "BabyAI-"
 SEEDS = 2**31
 PATIENCE = 2000
-"""So many draws in a row that give no new game of a split mean that its level has no more."""
+"""Number of successive draws without a new game of the split after which the level has no more."""
 NO_LIMIT = 1_000_000
-"""The package's own limit of moves, which no game meets: coterie counts."""
+"""The package's limit of moves, too high to apply: coterie counts the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,72 +52,72 @@ class Draw:
 
 
 def package_version() -> str:
-    """The version of ``minigrid``, which decides what games there are. Raises ``UserError`` if it is missing."""
+    """Return the version of ``minigrid``, which determines the games. Raise ``UserError`` if it is missing."""
     _package()
     return version("minigrid")
 
 
 def check_level(name: str) -> None:
-    """Raises ``UserError`` for a level that there is not, and if the package is missing."""
-    known = _ids()
-    if name not in known:
+    """Raise ``UserError`` for an unknown level, or if the package is missing."""
+    names = _ids()
+    if name not in names:
         raise UserError(
             f"there is no BabyAI level {name!r}",
-            f"{did_you_mean(name, known)}known: {', '.join(sorted(known))}",
+            f"{did_you_mean(name, names)}known: {', '.join(sorted(names))}",
         )
 
 
 def new_level(name: str) -> "RoomGridLevel":
-    """A level, to be reset with the seed of a game."""
-    made = _package().make(_ids()[name], max_steps=NO_LIMIT, disable_env_checker=True)
-    return cast("RoomGridLevel", made.unwrapped)
+    """Return a level. Reset it with the seed of a game."""
+    environment = _package().make(_ids()[name], max_steps=NO_LIMIT, disable_env_checker=True)
+    return cast("RoomGridLevel", environment.unwrapped)
 
 
 def content_key(level: "RoomGridLevel") -> str:
-    """What makes two games the same: the grid, where the agent stands and looks, and the mission."""
-    stands = [*map(int, level.agent_pos), int(level.agent_dir)]
-    return digest(level.grid.encode().tolist(), stands, level.mission)
+    """Return a hash of a game's content: the grid, the agent's position and direction, and the mission."""
+    agent = [*map(int, level.agent_pos), int(level.agent_dir)]
+    return digest(level.grid.encode().tolist(), agent, level.mission)
 
 
 def games(name: str, split: MicroSplit, seed: int, start: int, count: int) -> list[Draw]:
-    """``count`` games of one split from the place ``start`` on, or fewer if the level has no more.
+    """Return ``count`` games of a split from index ``start`` on, or fewer if the level has no more.
 
-    Equal arguments give equal games, and a larger count extends a smaller one. What was drawn once is kept.
+    The result is deterministic, and a larger count extends a smaller one. Games are cached.
     """
     check_split(split)
-    drawn, more = _drawn(name, split, seed)
-    drawn += islice(more, max(start + count - len(drawn), 0))
-    return drawn[start : start + count]
+    cached, more = _cached_draws(name, split, seed)
+    cached += islice(more, max(start + count - len(cached), 0))
+    return cached[start : start + count]
 
 
 @cache
-def _drawn(name: str, split: MicroSplit, seed: int) -> tuple[list[Draw], Iterator[Draw]]:
+def _cached_draws(name: str, split: MicroSplit, seed: int) -> tuple[list[Draw], Iterator[Draw]]:
     return [], _draws(name, split, seed)
 
 
 def _draws(name: str, split: MicroSplit, seed: int) -> Iterator[Draw]:
     rng = random.Random(f"babyai/{name}/{split}/{seed}")
-    level, seen, missed = new_level(name), set[str](), 0
-    while missed < PATIENCE:
+    level, seen, misses = new_level(name), set[str](), 0
+    while misses < PATIENCE:
         game = rng.randrange(SEEDS)
         level.reset(seed=game)
         key = content_key(level)
-        missed += 1
+        misses += 1
         if split_of_key(key) == split and key not in seen:
             seen.add(key)
-            missed = 0
+            misses = 0
             yield Draw(game, level.mission)
 
 
 @cache
 def _ids() -> MappingProxyType[str, str]:
-    found = [name for name in _package().registry if name.startswith(PREFIX)]
-    return MappingProxyType({one.removeprefix(PREFIX).rpartition("-v")[0]: one for one in found})
+    ids = [name for name in _package().registry if name.startswith(PREFIX)]
+    return MappingProxyType({one.removeprefix(PREFIX).rpartition("-v")[0]: one for one in ids})
 
 
 @cache
 def _package() -> Any:
-    """The package ``gymnasium``, in which ``minigrid`` has registered its levels; neither prints anything."""
+    """Import ``gymnasium`` and ``minigrid``, which registers its levels in it, without their output."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         import gymnasium
@@ -129,38 +126,33 @@ def _package() -> Any:
         raise UserError(
             "BabyAI's levels need the package minigrid", "pip install 'coterie[babyai]'"
         ) from error
-    vars(roomgrid_level)["print"] = _keep_quiet  # it prints each layout that it rejects
+    vars(roomgrid_level)["print"] = lambda *_: None  # it prints each layout that it rejects
     return gymnasium
 
 
-def _keep_quiet(*_: object) -> None: ...
-
-
-# What an agent of a BabyAI level sees, in words.
-#
-# Places are from where the agent stands and looks: ``2 ahead 1 left`` is two steps forward, then one to its left.
-# The view is the package's ``image``: what lies at each of 7 x 7 places, the agent in the middle of the nearest row.
+# Views as text. Positions are relative to the agent: ``2 ahead 1 left`` is two steps forward, then one to its left.
+# The view is the package's ``image`` of 7 x 7 cells, with the agent in the middle of the nearest row.
 
 Cell = Sequence[int]
-"""An object, a colour and a state, as numbers of the package."""
+"""Object, color and state, as numbers of the package."""
 Image = Sequence[Sequence[Cell]]
 """Cells by column, from left to right, then by row; the agent is in the last row."""
 WALL, DOOR = 2, 4
 KINDS = {DOOR: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
-"""Objects by the package's numbers; only doors have a state."""
+"""Objects by number in the package. Only doors have a state."""
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 DOOR_STATES = ("open", "closed", "locked")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisibleObject:
     """An object in view."""
 
     what: str
-    """Such as ``red ball`` or ``closed blue door``."""
+    """Description, such as ``red ball`` or ``closed blue door``."""
     ahead: int
     right: int
-    """Steps; negative to the left."""
+    """Steps to the right; negative to the left."""
 
     @property
     def place(self) -> str:
@@ -177,10 +169,10 @@ class Seen:
 class View:
     """Objects in view of the agent."""
 
-    objects: tuple[Seen, ...]
-    """The nearest first; of equally near ones the one less far ahead, then the one on the left."""
-    walls: tuple[Seen, ...]
-    """The first wall straight ahead, to the left and to the right, of those that can be seen."""
+    objects: tuple[VisibleObject, ...]
+    """Sorted by distance, then by steps ahead, then from left to right."""
+    walls: tuple[VisibleObject, ...]
+    """The nearest visible walls straight ahead, to the left and to the right."""
     carried: str | None = None
 
     def __str__(self) -> str:
@@ -191,7 +183,7 @@ class View:
 def view_of(image: Image) -> View:
     middle, near = len(image) // 2, len(image[0]) - 1
     objects = [
-        Seen(_name(cell), near - row, column - middle)
+        VisibleObject(_name(cell), near - row, column - middle)
         for column, cells in enumerate(image)
         for row, cell in enumerate(cells)
         if cell[0] in KINDS and (column, row) != (middle, near)
@@ -201,13 +193,13 @@ def view_of(image: Image) -> View:
     return View(tuple(objects), tuple(_walls(image)), _name(own) if own[0] in KINDS else None)
 
 
-def _walls(image: Image) -> Iterator[Seen]:
+def _walls(image: Image) -> Iterator[VisibleObject]:
     middle, near = len(image) // 2, len(image[0]) - 1
     for ahead, right in ((1, 0), (0, -1), (0, 1)):
         steps = near if ahead else middle
         for far in range(1, steps + 1):
             if image[middle + right * far][near - ahead * far][0] == WALL:
-                yield Seen("wall", ahead * far, right * far)
+                yield VisibleObject("wall", ahead * far, right * far)
                 break
 
 
@@ -218,17 +210,17 @@ def _name(cell: Cell) -> str:
 
 
 FAILED = Ending("failed")
-"""The level ended the game, and the mission is not accomplished: some do when a wrong thing is done."""
+"""The level ended the game without success, as some levels do after a wrong move."""
 ACTIONS: Mapping[str, int] = MappingProxyType(
     {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
 )
-"""What the agent may do, and the package's number of it. All concern what is one step ahead."""
+"""Actions of the agent and their numbers in the package. Objects are handled one step ahead."""
 RULES = (
     "You are in a world of rooms. `2 ahead 1 left` means two steps forward, then one to your left.\n"
     f"Actions: {', '.join(ACTIONS)}. What you pick up, drop or toggle (open, close) is 1 ahead.\n"
 )
-TOLD = RULES + CODE_ACT.taught_action
-"""What the agent is told first, in the form that it has if no other is asked for."""
+PROMPT = RULES + CODE_ACT.action_instructions
+"""System prompt with the default message format."""
 NOTHING_CHANGED = "That changed nothing."
 NO_ANSWERS = "Nothing is to be answered here: act until the mission is accomplished."
 
@@ -238,42 +230,42 @@ class BabyAISettings(ActingSettings):
 
     level: str = key(
         "GoToLocal",
-        "A level of the package minigrid by its short name, such as `GoToLocal`, `PickupLoc` or `BossLevel`.",
+        "Short name of a level of the package minigrid, such as `GoToLocal`, `PickupLoc` or `BossLevel`.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What comes of a move."""
+class MoveResult:
+    """Result of a move."""
 
     seen: str = ""
-    """What the agent is told; nothing at the end."""
+    """Text for the agent; empty at the end."""
     end: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A session: a game of a level."""
+    """A game of a level, which is the session of a branch."""
 
     level: "RoomGridLevel"
 
     def fork(self) -> AbstractAsyncContextManager["Game"]:
-        """A copy of the game as it stands now, its random numbers too."""
+        """Return a copy of the game in its current state, including its random numbers."""
         return nullcontext(Game(copy.deepcopy(self.level)))
 
     def start(self, seed: int) -> str:
-        """Begin the game of a seed: the mission, and what the agent sees."""
+        """Start the game of a seed. Return the mission and the view."""
         seen, _ = self.level.reset(seed=seed)
         mission = self.level.mission
         return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
 
-    def move(self, action: str) -> Moved:
+    def move(self, action: str) -> MoveResult:
         before = self._state()
-        seen, reward, over, _, _ = self.level.step(ACTIONS[action])
-        if over:
-            return Moved(end=SOLVED if float(reward) > 0 else FAILED)
+        seen, reward, is_over, _, _ = self.level.step(ACTIONS[action])
+        if is_over:
+            return MoveResult(end=SOLVED if float(reward) > 0 else FAILED)
         view = str(view_of(seen["image"].tolist()))
-        return Moved(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
+        return MoveResult(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
 
     def _state(self) -> tuple[object, ...]:
         level = self.level
@@ -297,39 +289,39 @@ class BabyAI(Acting):
         self.level = settings.level
         self.version = f"1/minigrid {package_version()}"
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Games of the level. Train and held-out share no content (see ``babyai_games``)."""
-        start = sum(drawn) if split == "train" else 0
-        found = games(self.level, split, seed, start, count)
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return games of the level. The splits have no game in common."""
+        start = sum(after) if split == "train" else 0
+        draws = games(self.level, split, seed, start, count)
         return [
             Task(f"{split}-{seed}-{start + n}", {"seed": one.seed, "mission": one.mission})
-            for n, one in enumerate(found)
+            for n, one in enumerate(draws)
         ]
 
-    def told(self, task: Task) -> str:
-        """Places, actions and the form."""
-        return RULES + self.form.taught_action
+    def system_prompt(self, task: Task) -> str:
+        """Return the description of positions and actions, and the message format."""
+        return RULES + self.form.action_instructions
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(Game(new_level(self.level)))
 
     async def begin(self, task: Task, live: Game) -> Transition:
-        """The mission, and what the agent sees."""
+        """Return the mission and the view."""
         return Transition(0, saying(live.start(int(str(task.public["seed"])))))
 
     async def do(self, state: State, action: str, live: Game) -> Transition:
-        """Make a move. The state's data is how many were made."""
+        """Make a move. The state's data is the number of moves."""
         moves, action = int(str(state.data)), " ".join(action.split())
         if action.lower() not in ACTIONS:
             listed = ", ".join(ACTIONS)
             return Transition(moves, saying(f"There is no action `{action}`. Actions: {listed}."))
-        found = live.move(action.lower())
-        return Transition(moves + 1, () if found.end else saying(found.seen), end=found.end)
+        result = live.move(action.lower())
+        return Transition(moves + 1, () if result.end else saying(result.seen), end=result.end)
 
-    async def answered(self, state: State, answer: str) -> Transition:
-        """A message that costs a step and does nothing."""
+    async def on_answer(self, state: State, answer: str) -> Transition:
+        """Reject an answer, which costs a step."""
         return Transition(state.data, saying(NO_ANSWERS))
 
     async def grade(self, state: State, live: Game) -> Grade:
-        """Whether the mission is accomplished; ``moves`` is how many were made."""
+        """Score 1 if the mission is accomplished; ``moves`` counts moves."""
         return Grade(float(state.end == SOLVED), {"moves": int(str(state.data))})

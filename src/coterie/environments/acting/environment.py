@@ -1,8 +1,7 @@
-"""A base class of environments with one agent that acts and sees what comes of it, step by step.
+"""Base class of environments in which one agent acts step by step and sees the results.
 
-DensePolicy's agent (CodeAct): each message is one step, in which it acts or answers (``syntax``). A message that does
-neither costs a step too, and is answered with what is wrong. Subclasses say what the agent is told, what an action
-does, and what an answer is worth.
+DensePolicy's agent (CodeAct): each message is one step, with an action or an answer (see ``syntax``). A message with
+neither also costs a step, and the reply explains the problem. Subclasses define the prompt, actions and grades.
 """
 
 import copy
@@ -34,17 +33,17 @@ AGENT = "agent"
 ENVIRONMENT = Speaker("environment", "environment")
 SOLVED = Ending("solved")
 SHOTS = "shots"
-"""Source of the messages that show how it is done; :func:`drop_shots` removes exactly these."""
+"""Source of example messages. :func:`drop_shots` removes these messages."""
 
 
 class ActingSettings(EnvironmentSettings):
-    """An environment in which one agent acts."""
+    """Settings of an environment in which one agent acts."""
 
-    steps: int = key(30, "Most messages of the agent.", ge=1)
+    steps: int = key(30, "Maximum messages of the agent.", ge=1)
 
 
 class Acting(ABC):
-    """One agent that acts, each branch in a session of its own."""
+    """Base class for one acting agent, with one session for each branch."""
 
     name: str
     metric = "success"
@@ -60,66 +59,66 @@ class Acting(ABC):
     def __init__(self, steps: int) -> None:
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
 
-    # -- what subclasses say ------------------------------------------------------------------
+    # -- abstract methods ---------------------------------------------------------------------
 
     @abstractmethod
     def tasks(
-        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
     ) -> list[Task]: ...
 
     @abstractmethod
-    def told(self, task: Task) -> str:
-        """What the agent is told before it sees anything: what there is to do, and in which form."""
+    def system_prompt(self, task: Task) -> str:
+        """Return the system prompt: possible actions and the message format."""
 
     @abstractmethod
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]: ...
 
     @abstractmethod
     async def begin(self, task: Task, live: Any) -> Transition:
-        """What the agent sees first: one observation (:func:`saying`)."""
+        """Return the first observation (see :func:`saying`)."""
 
     @abstractmethod
     async def do(self, state: State, action: str, live: Any) -> Transition: ...
 
     @abstractmethod
-    async def answered(self, state: State, answer: str) -> Transition: ...
+    async def on_answer(self, state: State, answer: str) -> Transition: ...
 
     @abstractmethod
     async def grade(self, state: State, live: Any) -> Grade: ...
 
     def shots(self, task: Task) -> Sequence[Message]:
-        """Dialogues that show how it is done, each message a part with the source ``SHOTS``."""
+        """Return the messages of example dialogues, whose parts have the source ``SHOTS``."""
         return ()
 
     def in_form(self, form: Form) -> Self:
-        """The same environment for an agent that writes in another form."""
+        """Return a copy of the environment with another message format."""
         other = copy.copy(self)
         other.form = form
         return other
 
-    # -- how it goes --------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
         return (AGENT,)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """None by a syntax of calls: actions are in the text."""
+
         return ()
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        told = Message("system", (Part(self.told(state.task), source="task"),))
-        return (told, *self.shots(state.task), *map(_shown, state.turns))
+        system = Message("system", (Part(self.system_prompt(state.task), source="task"),))
+        return (system, *self.shots(state.task), *map(_message, state.turns))
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Carry out what the message says."""
-        move = self.form.read(taken[-1].text, taken[-1].truncated)
+        """Parse the message and run its action or answer."""
+        move = self.form.read(turns[-1].text, turns[-1].truncated)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
         if move.kind == "action":
-            return _noted(await self.do(state, move.content, live), move)
-        return _noted(await self.answered(state, move.content), move)
+            return _add_note(await self.do(state, move.content, live), move)
+        return _add_note(await self.on_answer(state, move.content), move)
 
 
 def saying(text: str) -> tuple[Observation, ...]:
@@ -127,18 +126,18 @@ def saying(text: str) -> tuple[Observation, ...]:
 
 
 def drop_shots(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A recontext rule: the same messages without those that show how it is done."""
+    """Return the messages without example messages, as a recontext rule."""
     return tuple(m for m in messages if all(part.source != SHOTS for part in m.parts) or m.turn)
 
 
-def _noted(found: Transition, move: Move) -> Transition:
-    if not move.note or not found.seen:
-        return found
-    (first, *others) = found.seen
+def _add_note(transition: Transition, move: Move) -> Transition:
+    if not move.note or not transition.seen:
+        return transition
+    (first, *others) = transition.seen
     parts = (*first.parts, Part(f"\n{move.note}", source="environment"))
     seen = (Observation(first.speaker, parts, first.results), *others)
-    return Transition(found.data, seen, found.answer, found.end, found.rewards)
+    return Transition(transition.data, seen, transition.answer, transition.end, transition.rewards)
 
 
-def _shown(turn: Turn) -> Message:
+def _message(turn: Turn) -> Message:
     return Message("assistant" if turn.speaker.name == AGENT else "user", turn=turn.id)

@@ -1,8 +1,8 @@
-"""Problems of mathematics for an agent that runs Python: DensePolicy's first two environments.
+"""Mathematics problems for an agent that runs Python: DensePolicy's first two environments.
 
-Actions are cells of a Python session. Answers are compared as debates compare them. A setting says what the agent
-hears of an answer: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with
-``neutral`` it is asked to check, whether it is right or not; with ``none`` its first answer is final.
+Actions are cells of a Python session. Answers are compared as in debates. The setting ``feedback`` selects the reply to
+an answer: ``oracle`` tells whether it is right, as in DensePolicy; ``neutral`` always requests a check; with ``none``
+the first answer is final.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting.environment import SHOTS, SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import written_action, written_answer
+from coterie.environments.acting.syntax import write_action, write_answer
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
@@ -33,25 +33,25 @@ from coterie.trajectories.turn import Message, Part, Role
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A problem, one cell, and an answer."""
+    """Example dialogue: a problem, one cell, and an answer."""
 
     problem: str
     plan: str
-    """The thought before the cell."""
+    """Thought before the cell."""
     cell: str
     seen: str
     conclusion: str
-    """The thought before the answer."""
+    """Thought before the answer."""
     answer: str
 
     def messages(self) -> Iterator[Message]:
-        said: tuple[tuple[Role, str], ...] = (
+        dialogue: tuple[tuple[Role, str], ...] = (
             ("user", problem_text(self.problem)),
-            ("assistant", written_action(self.cell, self.plan)),
+            ("assistant", write_action(self.cell, self.plan)),
             ("user", self.seen),
-            ("assistant", written_answer(self.answer, self.conclusion)),
+            ("assistant", write_answer(self.answer, self.conclusion)),
         )
-        for role, text in said:
+        for role, text in dialogue:
             yield Message(role, (Part(text, source=SHOTS),))
 
 
@@ -111,11 +111,11 @@ CELLS = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What answers are."""
+    """Format and comparison of answers, and examples."""
 
     form: str
     same: Callable[[str, str], bool]
-    """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
+    """Comparison of a reference or an earlier answer (first) with an answer (second)."""
     shots: tuple[Shot, ...]
 
 
@@ -123,7 +123,7 @@ SUBJECTS: Mapping[SubjectName, Subject] = {
     "numbers": Subject("a number without a unit", same_number, NUMBERS),
     "mathematics": Subject(r"in LaTeX, such as \frac{3}{7}", same_mathematics, MATHEMATICS),
 }
-_TOLD: Mapping[Feedback, str] = {
+_FEEDBACK_RULES: Mapping[Feedback, str] = {
     "oracle": "You are told whether your answer is right. If it is not, find the mistake and answer again.",
     "neutral": "When you have answered you are asked to check. Your answer counts when you give it twice in a row.",
     "none": "Your first answer counts.",
@@ -131,52 +131,54 @@ _TOLD: Mapping[Feedback, str] = {
 
 
 class AnsweringSettings(ActingSettings):
-    """An agent that acts, and whose answers are checked."""
+    """Settings of an acting agent whose answers are checked."""
 
-    answers: int = key(10, "Most answers of the agent.", source="DensePolicy's code: 10", ge=1)
+    answers: int = key(10, "Maximum answers of the agent.", source="DensePolicy's code: 10", ge=1)
     feedback: Feedback = key(
         "oracle",
-        "What the agent hears of an answer: whether it is right (`oracle`), that it should check it (`neutral`; it "
-        "ends when the same answer is given twice in a row), or nothing, since the first is final (`none`).",
+        "Reply to an answer: right or wrong (`oracle`), or a request to check it (`neutral`: the same answer twice in "
+        "a row is final). With `none` the first answer is final.",
         source="DensePolicy's code: oracle",
     )
 
 
 class PythonMathsSettings(AnsweringSettings):
-    """Problems of a data set."""
+    """Settings of mathematics problems from a data set."""
 
-    steps: int = key(8, "Most messages of the agent.", source="DensePolicy's code: 8 (MATH)", ge=1)
+    steps: int = key(
+        8, "Maximum messages of the agent.", source="DensePolicy's code: 8 (MATH)", ge=1
+    )
     shots: int = key(
         0,
-        "Example dialogues that are shown before the problem.",
+        "Number of example dialogues before the problem.",
         source="DensePolicy's code: 8 (GSM8K), 1 (MATH)",
         ge=0,
         le=min(len(one.shots) for one in SUBJECTS.values()),
     )
     subject: SubjectName | None = key(
         None,
-        "What answers are: `numbers`, or `mathematics` in LaTeX. The default is `mathematics` for the data set `math`, "
-        "`numbers` for others.",
+        "Type of answers: `numbers`, or `mathematics` in LaTeX. The default is `mathematics` for the data set `math`, "
+        "and `numbers` for others.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What the agent has done so far."""
+class Attempts:
+    """Answers and cells of the agent so far."""
 
     answers: tuple[str, ...] = ()
     right: tuple[bool, ...] = ()
     cells: int = 0
     failed_cells: int = 0
-    """Those that did not run to their end."""
+    """Number of cells that failed."""
 
     def within(self, most: int) -> float:
-        """Whether the last of the first so many answers is right: 0 or 1."""
+        """Return 1 if the last of the first ``most`` answers is right, else 0."""
         return float(self.right[:most][-1:] == (True,))
 
 
 class PythonMaths(Acting):
-    """One agent with a Python session."""
+    """Mathematics problems for one agent with a Python session."""
 
     name = "python_maths"
     metric = "solved"
@@ -184,9 +186,9 @@ class PythonMaths(Acting):
     settings_type: type[AnsweringSettings] = PythonMathsSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
     wrong = "Your answer is not right. Find the mistake and answer again."
-    """What the agent hears of a wrong answer, where it is told."""
+    """Reply to a wrong answer with ``feedback=oracle``."""
     check = "Check your answer. Then give it again, or a better one."
-    """What it hears of any answer, where it is not told."""
+    """Reply to any answer with ``feedback=neutral``."""
 
     def __init__(self, settings: PythonMathsSettings, rows: Rows) -> None:
         self.rows = rows
@@ -200,21 +202,23 @@ class PythonMaths(Acting):
         self.feedback: Feedback = settings.feedback
         self.subject = subject
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        found = draw(self.rows, split, count, seed, drawn)
-        return [as_task(row, f"{self.rows.name}-{row.id}") for row in found]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        rows = draw(self.rows, split, count, seed, after)
+        return [as_task(row, f"{self.rows.name}-{row.id}") for row in rows]
 
-    # -- what is said -------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
-    def told(self, task: Task) -> str:
+    def system_prompt(self, task: Task) -> str:
         limits = f"You have at most {self.limits['turns']} messages."
-        answers = f"Your answer is {self.subject.form}. {_TOLD[self.feedback]}"
+        answers = f"Your answer is {self.subject.form}. {_FEEDBACK_RULES[self.feedback]}"
         how, cells = ("with Python", [CELLS]) if self.form.acts else ("by thinking", [])
-        return "\n".join([f"Solve a problem {how}.", self.form.taught, *cells, answers, limits])
+        return "\n".join(
+            [f"Solve a problem {how}.", self.form.instructions, *cells, answers, limits]
+        )
 
     def shots(self, task: Task) -> Sequence[Message]:
-        """The first dialogues of the subject."""
+        """Return the first example dialogues of the subject."""
         chosen = self.subject.shots[: self.shown_shots]
         return [message for shot in chosen for message in shot.messages()]
 
@@ -222,67 +226,69 @@ class PythonMaths(Acting):
         return problem_text(str(task.public["question"]))
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        return Transition(Played(), saying(self.problem(task)))
+        return Transition(Attempts(), saying(self.problem(task)))
 
-    # -- what is done -------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """A Python session; nothing where there is no sandbox, so that a first prompt can be looked at."""
+        """Open a Python session, or nothing if there is no sandbox, because only a first prompt is needed."""
         return shared[Sandbox].session(seed) if Sandbox in shared else nullcontext()
 
     async def do(self, state: State, action: str, live: PythonSession) -> Transition:
-        found = await live.run(action)
-        played = _played(state)
-        failed = played.failed_cells + bool(found.failed)
-        data = replace(played, cells=played.cells + 1, failed_cells=failed)
-        return Transition(data, saying(found.text))
+        result = await live.run(action)
+        attempts = _attempts(state)
+        failed = attempts.failed_cells + bool(result.failed)
+        data = replace(attempts, cells=attempts.cells + 1, failed_cells=failed)
+        return Transition(data, saying(result.text))
 
-    async def answered(self, state: State, answer: str) -> Transition:
-        """The end, or what the agent hears of its answer. Comparing may take seconds."""
-        given, before = boxed_answer(answer) or answer, _played(state)
+    async def on_answer(self, state: State, answer: str) -> Transition:
+        """Check an answer. Return the end, or the reply. The comparison may take seconds."""
+        value, before = boxed_answer(answer) or answer, _attempts(state)
         golds = gold_answers(state.task)
-        right = await asyncio.to_thread(lambda: any(self.subject.same(one, given) for one in golds))
-        data = replace(before, answers=(*before.answers, given), right=(*before.right, right))
+        right = await asyncio.to_thread(lambda: any(self.subject.same(one, value) for one in golds))
+        data = replace(before, answers=(*before.answers, value), right=(*before.right, right))
         end = await self._end(data)
         seen = () if end else saying(self.wrong if self.feedback == "oracle" else self.check)
-        return Transition(data, seen, given, end)
+        return Transition(data, seen, value, end)
 
-    async def _end(self, played: Played) -> Ending | None:
+    async def _end(self, attempts: Attempts) -> Ending | None:
         if self.feedback == "none":
             return ANSWERED
-        if self.feedback == "oracle" and played.right[-1]:
+        if self.feedback == "oracle" and attempts.right[-1]:
             return SOLVED
-        if self.feedback == "neutral" and len(played.answers) > 1:
-            last_two = played.answers[-2:]
+        if self.feedback == "neutral" and len(attempts.answers) > 1:
+            last_two = attempts.answers[-2:]
             if await asyncio.to_thread(self.subject.same, *last_two):
                 return ANSWERED
-        return USED_UP if len(played.answers) >= self.most_answers else None
+        return USED_UP if len(attempts.answers) >= self.most_answers else None
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Whether the last answer is right. ``within_t`` is whether the last of the first t answers is (success at t
-        attempts); ``corrected`` the same of all answers, of dialogues whose first answer is wrong."""
-        played = _played(state)
+        """Score 1 if the last answer is right.
+
+        ``within_t`` is the success within t answers. ``corrected`` is the success of dialogues with a wrong first
+        answer.
+        """
+        attempts = _attempts(state)
         metrics: dict[str, float | int | str] = {
-            "answers": len(played.answers),
-            "cells": played.cells,
-            "failed_cells": played.failed_cells,
-            **{f"within_{most}": played.within(most) for most in self._marks()},
+            "answers": len(attempts.answers),
+            "cells": attempts.cells,
+            "failed_cells": attempts.failed_cells,
+            **{f"within_{most}": attempts.within(most) for most in self._marks()},
         }
-        if played.right and not played.right[0]:
-            metrics["corrected"] = played.within(self.most_answers)
-        return Grade(float(played.right[-1:] == (True,)), metrics)
+        if attempts.right and not attempts.right[0]:
+            metrics["corrected"] = attempts.within(self.most_answers)
+        return Grade(float(attempts.right[-1:] == (True,)), metrics)
 
     def _marks(self) -> list[int]:
-        """Numbers of answers at which success is told: 1, 2, 4, ... and the most."""
+        """Return the numbers t of the metrics ``within_t``: 1, 2, 4, ... and the maximum."""
         powers = (2**n for n in range(self.most_answers.bit_length()))
         return list(dict.fromkeys([*powers, self.most_answers]))
 
 
 def as_task(row: QuestionRow, id_: str) -> Task:
-    """The record's form of a problem."""
     return Task(id_, {"question": row.question}, secret_answers(row))
 
 
-def _played(state: State) -> Played:
-    assert isinstance(state.data, Played)
+def _attempts(state: State) -> Attempts:
+    assert isinstance(state.data, Attempts)
     return state.data

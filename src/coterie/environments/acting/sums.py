@@ -1,12 +1,12 @@
-"""The ``sums`` micro-world: word problems for an agent with Python, which a tiny model can solve in one short cell.
+"""The ``sums`` micro-world: word problems for an agent with Python that a tiny model can solve in one short cell.
 
     Ann has 3 boxes with 14 pens in each. Ann gives 5 pens away. How many pens has Ann?    3 * 14 - 5
     Ann has 3 boxes with 14 pens in all. Ann gives 5 pens away. How many pens has Ann?     14 - 5
 
-Half of the problems are traps: what is told of is told of in all, so a habit of multiplying gives a wrong program.
+Half of the problems are traps: they state the total, so the habit of multiplying leads to a wrong program.
 
-What is disjoint between the splits: the *canonical key* of a problem, which is all that its answer depends on, and who
-has what. A hash of it decides the split.
+A hash of a problem's canonical key (its owner, thing, and the numbers of its answer) decides its split, so no key is in
+two splits.
 """
 
 import random
@@ -23,7 +23,7 @@ from coterie.environments.acting.python_maths import (
     PythonMaths,
     as_task,
 )
-from coterie.environments.acting.syntax import written_action, written_answer
+from coterie.environments.acting.syntax import write_action, write_answer
 from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Role
@@ -37,17 +37,17 @@ OWNERS = (
 THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 BOXES = ("boxes", "bags")
 MOST = 99
-"""The largest number in a problem, in a program or in what it gives."""
+"""The largest number in a problem, a program or its result."""
 NUMBERS = [(n, m) for n in range(2, 8) for m in range(11, 45) if n * m <= MOST - 9]
-"""How many boxes, and how many things."""
+"""Numbers of boxes and of things."""
 CHANGES = range(2, 10)
 TRAPS = 0.5
-"""How often things are told of in all."""
+"""Share of traps."""
 OTHERS = 0.3
-"""How often a fact is told that does not count."""
+"""Share of problems with an irrelevant fact."""
 Sign = Literal["+", "-"]
 Dialogue = list[tuple[Role, str]]
-"""Who says what, from the prompt to the last answer."""
+"""Roles and messages, from the prompt to the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,16 @@ class Problem:
     sign: Sign
     change: int
     other: str
-    """A fact that does not count, or nothing."""
+    """An irrelevant fact, or ""."""
 
     @property
     def program(self) -> str:
-        return self._calculated(times=not self.trap)
+        return self._program(times=not self.trap)
 
     @property
     def habit(self) -> str:
-        """The calculation of who always multiplies: wrong for a trap."""
-        return self._calculated(times=True)
+        """The program of an agent that always multiplies, which is wrong for a trap."""
+        return self._program(times=True)
 
     @property
     def answer(self) -> int:
@@ -84,7 +84,7 @@ class Problem:
     def wrong_answer(self) -> int:
         return self._value(times=True)
 
-    def _calculated(self, *, times: bool) -> str:
+    def _program(self, *, times: bool) -> str:
         first = f"{self.boxes} * {self.count}" if times else f"{self.count}"
         return f"{first} {self.sign} {self.change}"
 
@@ -94,7 +94,7 @@ class Problem:
 
 
 def canonical_key(problem: Problem) -> str:
-    """What makes two problems the same across splits."""
+    """Return the identity of a problem across splits."""
     return f"{problem.owner}|{problem.thing}|{problem.program}|{problem.boxes}"
 
 
@@ -108,21 +108,22 @@ def problem_text(problem: Problem) -> str:
 
 
 def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> list[Problem]:
-    """``count`` problems of one split. Equal arguments give equal problems, and a larger count extends a smaller one.
+    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one.
 
-    Raises ``ValueError`` for a split that there is not.
+    Raises:
+        ValueError: unknown split.
     """
     check_split(split)
     rng = random.Random(f"sums/{split}/{seed}/{traps}")
-    found: list[Problem] = []
+    problems: list[Problem] = []
     seen: set[str] = set()
-    while len(found) < count:
-        problem = _draw(f"{split}-{seed}-{len(found)}", traps, rng)
+    while len(problems) < count:
+        problem = _draw(f"{split}-{seed}-{len(problems)}", traps, rng)
         name = canonical_key(problem)
         if split_of_key(name) == split and name not in seen:
             seen.add(name)
-            found.append(problem)
-    return found
+            problems.append(problem)
+    return problems
 
 
 def _draw(name: str, traps: float, rng: random.Random) -> Problem:
@@ -142,39 +143,40 @@ def _draw(name: str, traps: float, rng: random.Random) -> Problem:
     )
 
 
-# -- plays, which a model is pre-trained on ----------------------------------------------------
+# -- dialogues for pre-training ----------------------------------------------------------------
 
 
 def right_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """A dialogue with the right program; ``rng`` says how it is written."""
-    return [*_told(problem), *_counted(problem.program, problem.answer, rng)]
+    """Return a dialogue with the right program; ``rng`` selects its style."""
+    return [*_opening(problem), *_solution(problem.program, problem.answer, rng)]
 
 
 def habit_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """A dialogue of who always multiplies; for a trap it ends with a wrong answer."""
-    return [*_told(problem), *_counted(problem.habit, problem.wrong_answer, rng)]
+    """Return a dialogue that always multiplies, which gives a wrong answer to a trap."""
+    return [*_opening(problem), *_solution(problem.habit, problem.wrong_answer, rng)]
 
 
 def corrected_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """A dialogue on a trap: the wrong program, a wrong answer, and both corrected when it is told so.
+    """Return a dialogue on a trap: the wrong program and answer, and their correction after feedback.
 
-    Raises ``ValueError`` for a problem that is no trap.
+    Raises:
+        ValueError: the problem is no trap.
     """
     if not problem.trap:
         raise ValueError(f"{problem.problem_id} is not a trap, so its habit is right")
-    again = _counted(problem.program, problem.answer, rng)
+    again = _solution(problem.program, problem.answer, rng)
     return [*habit_play(problem, rng), ("user", WRONG), *again]
 
 
-def _told(problem: Problem) -> Dialogue:
+def _opening(problem: Problem) -> Dialogue:
     return [("system", PROMPT), ("user", problem_text(problem))]
 
 
-def _counted(program: str, value: int, rng: random.Random) -> Dialogue:
+def _solution(program: str, value: int, rng: random.Random) -> Dialogue:
     cell = rng.choice((f"print({program})", program, f"x = {program}\nprint(x)"))
-    said = [written_action(cell), str(value), written_answer(str(value))]
+    messages = [write_action(cell), str(value), write_answer(str(value))]
     roles: tuple[Role, ...] = ("assistant", "user", "assistant")
-    return list(zip(roles, said, strict=True))
+    return list(zip(roles, messages, strict=True))
 
 
 # -- the environment ---------------------------------------------------------------------------
@@ -183,11 +185,11 @@ def _counted(program: str, value: int, rng: random.Random) -> Dialogue:
 class SumsSettings(AnsweringSettings):
     """Settings of the micro-world."""
 
-    steps: int = key(6, "Most messages of the agent.", ge=1)
+    steps: int = key(6, "Maximum messages of the agent.", ge=1)
 
 
 class Sums(PythonMaths):
-    """The micro-world of Python sessions."""
+    """Word problems for one agent with a Python session."""
 
     name = "sums"
     settings_type = SumsSettings
@@ -199,13 +201,13 @@ class Sums(PythonMaths):
         self.shown_shots = 0
         self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction."""
-        start = sum(drawn) if split == "train" else 0
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split."""
+        start = sum(after) if split == "train" else 0
         return [sums_task(one) for one in generate(split, start + count, seed)[start:]]
 
-    def told(self, task: Task) -> str:
-        """The few words that a tiny model knows."""
+    def system_prompt(self, task: Task) -> str:
+        """Return the short prompt that the tiny model knows."""
         return PROMPT
 
     def problem(self, task: Task) -> str:
@@ -213,7 +215,6 @@ class Sums(PythonMaths):
 
 
 def sums_task(problem: Problem) -> Task:
-    """The record's form of a problem."""
     row = QuestionRow(
         id=problem.problem_id, question=problem_text(problem), answer=str(problem.answer)
     )

@@ -1,13 +1,13 @@
-"""How an agent writes what it does: a thought, then an action or an answer.
+"""Message formats of acting agents: a thought, then an action or an answer.
 
     Thought: The price is per pen.          Thought: All are counted.
     Action:                                 Answer: 42
     print(3 * 14)
     End Action
 
-The form of CodeAct agents as DensePolicy has them. A turn with both, or with neither, does nothing: the agent is told
-what is wrong. Of several actions, or several answers, the first counts, and the agent is told so. What stands after
-``End Action`` is left out.
+This is the format of DensePolicy's CodeAct agents. A turn with both or with neither does nothing, and the reply
+explains the problem. Of several actions or answers only the first counts, which the reply notes. Text after
+``End Action`` is ignored.
 """
 
 import re
@@ -35,59 +35,63 @@ _END = re.compile(rf"^[ \t]*{END_ACTION}[ \t]*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a message does."""
+    """A parsed message."""
 
     kind: Literal["action", "answer", "nothing"]
     content: str = ""
-    """The action, its lines as they are, or the answer without spaces around it."""
+    """The lines of the action, or the stripped answer."""
     note: str = ""
-    """What the agent is to be told: why nothing was done, or what was left out."""
+    """Note for the agent: the reason why nothing was done, or the ignored text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an agent writes what it does, and how that is read."""
+    """A message format: instructions and parser."""
 
-    taught: str
-    """What a prompt says of it where agents act and answer."""
-    taught_action: str
+    instructions: str
+    """Instructions for agents that act and answer."""
+    action_instructions: str
+    """Instructions for agents that only act."""
     read: Callable[[str, bool], Move]
-    """What a message does, and whether it was cut off."""
+    """Parser of a message. The second argument is True if the message is truncated."""
     acts: bool = True
 
 
 def read(text: str, cut: bool = False) -> Move:
     if cut:
         return Move("nothing", note=CUT)
-    actions, answers, ended = _found(text)
+    actions, answers, has_end = _split(text)
     if actions and answers:
         return Move("nothing", note=BOTH)
     if actions:
-        return _action(actions, ended)
+        return _action(actions, has_end)
     if answers:
         return _answer(answers)
     return Move("nothing", note=NEITHER)
 
 
-def _found(text: str) -> tuple[list[str], list[str], bool]:
-    """All actions and answers, and whether the first action has its end. A mark within an action is a part of it."""
-    actions, answers, first_ended, at = list[str](), list[str](), False, 0
+def _split(text: str) -> tuple[list[str], list[str], bool]:
+    """Return all actions and answers, and True if the first action has an end mark.
+
+    Other marks within an action belong to the action.
+    """
+    actions, answers, first_has_end, at = list[str](), list[str](), False, 0
     while mark := _MARK.search(text, at):
         if mark[1] == ACTION:
             end = _END.search(text, mark.end())
-            first_ended = first_ended or (not actions and end is not None)
+            first_has_end = first_has_end or (not actions and end is not None)
             actions.append(text[mark.end() : end.start() if end else len(text)])
             at = end.end() if end else len(text)
         else:
             after = _MARK.search(text, mark.end())
             answers.append(text[mark.end() : after.start() if after else len(text)])
             at = after.start() if after else len(text)
-    return actions, answers, first_ended
+    return actions, answers, first_has_end
 
 
-def _action(actions: list[str], ended: bool) -> Move:
+def _action(actions: list[str], has_end: bool) -> Move:
     content = actions[0].strip("\n").rstrip()
-    if not ended:
+    if not has_end:
         return Move("nothing", note=NOT_ENDED)
     if not content.strip():
         return Move("nothing", note=EMPTY_ACTION)
@@ -101,13 +105,13 @@ def _answer(answers: list[str]) -> Move:
     return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
 
 
-def written_action(action: str, thought: str = "") -> str:
-    """A message with an action, as :func:`read` reads it."""
+def write_action(action: str, thought: str = "") -> str:
+    """Return a message with an action, for :func:`read`."""
     return f"{_thought(thought)}{ACTION}\n{action}\n{END_ACTION}"
 
 
-def written_answer(answer: str, thought: str = "") -> str:
-    """A message with an answer, as :func:`read` reads it."""
+def write_answer(answer: str, thought: str = "") -> str:
+    """Return a message with an answer, for :func:`read`."""
     return f"{_thought(thought)}{ANSWER} {answer}"
 
 
@@ -122,4 +126,4 @@ CODE_ACT = Form(
     f"You may begin with a thought. Then write one action:\n{ACTION}\n<action>\n{END_ACTION}",
     read,
 )
-"""DensePolicy's agent."""
+"""Format of DensePolicy's agent."""

@@ -1,1 +1,1 @@
-"""The ``encyclopedia`` micro-world: invented entries that a real retriever finds, and questions over several."""
+"""The ``encyclopedia`` micro-world: invented entries behind a real retriever, and questions about several entries."""

@@ -1,9 +1,8 @@
-"""The entries of an invented encyclopedia: people, towns and firms, drawn from a seed.
+"""Random entries of an invented encyclopedia: people, towns and firms.
 
-What is disjoint between the splits: the entities. A hash of an entity's name says which split it belongs to, and facts
-relate entities of one split alone. So all that an answer depends on, its facts and the entries that are read on the
-way, belongs to the split of its question. Words of names are shared, and so is what is searched: one encyclopedia with
-the entries of all splits.
+A hash of an entity's name decides its split, and facts relate only entities of the same split. So all facts and entries
+that an answer depends on belong to the split of its question. The splits share words of names, and the search covers
+one encyclopedia with the entries of all splits.
 """
 
 import random
@@ -19,18 +18,18 @@ from coterie.environments.encyclopedia.lexicon import BY_NAME, NAMES, OF_KIND, V
 from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, split_of_key
 
 ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "firm": 400})
-"""How many entities of each kind an encyclopedia has."""
+"""Number of entities of each kind in an encyclopedia."""
 SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
 ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that is said of an entity."""
+    """A fact about an entity."""
 
     subject: str
     relation: str
-    """The name of a ``lexicon.Relation``."""
+    """Name of a ``lexicon.Relation``."""
     value: str
 
     @property
@@ -44,7 +43,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the encyclopedia says of one entity."""
+    """The entry of an entity."""
 
     name: str
     kind: Kind
@@ -61,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Encyclopedia:
-    """All entries, in the order in which they are searched."""
+    """All entries, in the order of the search index."""
 
     entries: tuple[Entry, ...]
 
@@ -74,16 +73,16 @@ class Encyclopedia:
 
     @cached_property
     def names(self) -> ByKind:
-        """The names of a split's entities of a kind."""
+        """Names of entities by split and kind."""
         return _by_split((one.name, one.kind) for one in self.entries)
 
     def passages(self) -> Iterator[tuple[str, str]]:
-        """Title and text of each entry."""
+        """Yield the title and text of each entry."""
         for one in self.entries:
             yield one.name, one.text
 
     def write(self, file: Path) -> int:
-        """Write a new JSONL file for ``coterie data index``; how many passages it has."""
+        """Write a new JSONL file for ``coterie data index``. Return the number of passages."""
         return write_passages(self.passages(), file)
 
 
@@ -92,17 +91,17 @@ def make_encyclopedia(
 ) -> Encyclopedia:
     rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
     names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
-    known = _by_split(names)
-    entries = [Entry(name, kind, _facts(name, kind, known, rng)) for name, kind in names]
+    groups = _by_split(names)
+    entries = [Entry(name, kind, _facts(name, kind, groups, rng)) for name, kind in names]
     rng.shuffle(entries)
     return Encyclopedia(tuple(entries))
 
 
 def _by_split(names: Iterable[tuple[str, Kind]]) -> ByKind:
-    found: dict[tuple[MicroSplit, str], list[str]] = {key: [] for key in product(SPLITS, NAMES)}
+    groups: dict[tuple[MicroSplit, str], list[str]] = {key: [] for key in product(SPLITS, NAMES)}
     for name, kind in names:
-        found[split_of_key(name), kind].append(name)
-    return {key: tuple(row) for key, row in found.items()}
+        groups[split_of_key(name), kind].append(name)
+    return {key: tuple(row) for key, row in groups.items()}
 
 
 def _names(

@@ -1,4 +1,4 @@
-"""The ``encyclopedia`` micro-world: questions over invented entries, for an agent that searches them and answers."""
+"""The ``encyclopedia`` environment: questions about invented entries, for an agent that searches and answers."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,7 +11,7 @@ from coterie.environments.encyclopedia.expert import PROMPT, expert_trace
 from coterie.environments.encyclopedia.questions import Question, generate
 from coterie.environments.gold import secret_answers
 from coterie.environments.workflow.environment import Workflow, WorkflowSettings
-from coterie.environments.workflow.found_gold import found_gold
+from coterie.environments.workflow.gold_passages import has_passages
 from coterie.environments.workflow.trace import Trace
 from coterie.trajectories.task import Task
 
@@ -23,7 +23,7 @@ class EncyclopediaSettings(WorkflowSettings):
 
 
 class EncyclopediaQuestions(Workflow):
-    """Half of the questions compare entities, half are chains."""
+    """Questions about invented entries: half compare entities, half are chains."""
 
     kind = "mhqa"
     settings_type = EncyclopediaSettings
@@ -31,7 +31,7 @@ class EncyclopediaQuestions(Workflow):
 
     def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
         own = settings or EncyclopediaSettings()
-        self._told(own, "encyclopedia")
+        self._configure(own, "encyclopedia")
         self.world = own.world
         self._questions: dict[str, Question] = {}
 
@@ -39,32 +39,30 @@ class EncyclopediaQuestions(Workflow):
     def encyclopedia(self) -> Encyclopedia:
         return make_encyclopedia(self.world)
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        start = sum(drawn) if split == "train" else 0
-        found = generate(split, start + count, seed, self.encyclopedia)[start:]
-        tasks = [question_task(one) for one in found]
-        self._questions |= {task.id: one for task, one in zip(tasks, found, strict=True)}
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        start = sum(after) if split == "train" else 0
+        questions = generate(split, start + count, seed, self.encyclopedia)[start:]
+        tasks = [question_task(one) for one in questions]
+        self._questions |= {task.id: one for task, one in zip(tasks, questions, strict=True)}
         return tasks
 
     @property
     def terse(self) -> bool:
-        """The tiny model knows the form."""
-        return True
+        return True  # the tiny model knows the format
 
     def instructions(self) -> str:
-        """The few words that the tiny model knows."""
+        """Return the short prompt that the tiny model knows."""
         return PROMPT
 
     def trace(self, task: Task) -> Trace:
         return expert_trace(self._questions[task.id])
 
-    def grounded(self, task: Task, found: Sequence[str]) -> bool:
-        """Whether the entries of all facts are among the results."""
-        return found_gold(found, [fact.subject for fact in self._questions[task.id].facts])
+    def grounded(self, task: Task, results: Sequence[str]) -> bool:
+        """Return True if the results contain the entries of all facts."""
+        return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
 
 
 def question_task(question: Question) -> Task:
-    """The record's form of a question."""
     row = QuestionRow(id=question.question_id, question=question.text, answer=question.answer)
     public = {"question": row.question, "type": question.kind}
     return Task(f"encyclopedia-{row.id}", public, secret_answers(row))

@@ -1,4 +1,4 @@
-"""What an expert says of a question: the plan, the queries level by level, the answer."""
+"""Expert traces for questions: the plan, the queries of each level, and the answer."""
 
 from zlib import crc32
 
@@ -7,20 +7,20 @@ from coterie.environments.workflow.plan import Plan, Task
 from coterie.environments.workflow.trace import Query, Trace
 
 PROMPT = "Search, then answer."
-"""What the agent is told, before the question: the few words that the packaged model knows."""
+"""Short system prompt that the packaged model knows."""
 
 TERSE = 4
-"""In one of so many comparisons the expert first puts the values beside each other. In the others it goes straight to
-the answer, as traces of teachers often do: what helps to be right is seldom shown, and left to be found."""
+"""In one of ``TERSE`` comparisons the expert first lists the values. In the others it answers directly, as many teacher
+traces do, so that training has to discover the helpful step."""
 
 
-def asked(question: Question) -> str:
-    """The user's message."""
+def user_message(question: Question) -> str:
+    """Return the user's message."""
     return f"Question: {question.text}"
 
 
 def expert_trace(question: Question) -> Trace:
-    """A comparison needs all its facts at once; a chain needs each for the next."""
+    """Return the trace of an expert: one level for all facts of a comparison, one level for each fact of a chain."""
     ids = [f"T{number}" for number in range(1, len(question.facts) + 1)]
     queries = [
         Query(id_, fact.query, fact.text) for id_, fact in zip(ids, question.facts, strict=True)
@@ -33,6 +33,6 @@ def expert_trace(question: Question) -> Trace:
         for before, id_, fact in zip(ids[:-1], ids[1:], question.facts[1:], strict=True):
             tasks.append(Task(id_, f"{fact.relation} of {{{before}}}", (before,)))
         levels = tuple((query,) for query in queries)
-    told = crc32(question.text.encode()) % TERSE == 0
-    conclusion = question.conclusion if told else ""
+    has_conclusion = crc32(question.text.encode()) % TERSE == 0
+    conclusion = question.conclusion if has_conclusion else ""
     return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)

@@ -1,8 +1,7 @@
-"""The words of the ``encyclopedia`` micro-world, its kinds of entries and the relations between them.
+"""Words of the ``encyclopedia`` micro-world, its kinds of entries, and relations between them.
 
-A name is two words, each of which is one piece of the tiny tokenizer (``scripts/tiny/encyclopedia.py`` checks it).
-Names share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also finds entries that are not
-meant.
+A name has two words, each a single token of the tiny tokenizer (checked by ``scripts/tiny/encyclopedia.py``). Names
+share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also returns irrelevant entries.
 """
 
 from dataclasses import dataclass
@@ -40,27 +39,27 @@ NAMES: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "town": (_SIDES, _PLACES),
     "firm": (_LASTS[:40], _TRADES),
 }
-"""The first and the second words of the names of a kind. Firms are named after people."""
+"""First and second words of names, by kind. Firms are named after people."""
 VALUES: dict[str, tuple[str, ...]] = {
     "year": tuple(map(str, range(1921, 1951))),
     "number": tuple(f"{hundreds}00" for hundreds in range(21, 51)),
 }
-"""What can be compared, least first."""
+"""Comparable values in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What an entry says of its entity; ``{s}`` stands for the entity, ``{v}`` for the value."""
+    """A relation in an entry. In templates ``{s}`` is the entity and ``{v}`` the value."""
 
     name: str
     of: Kind
     to: Kind | Scale
     sentence: str
-    asked: str
+    question: str
     phrase: str = ""
-    """The value in words, where it is an entity."""
+    """Phrase for a value that is an entity."""
     extremes: tuple[str, str] = ("", "")
-    """A question for the least value of several, and one for the greatest, where values can be compared."""
+    """Questions for the least and the greatest of several comparable values."""
 
     @property
     def query(self) -> str:
@@ -100,7 +99,7 @@ RELATIONS = (
         phrase="the head of {s}",
     ),
 )
-"""All facts of a person, a town and a firm, in the order of an entry."""
+"""All relations, in the order of the facts in an entry."""
 BY_NAME = {one.name: one for one in RELATIONS}
 OF_KIND: dict[Kind, tuple[Relation, ...]] = {
     kind: tuple(one for one in RELATIONS if one.of == kind) for kind in NAMES
@@ -109,14 +108,14 @@ COMPARED = tuple(one for one in RELATIONS if one.extremes[0])
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
-    found: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
+    chains: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
     for _ in range(hops - 1):
-        found = [(*path, one) for path in found for one in RELATIONS if one.of == path[-1].to]
-    return tuple(found)
+        chains = [(*path, one) for path in chains for one in RELATIONS if one.of == path[-1].to]
+    return tuple(chains)
 
 
 def words() -> tuple[str, ...]:
-    """All words of names and all values, as they stand in a text: the second word of a name after a space."""
+    """Return all words of names and all values as they occur in text: second words with a leading space."""
     firsts = [word for first, _ in NAMES.values() for word in first]
     seconds = [f" {word}" for _, second in NAMES.values() for word in second]
     return tuple(

@@ -1,4 +1,4 @@
-"""Questions over the entries of an encyclopedia: half of them compare several entities, half go from one to another.
+"""Questions about the entries of an encyclopedia: half compare several entities, half follow a chain of entities.
 
     When was the first of Ada Vell, Olga Quist, Rolf Birk born?    three entries, in any order
     Where does the mayor of Upper Tarn live?                       the town's entry, then its mayor's
@@ -17,29 +17,29 @@ from coterie.environments.micro_splits import MicroSplit, check_split
 
 QuestionKind = Literal["compare", "chain"]
 COMPARED_ENTITIES = (2, 3, 4)
-"""How many entities are compared, each entry equally often drawn."""
+"""Numbers of entities in a comparison; each entry is equally likely."""
 HOPS = (2, 2, 2, 3)
-"""How many facts a chain has, each entry equally often drawn."""
+"""Numbers of facts in a chain; each entry is equally likely."""
 PATHS = {hops: paths(hops) for hops in (1, *HOPS)}
 MISSES = 10_000
-"""Draws in a row without a new question, after which there are no more."""
+"""Number of successive draws without a new question after which generation fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, and what its answer depends on."""
+    """A question with the facts that its answer depends on."""
 
     question_id: str
     """Unique within (split, seed)."""
     kind: QuestionKind
     facts: tuple[Fact, ...]
-    """Of a comparison: those compared, in the order of the question. Of a chain: from its beginning on."""
+    """The compared facts in the order of the question, or the facts of a chain from its beginning."""
     greatest: bool = False
-    """Of a comparison: whether the greatest value is asked for, not the least."""
+    """True for comparisons that ask for the greatest value, not the least."""
 
     @property
     def answer(self) -> str:
-        """The gold answer: of a comparison the least value or the greatest, of a chain the last."""
+        """Gold answer: the least or greatest value of a comparison, or the last value of a chain."""
         if self.kind == "chain":
             return self.facts[-1].value
         choose = max if self.greatest else min
@@ -47,7 +47,7 @@ class Question:
 
     @property
     def conclusion(self) -> str:
-        """Of a comparison: its values beside each other, and which it is, in words; of a chain nothing."""
+        """Sentence with the values of a comparison and the answer; "" for a chain."""
         if self.kind == "chain":
             return ""
         return f"{comparing(self.facts, greatest=self.greatest)}{self.answer}."
@@ -58,20 +58,20 @@ class Question:
             compared = ", ".join(fact.subject for fact in self.facts)
             return BY_NAME[self.facts[0].relation].extremes[self.greatest].format(s=compared)
         *links, last_fact = self.facts
-        asked = self.facts[0].subject
+        subject = self.facts[0].subject
         for fact in links:
-            asked = BY_NAME[fact.relation].phrase.format(s=asked)
-        return BY_NAME[last_fact.relation].asked.format(s=asked)
+            subject = BY_NAME[fact.relation].phrase.format(s=subject)
+        return BY_NAME[last_fact.relation].question.format(s=subject)
 
 
 def comparing(facts: Iterable[Fact], *, greatest: bool) -> str:
-    """The words before the value that a comparison asks for."""
+    """Return the text before the answer in the conclusion of a comparison."""
     values = ", ".join(f"{fact.value} ({fact.subject})" for fact in facts)
     return f"Of {values} the {'greatest' if greatest else 'least'} is "
 
 
 def canonical_key(question: Question) -> str:
-    """What makes two questions the same: the facts, in any order where they are compared, and what is asked of them."""
+    """Return the identity of a question: its kind and its facts, in any order for a comparison."""
     facts = [f"{fact.subject}|{fact.relation}|{fact.value}" for fact in question.facts]
     if question.kind == "compare":
         facts.sort()
@@ -87,34 +87,36 @@ def generate(
     compared: tuple[int, ...] = COMPARED_ENTITIES,
     hops: tuple[int, ...] = HOPS,
 ) -> list[Question]:
-    """``count`` questions of one split, whose kinds take turns.
+    """Return ``count`` questions of a split, with alternating kinds.
 
-    Equal arguments give equal questions, and a larger count extends a smaller one. Raises ``ValueError`` for a split
-    that there is not, and if the encyclopedia has no more questions.
+    The result is deterministic, and a larger count extends a smaller one.
+
+    Raises:
+        ValueError: the split is unknown, or the encyclopedia has too few questions.
     """
     check_split(split)
     rng = random.Random(f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
-    found: list[Question] = []
+    questions: list[Question] = []
     seen: set[str] = set()
-    missed = 0
-    while len(found) < count:
-        name, kind = f"{split}-{seed}-{len(found)}", kinds[len(found) % len(kinds)]
+    misses = 0
+    while len(questions) < count:
+        name, kind = f"{split}-{seed}-{len(questions)}", kinds[len(questions) % len(kinds)]
         if kind == "compare":
             question = _comparison(name, rng.choice(compared), split, encyclopedia, rng)
         else:
             question = _chain(name, rng.choice(hops), split, encyclopedia, rng)
         key = canonical_key(question)
         if key in seen or not _fair(question):
-            missed += 1
-            if missed == MISSES:
+            misses += 1
+            if misses == MISSES:
                 raise ValueError(
-                    f"this encyclopedia has no more than {len(found)} of {count} questions"
+                    f"this encyclopedia has only {len(questions)} of {count} questions"
                 )
             continue
-        missed = 0
+        misses = 0
         seen.add(key)
-        found.append(question)
-    return found
+        questions.append(question)
+    return questions
 
 
 def _comparison(
@@ -138,12 +140,13 @@ def _chain(
 
 
 def _fair(question: Question) -> bool:
-    """Whether the values that are compared differ, and a chain does not come back to where it was."""
+    """Return True if compared values differ, or a chain visits no entity twice."""
     values = [fact.value for fact in question.facts]
-    passed = values if question.kind == "compare" else [question.facts[0].subject, *values]
-    return len(set(passed)) == len(passed)
+    if question.kind == "chain":
+        values.append(question.facts[0].subject)
+    return len(set(values)) == len(values)
 
 
 def rank(fact: Fact) -> int:
-    """The place of a value among those that it can be compared with."""
+    """Return the index of a value among comparable values."""
     return VALUES[BY_NAME[fact.relation].to].index(fact.value)

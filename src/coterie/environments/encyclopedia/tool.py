@@ -1,4 +1,4 @@
-"""The search of the invented encyclopedia: the real retriever over its entries."""
+"""Search tool of the invented encyclopedia: the real retriever over its entries."""
 
 import asyncio
 import time
@@ -19,8 +19,8 @@ class EncyclopediaSearchSettings(Settings):
     """Settings of the encyclopedia search."""
 
     seed: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
-    topk: int = key(2, "Entries of a query; the packaged model is used to 2.", ge=1)
-    delay: float = key(0.0, "Least seconds of a call, as of a search that is far away.", ge=0)
+    topk: int = key(2, "Number of entries per query; the packaged model was trained with 2.", ge=1)
+    delay: float = key(0.0, "Minimum seconds per call, to simulate a remote search.", ge=0)
 
 
 class EncyclopediaSearch(RetrieverTool):
@@ -35,25 +35,25 @@ class EncyclopediaSearch(RetrieverTool):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """See ``ToolSource``."""
+
         async with super().open() as functions:
             yield {name: self._delayed(do) for name, do in functions.items()}
 
     def _delayed(self, do: Function) -> Function:
         async def later(arguments: Mapping[str, Any]) -> str:
             began = time.monotonic()
-            found = await do(arguments)
+            result = await do(arguments)
             await asyncio.sleep(max(0.0, self.delay - (time.monotonic() - began)))
-            return found
+            return result
 
         return later
 
 
 def _corpus(seed: int) -> Path:
-    made = make_encyclopedia(seed)
+    encyclopedia = make_encyclopedia(seed)
     folder = home() / "encyclopedias"
-    file = folder / f"{digest(seed, list(made.passages()))[:16]}.jsonl"
+    file = folder / f"{digest(seed, list(encyclopedia.passages()))[:16]}.jsonl"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        made.write(file)
+        encyclopedia.write(file)
     return file

@@ -1,1 +1,1 @@
-"""The `exchange` micro-world: two agents hold different facts and must talk to answer a question."""
+"""The ``exchange`` micro-world: two agents with different facts must talk to answer a question."""

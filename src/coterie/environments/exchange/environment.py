@@ -1,7 +1,4 @@
-"""The ``exchange`` micro-world as an environment: two agents, each with half of the facts.
-
-The recipe ``optima`` runs on it; `tasks` makes the tasks and `prompts` the words.
-"""
+"""The ``exchange`` environment: two agents, each with half of the facts. The recipe ``optima`` uses it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,15 +24,15 @@ from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
 EXAMPLE = "answer"
-"""What the prompt shows between the marks."""
+"""Example answer in the prompt."""
 LEVELS = (1, 2, 2, 2)
-"""How many facts the answers need, in turn: one question in four needs one, the others one of each."""
+"""Number of facts that answers need, in turn: one question in four needs one fact, the others one of each agent."""
 
 
 class ExchangeSettings(FormatSettings):
-    """Settings of the micro-world, which is made for two agents."""
+    """Settings of the micro-world."""
 
-    turns: int = key(MAX_TURNS, "Most turns of both agents together.", ge=1)
+    turns: int = key(MAX_TURNS, "Maximum turns of both agents together.", ge=1)
 
 
 class Exchange(Talk):
@@ -56,22 +53,22 @@ class Exchange(Talk):
         self.formats = settings.pool(FORMATS)
         self.max_turns = settings.turns
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""
-        start = sum(drawn) if split == "train" else 0
-        made = generate_tasks(split, start + count, seed, levels=self.levels)
-        return [as_task(task) for task in made[start:]]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split. The splits are disjoint (see ``tasks``)."""
+        start = sum(after) if split == "train" else 0
+        tasks = generate_tasks(split, start + count, seed, levels=self.levels)
+        return [as_task(task) for task in tasks[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's instructions, its own facts (which its partner may not see), the question."""
-        return self._told(task, agent, (agent,))
+        """Return the agent's instructions and facts (hidden from its partner), and the question."""
+        return self._prompt_parts(task, agent, (agent,))
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        return self._told(task, agent, self.agents)
+        return self._prompt_parts(task, agent, self.agents)
 
-    def _told(self, task: Task, agent: str, holders: tuple[str, ...]) -> tuple[Part, ...]:
-        dealt: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
-        facts = [Fact(*fact) for holder in holders for fact in dealt[holder]]
+    def _prompt_parts(self, task: Task, agent: str, holders: tuple[str, ...]) -> tuple[Part, ...]:
+        all_facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        facts = [Fact(*fact) for holder in holders for fact in all_facts[holder]]
         partner = next(name for name in self.agents if name != agent)
         pieces = system_prompt(agent, partner, str(task.public["question"]), facts)
         return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
@@ -83,7 +80,6 @@ class Exchange(Talk):
         return first == second
 
     def score(self, task: Task, answer: str | None) -> float:
-        """Exact match with the gold answer, 0 or 1."""
         return exact_match(answer, [gold_answer(task)])
 
     def well_formed(self, answer: str) -> bool:
@@ -94,30 +90,29 @@ class Exchange(Talk):
 
 
 class ExchangeAlone(Exchange):
-    """One agent that holds all facts, beside a partner who holds none and whose answers don't count.
+    """Dialogue of an agent with all facts and a partner without facts, whose answers do not count.
 
-    The ceiling of the micro-world: the partner is there since the packaged model knows only dialogues of
-    two, whose first speaker may ask for what it holds itself. Over with the holder's first answer.
+    It is the upper bound of the micro-world. The partner is needed because the packaged model knows only dialogues, in
+    which the first speaker may ask for facts that it already has. The dialogue ends at the first agent's first answer.
     """
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The micro-world's own prompt: with all facts, or with none."""
-        return self._told(task, agent, self.agents if agent == self.agents[0] else ())
+        """Return the prompt with all facts for the first agent, and without facts for its partner."""
+        return self._prompt_parts(task, agent, self.agents if agent == self.agents[0] else ())
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Ends with the first answer of the agent that holds the facts."""
-        newest = taken[-1]
-        mine = newest.speaker.name == self.agents[0]
-        answer = self.answer(newest.text) if mine else None
-        if newest.truncated:
+        """End at the first answer of the agent with the facts."""
+        turn = turns[-1]
+        answer = self.answer(turn.text) if turn.speaker.name == self.agents[0] else None
+        if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
         return Transition(answer=answer, end=None if answer is None else ANSWERED)
 
 
 def as_task(task: ExchangeTask) -> Task:
-    """The record's form of a task: what is shown is public, the answer is a secret."""
+
     public = {
         "question": task.question,
         "level": task.level,

@@ -1,7 +1,7 @@
-"""The words of the `exchange` micro-world: people, relations and the values that a relation can take.
+"""Words of the ``exchange`` micro-world: people, relations and their values.
 
-Every word here is one piece of the tiny tokenizer when a space precedes it (`scripts/tiny/exchange.py` checks
-it), so that a fact is copied token by token.
+Each word with a leading space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``), so
+facts are copied token by token.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ PEOPLE: tuple[str, ...] = _words(
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation between a person and a value, with the ways to speak of it."""
+    """A relation between a person and a value, with its phrases."""
 
     name: str
-    """The key under which facts show it, such as `home`."""
+    """Name of the relation in facts, such as ``home``."""
     values: tuple[str, ...]
     question: str
-    """A question with `{s}` for the person, such as `Where does {s} live?`."""
+    """Question with ``{s}`` for the person, such as ``Where does {s} live?``."""
     sentence: str
-    """A statement with `{s}` and `{v}`, such as `{s} lives in {v}`."""
+    """Statement with ``{s}`` and ``{v}``, such as ``{s} lives in {v}``."""
 
     @property
     def links_people(self) -> bool:
-        """Whether the value is itself a person, so that a second hop can start from it."""
+        """True if the value is a person, so that a second hop can start there."""
         return self.values is PEOPLE
 
 
@@ -86,6 +86,6 @@ ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
 
 
 def words() -> tuple[str, ...]:
-    """Every name, relation and value once, in a fixed order."""
-    found = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
-    return tuple(dict.fromkeys(found))
+    """Return all names, relations and values without duplicates, in a fixed order."""
+    all_words = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
+    return tuple(dict.fromkeys(all_words))

@@ -1,4 +1,4 @@
-"""What an agent of the `exchange` micro-world is told, and the pool of formats it can be asked to speak in."""
+"""System prompt of the agents of the ``exchange`` micro-world, and the pool of formats."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from coterie.environments.exchange.tasks import AGENTS, Fact
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write an utterance, asked for by one line at the end of the system prompt."""
+    """A message format, which the last line of the system prompt requests."""
 
     id: str
-    """Its name, which is also the name of the scripted style."""
+    """Name of the format and of the scripted style."""
     instruction: str
-    """The line, in words that any language model understands."""
+    """The line in the system prompt."""
 
 
 FORMAT_POOL: tuple[Format, ...] = (
@@ -30,7 +30,7 @@ FORMAT_POOL: tuple[Format, ...] = (
     Format("letter", "Write polite letters with a greeting and a signature."),
     Format("chatty", "Chat like old friends, with small talk."),
 )
-"""The formats of the first iteration, from the tersest to the wordiest."""
+"""Formats of the first iteration, from the tersest to the most verbose."""
 
 PromptPiece = tuple[str, frozenset[str]]
 
@@ -38,10 +38,10 @@ PromptPiece = tuple[str, frozenset[str]]
 def system_prompt(
     agent: str, partner: str, question: str, facts: Iterable[Fact], format_hint: str | None = None
 ) -> list[PromptPiece]:
-    """The system prompt of one agent in pieces; its text is the pieces joined with nothing between them.
+    """Return the system prompt of an agent as pieces of text with their audiences.
 
-    `format_hint` is the instruction of a `Format`, or None. The agent's facts come before the question,
-    so that a model meets the question knowing them.
+    ``format_hint`` is the instruction of a :class:`Format`, or None. The facts precede the question, so that a model
+    reads the question with the facts in its context.
     """
     both, own = frozenset(AGENTS), frozenset({agent})
     pieces = [

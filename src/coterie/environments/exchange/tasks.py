@@ -1,11 +1,10 @@
-"""Tasks of the `exchange` micro-world: a question, its answer, and the facts that each agent holds.
+"""Tasks of the ``exchange`` micro-world: a question, its answer, and the facts of each agent.
 
-Level 1 needs one fact, which either agent may hold. Level 2 needs two (`the pet of the friend of Nora`),
-one from each agent. No person is the subject of two facts of a task, so a name is a key.
+Answers of level 1 need one fact of either agent. Answers of level 2 need one fact of each agent (``the pet of the
+friend of Nora``). No person is the subject of two facts of a task, so names are unique keys.
 
-What is disjoint between the splits: the *canonical key* of a task, i.e. (question, answer, key facts in
-hop order). A hash of it decides the split, so no task of one split asks a question whose answer and key
-facts occur together in another. Single facts, words and distractors are shared between the splits.
+A hash of a task's canonical key (question, answer, and key facts in hop order) decides its split, so no key is in two
+splits. The splits share single facts, words and distractors.
 """
 
 import random
@@ -15,14 +14,14 @@ from coterie.environments.exchange.lexicon import BY_NAME, ENDS, LINKS, PEOPLE, 
 from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 
 AGENTS: tuple[str, str] = ("Alice", "Bob")
-"""The two agents; Alice always speaks first."""
+"""The agents in speaking order."""
 MAX_TURNS = 8
-"""A dialogue that has not agreed on an answer by now ends."""
+"""Maximum turns of a dialogue without agreement."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is known about one person."""
+    """A fact about a person."""
 
     subject: str
     relation: str
@@ -31,7 +30,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class ExchangeTask:
-    """One question for two agents who hold different facts."""
+    """A question for two agents with different facts."""
 
     task_id: str
     """Unique within (split, seed): split, seed, level and index."""
@@ -39,21 +38,21 @@ class ExchangeTask:
     """Number of facts that the answer needs: 1 or 2."""
     question: str
     answer: str
-    """The one right answer, a single word. Not for the agents' eyes."""
+    """The right answer, a single word. Hidden from the agents."""
     facts: dict[str, tuple[Fact, ...]]
-    """The facts that each agent holds, by agent, in the order shown."""
+    """Facts by agent, in the order of the prompt."""
     key: tuple[tuple[str, Fact], ...]
-    """The facts that the answer needs, in hop order, each with the agent who holds it. Not for the agents' eyes."""
+    """Facts that the answer needs, in hop order, each with its agent. Hidden from the agents."""
 
 
 def canonical_key(task: ExchangeTask) -> str:
-    """What makes two tasks the same across splits: question, answer and key facts (not their holders)."""
+    """Return the identity of a task across splits: question, answer and key facts, but not the facts' agents."""
     hops = ";".join(f"{fact.subject}|{fact.relation}|{fact.value}" for _, fact in task.key)
     return f"{task.question}|{task.answer}|{hops}"
 
 
 def split_of(task: ExchangeTask) -> MicroSplit:
-    """The one split that may contain this task, by the hash of its canonical key."""
+    """Return the split that may contain this task, by the hash of its canonical key."""
     return split_of_key(canonical_key(task))
 
 
@@ -64,10 +63,10 @@ def generate_tasks(
     levels: tuple[int, ...] = (1, 2),
     facts_per_agent: tuple[int, int] = (3, 4),
 ) -> list[ExchangeTask]:
-    """`count` tasks of one split; the levels take turns.
+    """Return ``count`` tasks of a split, with alternating levels.
 
-    `facts_per_agent` is the least and the greatest number of facts that an agent holds. Equal arguments
-    give equal tasks, and a larger count extends a smaller one.
+    ``facts_per_agent`` is the minimum and maximum number of facts of an agent. The result is deterministic, and a
+    larger count extends a smaller one.
     """
     check_split(split)
     if not set(levels) <= {1, 2}:
@@ -92,16 +91,16 @@ def _draw(
     if level == 2:
         subject = f"the {key[0].relation} of {key[0].subject}"
         question = BY_NAME[key[1].relation].question.format(s=subject)
-    held: dict[str, list[Fact]] = {agent: [] for agent in AGENTS}
+    facts_of: dict[str, list[Fact]] = {agent: [] for agent in AGENTS}
     for agent, fact in zip(holders, key, strict=False):
-        held[agent].append(fact)
+        facts_of[agent].append(fact)
     used = {fact.value for fact in key}
     for agent in AGENTS:
-        wanted = max(rng.randint(*facts_per_agent), len(held[agent]))
-        while len(held[agent]) < wanted:
-            held[agent].append(_distractor(key[-1].relation, people, used, rng))
-        rng.shuffle(held[agent])
-    facts = {agent: tuple(held[agent]) for agent in AGENTS}
+        size = max(rng.randint(*facts_per_agent), len(facts_of[agent]))
+        while len(facts_of[agent]) < size:
+            facts_of[agent].append(_distractor(key[-1].relation, people, used, rng))
+        rng.shuffle(facts_of[agent])
+    facts = {agent: tuple(facts_of[agent]) for agent in AGENTS}
     return ExchangeTask(
         task_id, level, question, key[-1].value, facts, tuple(zip(holders, key, strict=False))
     )
@@ -121,9 +120,9 @@ def _key_facts(level: int, people: list[str], rng: random.Random) -> list[Fact]:
     ]
 
 
-def _distractor(asked: str, people: list[str], used: set[str], rng: random.Random) -> Fact:
-    """A fact about somebody else, of the asked relation half of the time; its value is new to the task."""
-    relation = BY_NAME[asked] if rng.random() < 0.5 else rng.choice(RELATIONS)
+def _distractor(relation_name: str, people: list[str], used: set[str], rng: random.Random) -> Fact:
+    """Return a fact about another person with a new value, half of the time of the question's relation."""
+    relation = BY_NAME[relation_name] if rng.random() < 0.5 else rng.choice(RELATIONS)
     subject = people.pop()
     if relation.links_people:
         return Fact(subject, relation.name, people.pop())

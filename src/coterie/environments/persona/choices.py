@@ -1,7 +1,7 @@
-"""What the functions of the `persona` micro-world are made of: choices, each of which is one line of Python.
+"""Choices that make up the functions of the ``persona`` micro-world, each one line of Python.
 
-A function takes a list of whole numbers through two to four steps, always in the order of `ASPECTS`. Each step is
-a `Choice`: one of the `KINDS` of its aspect, with a number where that kind takes one.
+A function transforms a list of integers in two to four steps, in the order of ``ASPECTS``. Each step is a
+:class:`Choice`: one of the ``KINDS`` of its aspect, with a number if the kind takes one.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,25 +10,25 @@ from typing import Literal
 
 Aspect = Literal["keep", "change", "order", "part", "give"]
 ASPECTS: tuple[Aspect, ...] = ("keep", "change", "order", "part", "give")
-"""Which numbers stay, how each is changed, how they are sorted, which part is taken, what is given back."""
+"""Filter, transformation of each number, order, slice, and returned value."""
 
 ListValue = list[int] | int
-"""What a function gives back: a list, or one number where it has a choice of `give`."""
+"""Returned value of a function: a list, or a number if it has a choice of ``give``."""
 
 
 @dataclass(frozen=True)
 class ChoiceKind:
-    """One way to settle an aspect."""
+    """A kind of choice for an aspect."""
 
     aspect: Aspect
     name: str
     code: str
-    """The line of Python, with `{k}` for the number."""
-    told: str
-    """How the person says it, with `{k}` for the number."""
+    """Line of Python, with ``{k}`` for the number."""
+    sentence: str
+    """Sentence of the user, with ``{k}`` for the number."""
     step: Callable[[list[int], int], ListValue]
     numbers: tuple[int, ...] = (0,)
-    """The numbers that it may have; `(0,)` where it takes none."""
+    """Possible numbers; ``(0,)`` if the kind takes none."""
 
 
 LIMITS = tuple(range(3, 9))
@@ -128,11 +128,11 @@ BY_NAME: dict[str, ChoiceKind] = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Choice:
-    """How one aspect of one function is settled."""
+    """The choice of a function for an aspect."""
 
     kind: str
     number: int = 0
-    """Its number; 0 where the kind takes none."""
+    """Number of the choice; 0 if the kind takes none."""
 
     @property
     def aspect(self) -> Aspect:
@@ -140,13 +140,13 @@ class Choice:
 
     @property
     def code(self) -> str:
-        """Its line of Python, without indentation."""
+        """Line of Python, without indentation."""
         return BY_NAME[self.kind].code.format(k=self.number)
 
     @property
-    def told(self) -> str:
-        """How the person says it: one short sentence without code."""
-        return BY_NAME[self.kind].told.format(k=self.number)
+    def sentence(self) -> str:
+        """Short sentence of the user, without code."""
+        return BY_NAME[self.kind].sentence.format(k=self.number)
 
 
 def _all_choices(aspect: Aspect) -> tuple[Choice, ...]:
@@ -158,14 +158,14 @@ CHOICES: dict[Aspect, tuple[Choice, ...]] = {aspect: _all_choices(aspect) for as
 
 
 def source_of(name: str, choices: Sequence[Choice]) -> str:
-    """The function in Python: a line for each choice; no newline at its end."""
+    """Return the Python source of the function, with one line for each choice and no final newline."""
     lines = [f"def {name}(xs):", *(f"    {choice.code}" for choice in choices), "    return xs"]
     return "\n".join(lines)
 
 
 def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
-    found: ListValue = list(xs)
+    value: ListValue = list(xs)
     for choice in choices:
-        assert isinstance(found, list), "nothing comes after what is given back"
-        found = BY_NAME[choice.kind].step(found, choice.number)
-    return found
+        assert isinstance(value, list), "the returned value is the last step"
+        value = BY_NAME[choice.kind].step(value, choice.number)
+    return value

@@ -1,4 +1,4 @@
-"""The ``persona`` micro-world as an environment: functions with hidden choices, a scripted person who knows them."""
+"""The ``persona`` environment: functions with hidden choices, and a scripted user who knows them."""
 
 import json
 from collections.abc import Sequence
@@ -16,28 +16,30 @@ from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
 HIDDEN = "choices"
-"""The secret that holds the choices, a JSON list of (kind, number)."""
-_KNOWN = {(choice.kind, choice.number): choice for some in CHOICES.values() for choice in some}
+"""Name of the secret with the choices, a JSON list of (kind, number)."""
+_CHOICES = {(choice.kind, choice.number): choice for some in CHOICES.values() for choice in some}
 
 
 class ScriptedUserSimulator:
-    """Tells one choice to who asks for it alone."""
+    """A scripted user, who tells a choice if the agent asks for it alone."""
 
     name = "script:persona"
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         hidden = json.loads(task.secrets[HIDDEN].reveal(PERSON))
-        return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], transcript[-1][1])
+        return scripted_reply(
+            [_CHOICES[kind, number] for kind, number in hidden], transcript[-1][1]
+        )
 
 
 class PersonaSettings(CodingSettings):
     """Settings of the micro-world."""
 
-    turns: int = key(MAX_TURNS, "Most turns of the agent.", ge=1)
+    turns: int = key(MAX_TURNS, "Maximum turns of the agent.", ge=1)
 
 
 class Persona(Coding):
-    """The micro-world of ``sweet_rl``."""
+    """Micro-world of the recipe ``sweet_rl``."""
 
     name = "persona"
     settings_type = PersonaSettings
@@ -47,18 +49,18 @@ class Persona(Coding):
     def __init__(self, settings: PersonaSettings | None = None) -> None:
         super().__init__(settings or PersonaSettings())
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""
-        start = sum(drawn) if split == "train" else 0
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split. The splits are disjoint (see ``tasks``)."""
+        start = sum(after) if split == "train" else 0
         return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The few words that the packaged model knows."""
+        """Return the short prompt that the packaged model knows."""
         return (Part(SYSTEM_PROMPT, source="task"),)
 
 
 def as_task(task: PersonaTask) -> Task:
-    """The record's form of a task."""
+
     hidden = json.dumps([(choice.kind, choice.number) for choice in task.choices])
     secret = Secret(hidden, name=HIDDEN, readers=frozenset({PERSON}))
     return coding_task(task.task_id, task.opening, task.reference, task.calls, {HIDDEN: secret})

@@ -1,15 +1,14 @@
-"""What the agent of the `persona` micro-world is told."""
+"""System prompt of the agent of the ``persona`` micro-world."""
 
 ANSWER_MARK = "I WANT TO ANSWER:"
-"""What an answer begins with; the code follows on the next line."""
+"""First line of an answer; the code follows on the next line."""
 
 SYSTEM_PROMPT = (
     "You write a Python function for a person. Ask short questions, one thing at a time. "
     f"Once you know enough, write {ANSWER_MARK} and then the code."
 )
-"""The agent's instructions."""
 
 
 def with_reference(source: str) -> str:
-    """What follows the instructions where a reader may see the reference, such as a critic; the policy never does."""
+    """Return the text after the instructions for a critic, which sees the reference, unlike the policy."""
     return f"\nReference:\n{source}"

@@ -1,9 +1,9 @@
-"""Tasks of the `persona` micro-world: a function with hidden choices, the vague words that ask for it, ten calls.
+"""Tasks of the ``persona`` micro-world: a function with hidden choices, a vague request for it, and ten calls.
 
-The opening tells which aspects the function has, never how they are settled; that the agent must ask.
+The request names the aspects of the function, but not its choices, for which the agent must ask.
 
-What is disjoint between the splits: the *canonical key* of a task, i.e. its choices in order. A hash of it decides the
-split, so no function of one split is asked for in another. Single choices, names and themes are shared.
+A hash of a task's canonical key (its choices in order) decides its split, so no function is in two splits. The splits
+share single choices, names and themes.
 """
 
 import random
@@ -22,10 +22,9 @@ from coterie.environments.persona.choices import (
 )
 
 MAX_TURNS = 5
-"""How many turns the agent has, its answer included."""
+"""Maximum turns of the agent, including its answer."""
 CALLS = 10
-"""How many calls grade an answer."""
-
+"""Number of calls that grade an answer."""
 
 NAMES: tuple[str, ...] = (
     "tidy",
@@ -60,52 +59,55 @@ HINTS: dict[Aspect, tuple[str, ...]] = {
     "part": ("takes a part of the list", "cuts the list short"),
     "give": ("gives back one number", "makes one number of it all"),
 }
-"""How an opening mentions that a function has an aspect."""
+"""Phrases for the aspects of a function in a request."""
 
 SIZES = (2, 3, 3, 4)
-"""How many choices functions have, each entry equally often drawn."""
+"""Numbers of choices in a function; each entry is equally likely."""
 LENGTHS, ENTRIES = range(6, 10), range(13)
-"""How long the lists of the calls are, and what they hold."""
+"""Lengths and entries of the lists in calls."""
 TRIES = 8
-"""How often ten calls are drawn before a function is given up."""
+"""Maximum draws of ten calls for a function."""
 
 
 @dataclass(frozen=True)
 class PersonaTask:
-    """One function that a person wants written."""
+    """A function that a user requests."""
 
     task_id: str
     """Unique within (split, seed): split, seed and index."""
     opening: str
-    """The person's first message; ends with the signature."""
+    """First message of the user, which ends with the signature."""
     reference: str
-    """The function's source. Not for the agent's eyes."""
+    """Source of the function. Hidden from the agent."""
     calls: tuple[str, ...]
-    """Ten call expressions, each another; a wrong value of any one choice changes the value of at least one."""
+    """Ten different call expressions. A change of any choice changes at least one of their values."""
     expected: tuple[ListValue, ...]
-    """What the reference gives for each call, not all equal. Not for the agent's eyes."""
+    """Values of the calls with the reference, not all equal. Hidden from the agent."""
     choices: tuple[Choice, ...]
-    """The hidden choices, in the order of `ASPECTS`. Not for the agent's eyes."""
+    """Choices in the order of ``ASPECTS``. Hidden from the agent."""
     name: str
 
 
 def canonical_key(choices: Sequence[Choice]) -> str:
-    """What makes two tasks the same across splits: the choices (not the names, themes and calls)."""
+    """Return the identity of a task across splits: its choices, but not names, themes and calls."""
     return ";".join(f"{choice.kind}|{choice.number}" for choice in choices)
 
 
 def split_of(choices: Sequence[Choice]) -> MicroSplit:
-    """The one split that may contain this function, by the hash of its canonical key."""
+    """Return the split that may contain this function, by the hash of its canonical key."""
     return split_of_key(canonical_key(choices))
 
 
 def generate_tasks(
     split: MicroSplit, count: int, seed: int, sizes: tuple[int, ...] = SIZES
 ) -> list[PersonaTask]:
-    """`count` tasks of one split; no two have both choices and opening in common.
+    """Return ``count`` tasks of a split, without duplicate pairs of choices and request.
 
-    `sizes` are the numbers of choices that functions have, each entry equally often drawn. Equal arguments give equal
-    tasks, and a larger count extends a smaller one. Raises `ValueError` for a split or size that there is not.
+    ``sizes`` are the numbers of choices in functions; each entry is equally likely. The result is deterministic, and a
+    larger count extends a smaller one.
+
+    Raises:
+        ValueError: unknown split or size.
     """
     check_split(split)
     if not sizes or not set(sizes) <= {2, 3, 4}:
@@ -124,12 +126,12 @@ def generate_tasks(
 def _draw(
     task_id: str, split: MicroSplit, sizes: tuple[int, ...], rng: random.Random
 ) -> PersonaTask | None:
-    """One task, or None if the draw is of another split or no calls tell its choices apart from others."""
+    """Return a task, or None if the draw belongs to another split or no calls distinguish its choices from others."""
     aspects = rng.sample(ASPECTS, rng.choice(sizes))
     choices = tuple(rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects)
     if split_of(choices) != split:
         return None
-    lists = _telling_lists(choices, rng)
+    lists = _distinguishing_lists(choices, rng)
     if lists is None:
         return None
     name = rng.choice(NAMES)
@@ -153,19 +155,21 @@ def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
     )
 
 
-def _telling_lists(choices: Sequence[Choice], rng: random.Random) -> list[tuple[int, ...]] | None:
-    wrong = _one_wrong(choices)
+def _distinguishing_lists(
+    choices: Sequence[Choice], rng: random.Random
+) -> list[tuple[int, ...]] | None:
+    alternatives = _alternatives(choices)
     for _ in range(TRIES):
-        drawn = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
-        right = [output_of(choices, xs) for xs in drawn]
-        if len(set(drawn)) < CALLS or all(value == right[0] for value in right):
+        lists = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
+        right = [output_of(choices, xs) for xs in lists]
+        if len(set(lists)) < CALLS or all(value == right[0] for value in right):
             continue
-        if all(_differs(other, drawn, right) for other in wrong):
-            return drawn
+        if all(_differs(other, lists, right) for other in alternatives):
+            return lists
     return None
 
 
-def _one_wrong(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
+def _alternatives(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
     return [
         (*choices[:place], other, *choices[place + 1 :])
         for place, choice in enumerate(choices)

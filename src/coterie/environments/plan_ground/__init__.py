@@ -1,1 +1,1 @@
-"""A planner who breaks tasks into subgoals, and a grounder who turns subgoals into actions that are run."""
+"""A planner that splits tasks into subgoals, and a grounder that turns subgoals into executable actions."""

@@ -1,4 +1,4 @@
-"""Rows of other data sets as tasks of a planner and a grounder. Nobody knows their plans, so they are only played."""
+"""Conversion of rows without plans to tasks of a planner and a grounder, for evaluation."""
 
 from coterie.datasets.plans import Domain, PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
@@ -12,7 +12,7 @@ class Unplanned(PlanRow):
 
     steps: tuple[PlanStep, ...] = ()
     pages: tuple[tuple[str, str], ...] = ()
-    """Titles and texts that come with a question."""
+    """Titles and texts of the question's pages."""
 
 
 def as_plan(row: QuestionRow) -> PlanRow:

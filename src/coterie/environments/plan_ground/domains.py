@@ -1,4 +1,4 @@
-"""What kinds of tasks there are: how actions are run, and when two answers are the same."""
+"""Domains of tasks: execution of actions and comparison of answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,12 +11,12 @@ from coterie.engines.chat_model import check_chat
 from coterie.environments.answers import normalize_answer
 from coterie.environments.numbers import same_number
 from coterie.environments.plan_ground.benchmarks import Unplanned
-from coterie.environments.plan_ground.given import elements_of, pages_of, right_of
 from coterie.environments.plan_ground.settings import (
     RULES,
     PlanGroundSettings,
     check_no_pages,
 )
+from coterie.environments.plan_ground.task_fields import elements_of, pages_of, right_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import Openers
 from coterie.errors import UserError
@@ -29,17 +29,17 @@ from coterie.tools.actions.web import choose, read_operation, score
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 
-# Web pages as a domain: an action stands for an element of its page, which is compared with the right one.
-#
-# Nothing is clicked: each action has the page that a person saw at this step (Deng et al. 2023). So an action that
-# fails stops no other one. The score is the share of steps that are right: element, kind of operation and value.
-
 NOTHING = "nothing: {}"
-"""The value of an action that stands for no element."""
+"""Value of an action that selects no element."""
 
 
 class Web:
-    """Errands on web pages."""
+    """Tasks on recorded web pages.
+
+    An action selects an element of a page, which is compared with the right element. Nothing is clicked: each action
+    has the page that the annotator saw at this step (Deng et al. 2023), so a failed action stops no later action.
+    The score is the share of steps with the right element, kind of operation and value.
+    """
 
     name = "web"
     needs: tuple[type, ...] = ()
@@ -47,14 +47,14 @@ class Web:
     by_steps = True
 
     def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        check_no_pages(settings, "errands on web pages have")
+        check_no_pages(settings, "tasks on web pages have")
         self.graded = any(step.pages for row in rows for step in row.steps)
-        """Whether rows have what tells which actions are right."""
+        """True if the rows label the right actions."""
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        """The operation of each action, by the elements of its page; where these are not known, the action itself."""
+        """Return the operation of each action on the elements of its page, or the action itself without a page."""
         pages = elements_of(task)
         new: dict[str, str] = {}
         for action in actions:
@@ -65,73 +65,73 @@ class Web:
                 new[action.result] = NOTHING.format(error)
         return Executed(new, answer_of(new))
 
-    def same(self, gold: str, given: str) -> bool:
-        return gold == given
+    def same(self, gold: str, answer: str) -> bool:
+        return gold == answer
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
     ) -> tuple[float | None, Mapping[str, float]]:
-        """Step success, averaged over the right steps; ``None`` where the rows have no elements.
+        """Return the average step success over the right steps, or ``None`` if the rows have no elements.
 
-        ``on_page`` is the share of steps whose right element is among the candidates at all.
+        ``on_page`` is the share of steps whose right element is among the candidates.
         """
-        right, pages = right_of(task), elements_of(task)
-        if not right:
+        labels, pages = right_of(task), elements_of(task)
+        if not labels:
             return None, {}
         done = list(values.values())
         steps = [
-            score(read_operation(done[n - 1]) if n <= len(done) else None, one)
-            for n, one in right.items()
+            score(read_operation(done[n - 1]) if n <= len(done) else None, label)
+            for n, label in labels.items()
         ]
         on_page = [
-            any(element.id in one.elements for element in pages[n]) for n, one in right.items()
+            any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
         ]
-        found = {
+        shares = {
             "element": [step.element for step in steps],
             "operation": [step.operation for step in steps],
             "on_page": on_page,
         }
         success = sum(step.success for step in steps) / len(steps)
-        return success, {name: sum(some) / len(some) for name, some in found.items()}
+        return success, {name: sum(steps) / len(steps) for name, steps in shares.items()}
 
 
 class Domain(Protocol):
-    """A kind of tasks."""
+    """A kind of task."""
 
     name: str
     needs: tuple[type, ...]
-    """What it needs of a run (see ``Environment.needs``)."""
+    """Resources that it needs (see ``Environment.needs``)."""
     metric: str
-    """What a score is, in the words of a report."""
+    """Name of the score in reports."""
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed: ...
 
-    def same(self, gold: str, given: str) -> bool:
-        """Whether an answer is the right one. May take seconds and is called from any thread."""
+    def same(self, gold: str, answer: str) -> bool:
+        """Return True if an answer is right. May take seconds and is called from any thread."""
         ...
 
 
 @runtime_checkable
 class Scoring(Protocol):
-    """A domain in which more than the last answer tells what was done well."""
+    """A domain whose score depends on more than the last answer."""
 
     by_steps: bool
-    """Whether held-out tasks of the form ``iterative`` are single steps after the right ones, too."""
+    """True if held-out tasks of the form ``iterative`` are single steps, each after the right earlier steps."""
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
     ) -> tuple[float | None, Mapping[str, float]]:
-        """What a path is worth, ``None`` if that can't be told, and what else is found.
+        """Return the score of a trajectory, or ``None`` if it can't be scored, and further metrics.
 
-        ``values`` are the results of all actions, ``answer`` the last one of a path that ended as it should.
+        ``values`` are the results of all actions. ``answer`` is the last result if the trajectory ended regularly.
         """
         ...
 
 
 class Maths:
-    """Word problems, whose answers are numbers."""
+    """Word problems with numbers as answers."""
 
     name = "maths"
     needs: tuple[type, ...] = (Sandbox,)
@@ -145,12 +145,12 @@ class Maths:
     ) -> Executed:
         return await MathsExecutor(shared[Sandbox]).run(actions, values)
 
-    def same(self, gold: str, given: str) -> bool:
-        return same_number(gold, given)
+    def same(self, gold: str, answer: str) -> bool:
+        return same_number(gold, answer)
 
 
 class Questions:
-    """Questions over pages on this machine, whose answers are a few words, or yes and no."""
+    """Questions about local pages, answered with a few words, or yes or no."""
 
     name = "complex_qa"
     metric = "exact match"
@@ -159,7 +159,7 @@ class Questions:
         own = all(isinstance(row, Unplanned) and row.pages for row in rows)
         if settings.corpus is None and not own:
             raise UserError(
-                "these questions are answered from pages, and none are named",
+                "these questions need pages, but no pages are given",
                 "index some with `coterie data index FILE.jsonl FOLDER`, and add environment.corpus=FOLDER",
             )
         self.corpus = None if settings.corpus is None else Corpus.open(expanded(settings.corpus))
@@ -173,15 +173,15 @@ class Questions:
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        """By searches, and a reader that takes answers out of what is found."""
+        """Run searches, and a reader that extracts answers from the passages."""
         reader = None if self.reader.rules else shared[ChatReader]
         pages = FewPages(pages_of(task)) if self.corpus is None else self.corpus
         executor = QuestionsExecutor(pages, reader, shared[Sandbox])
         return await executor.run(actions, values)
 
-    def same(self, gold: str, given: str) -> bool:
-        """Whether both are the same words, but for case, punctuation and articles."""
-        return normalize_answer(gold) == normalize_answer(given)
+    def same(self, gold: str, answer: str) -> bool:
+        """Return True if the words are equal, ignoring case, punctuation and articles."""
+        return normalize_answer(gold) == normalize_answer(answer)
 
 
 DOMAINS: Mapping[str, Callable[[PlanGroundSettings, Sequence[PlanRow]], Domain]] = {
@@ -192,21 +192,25 @@ DOMAINS: Mapping[str, Callable[[PlanGroundSettings, Sequence[PlanRow]], Domain]]
 
 
 def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> Domain:
-    """The domain of rows. Raises ``UserError`` for one whose actions can't be run, or that lacks a setting."""
+    """Return the domain of rows.
+
+    Raises:
+        UserError: this environment can't run the actions of the domain, or a setting is missing.
+    """
     if name not in DOMAINS:
         raise UserError(
-            f"rows of the domain {name!r} can't be played by this environment",
+            f"this environment does not support rows of the domain {name!r}",
             f"use rows of: {', '.join(DOMAINS)}"
-            + "; environment=shop makes its own tasks" * (name == "shop"),
+            + "; environment=shop generates its own tasks" * (name == "shop"),
         )
     return DOMAINS[name](settings, rows)
 
 
 def ungraded_of(domain: Domain, name: str) -> UserError | None:
-    """Why no action of the rows of a data set can be graded; ``None`` where they can be."""
+    """Return the error if no action of the rows can be graded, else ``None``."""
     if not isinstance(domain, Web) or domain.graded:
         return None
     return UserError(
-        f"rows of {name} have no elements of their pages, so nothing tells whether an action is right",
-        "evaluate on dataset=mind2web, or give rows whose steps have `pages` (docs/howto/data-and-models.md)",
+        f"rows of {name} have no page elements, so their actions can't be graded",
+        "evaluate on dataset=mind2web, or use rows whose steps have `pages` (docs/howto/data-and-models.md)",
     )

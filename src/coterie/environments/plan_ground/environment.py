@@ -1,8 +1,8 @@
-"""A planner writes subgoals, a grounder turns them into actions, and the actions are run.
+"""Environment in which a planner writes subgoals, a grounder turns them into actions, and the actions are run.
 
-In the form ``onetime`` the planner writes the whole plan, the grounder all actions. In the form ``iterative`` they take
-turns: one subgoal, its actions, what they gave. Training tasks of that form are single steps after the right beginning;
-held-out tasks are whole.
+In the form ``onetime`` the planner writes the whole plan and the grounder all actions. In the form ``iterative`` they
+alternate: one subgoal, its actions, their result. Training tasks of the form ``iterative`` are single steps after the
+right earlier steps; held-out tasks are complete.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from coterie.environments.gold import GRADER, gold_answer, secret_answers
 from coterie.environments.plan_ground.benchmarks import READ, as_plan, domain_in
 from coterie.environments.plan_ground.domains import Scoring, domain_of, ungraded_of
 from coterie.environments.plan_ground.form import Form
-from coterie.environments.plan_ground.given import given, hidden
 from coterie.environments.plan_ground.settings import PlanGroundSettings
+from coterie.environments.plan_ground.task_fields import public_fields, secret_fields
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
@@ -45,7 +45,7 @@ from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn
 
 DONE = "Done."
-"""What the planner says, step by step, when the task is done."""
+"""Message of the planner at the end of a task in the form ``iterative``."""
 SUBGOAL = re.compile(r"Subgoal\s+(\d+)\s*:", re.IGNORECASE)
 SAYS_DONE = re.compile(r"\W*done\b", re.IGNORECASE)
 _ACTIONS = (
@@ -68,7 +68,7 @@ def planner_prompt(form: Form) -> str:
 
 
 def grounder_prompt(form: Form, tools: str, task: str) -> str:
-    """The grounder's system prompt, which ends with the task."""
+    """Return the grounder's system prompt, which ends with the task."""
     what = "each subgoal of a plan" if form == "onetime" else "the subgoal that you are given"
     return (
         f"You turn {what} into actions for the task below. {_ACTIONS}\n\nTools:\n{tools}\n\n{task}"
@@ -93,24 +93,24 @@ def result_text(subgoal: int, result: str) -> str:
 
 
 def subgoals_in(plan: str) -> list[str]:
-    """The subgoals of a plan, without their numbers; empty if it has none."""
+    """Return the subgoals of a plan, without their numbers."""
     parts = SUBGOAL.split(plan)[2::2]
-    return [found for part in parts if (found := part.strip().rstrip(";").strip())]
+    return [subgoal for part in parts if (subgoal := part.strip().rstrip(";").strip())]
 
 
 def is_done(text: str) -> bool:
-    """Whether the planner stops: it begins by saying so, and no subgoal comes with it."""
+    """Return True if the message begins with "done" and has no subgoal."""
     return SAYS_DONE.match(text) is not None and not subgoals_in(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The right way to do a task, or one step of it."""
+    """The right steps of a task, or one of them."""
 
     steps: tuple[PlanStep, ...]
     first: int = 1
     done: bool = False
-    """Whether nothing is left to do: the planner should stop."""
+    """True if the task is complete and the planner should stop."""
 
     @property
     def plan(self) -> str:
@@ -126,25 +126,25 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """What was carried out so far."""
+class Progress:
+    """Results of the actions so far."""
 
     values: tuple[tuple[str, str], ...] = ()
-    """The results of actions by name."""
+    """Results of actions by name."""
     subgoals: int = 0
     problems: int = 0
-    """Action lines that could not be read or run."""
+    """Number of action lines that could not be parsed or run."""
 
 
 PLANNER, GROUNDER = "planner", "grounder"
 GOLD = "gold_steps"
-"""The secret that holds the right steps, a JSON list of [subgoal, actions, result]."""
+"""Name of the secret with the right steps, a JSON list of [subgoal, actions, result]."""
 NO_PLAN = Ending("no plan")
 UNREADABLE = Ending("unreadable actions")
 
 
 class PlanGround(Pure):
-    """Planner and grounder on rows that have plans."""
+    """Planner and grounder on rows with plans."""
 
     actors: Mapping[str, ActorKind] = MappingProxyType({PLANNER: "agent", GROUNDER: "agent"})
     settings_type: type[EnvironmentSettings] = PlanGroundSettings
@@ -170,8 +170,8 @@ class PlanGround(Pure):
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; training tasks of the form ``iterative`` are single steps."""
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split. Training tasks of the form ``iterative`` are single steps."""
         rows = self._rows(split)
         if split == "heldout" and self.form == "iterative" and self._by_steps:
             return self.scored_tasks(count, seed)[:count]
@@ -179,113 +179,109 @@ class PlanGround(Pure):
             return [whole_task(row) for row in rows[:count]]
         if any(not row.steps for row in rows):
             raise UserError(
-                f"rows of {self.name} have no plans to be learned",
+                f"rows of {self.name} have no plans to train on",
                 f"train on rows with plans, such as gsm8k_plans, and evaluate on {self.name}",
             )
         if self.form == "onetime":
-            return [whole_task(row) for row in draws(rows, (*drawn, count), seed)[-1]]
+            return [whole_task(row) for row in draws(rows, (*after, count), seed)[-1]]
         steps = [task for row in rows for task in step_tasks(row)]
-        return draws(steps, (*drawn, count), seed)[-1]
+        return draws(steps, (*after, count), seed)[-1]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
-        """Held-out tasks whose right actions can be scored: in the form ``iterative`` single steps, but for the last
-        one, which has none."""
+        """Return held-out tasks with right actions; single steps in the form ``iterative``, without the final stop."""
         rows = [row for row in self._rows("heldout")[:count] if row.steps]
         if self.form == "onetime":
             return [whole_task(row) for row in rows]
         return [task for row in rows for task in step_tasks(row) if not gold(task).done]
 
-    # -- what is said -------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """The planner begins; after a plan comes the grounder."""
-        spoken = [turn for turn in state.turns if turn.speaker.kind == "agent"]
-        planned = bool(spoken) and spoken[-1].speaker.name == PLANNER
+        """Return the grounder after a turn of the planner, else the planner."""
+        agent_turns = [turn for turn in state.turns if turn.speaker.kind == "agent"]
+        planned = bool(agent_turns) and agent_turns[-1].speaker.name == PLANNER
         return (GROUNDER,) if planned else (PLANNER,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """The planner sees its subgoals and what they gave; the grounder sees subgoals and its own actions."""
+        """Return the prompt: subgoals and results for the planner, subgoals and actions for the grounder."""
         task = state.task
-        begin = [Message("system", (Part(self.told(task, actor), source="task"),))]
+        begin = [Message("system", (Part(self.system_prompt(task, actor), source="task"),))]
         if actor == PLANNER:
-            begin.append(Message("user", (Part(asked(task), source="task"),)))
-        return (*begin, *_before(task, actor), *_said(state.turns, actor))
+            begin.append(Message("user", (Part(request(task), source="task"),)))
+        return (*begin, *_before(task, actor), *_visible_turns(state.turns, actor))
 
-    def told(self, task: Task, actor: str) -> str:
+    def system_prompt(self, task: Task, actor: str) -> str:
         if actor == PLANNER:
             return planner_prompt(self.form)
-        return grounder_prompt(self.form, described(self.domain.name), asked(task))
+        return grounder_prompt(self.form, described(self.domain.name), request(task))
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """A plan is handed on; actions are run. Over when a plan is done, and with what can't be read or run."""
-        said = taken[-1]
-        if said.truncated:
+        """Accept a plan, or run actions. End at the end of the plan, or at actions that can't be parsed or run."""
+        turn = turns[-1]
+        if turn.truncated:
             return Transition(end=LENGTH)
-        if said.speaker.name == PLANNER:
-            return self._planned(state, said)
-        carried, answer, error = await self._run(state, said.text, live)
+        if turn.speaker.name == PLANNER:
+            return self._after_plan(state, turn)
+        progress, answer, error = await self._run(state, turn.text, live)
         if error is not None:
-            return Transition(carried, end=UNREADABLE)
+            return Transition(progress, end=UNREADABLE)
         if self.form == "onetime" or "history" in state.task.public:
-            return Transition(carried, answer=answer, end=ANSWERED)
-        told = result_text(_first(state.task) + carried.subgoals - 1, answer or "")
-        seen = (Observation(Speaker("environment", "tools"), (Part(told),)),)
-        return Transition(carried, seen, answer=answer)
+            return Transition(progress, answer=answer, end=ANSWERED)
+        result = result_text(_first(state.task) + progress.subgoals - 1, answer or "")
+        seen = (Observation(Speaker("environment", "tools"), (Part(result),)),)
+        return Transition(progress, seen, answer=answer)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Whether the answer is right: of a single step, whether it gave what the right one gives.
-
-        Where the data do not tell what is right, what was carried out has no score.
-        """
-        carried = state.data if isinstance(state.data, Carried) else Carried()
-        right, formed = gold(state.task), not carried.problems and state.end == ANSWERED
-        metrics = {WELL_FORMED: float(formed), "subgoals": carried.subgoals}
+        """Grade the answer, or for a single step, its result. Tasks without a reference get no score."""
+        progress = state.data if isinstance(state.data, Progress) else Progress()
+        right, formed = gold(state.task), not progress.problems and state.end == ANSWERED
+        metrics = {WELL_FORMED: float(formed), "subgoals": progress.subgoals}
         if right.done:
             stopped = state.end == ANSWERED and state.answer == DONE
             return Grade(float(stopped), metrics)
         if isinstance(self.domain, Scoring):
             answer = state.answer if state.end == ANSWERED else None
-            worth, more = self.domain.score(state.task, dict(carried.values), answer)
+            worth, more = self.domain.score(state.task, dict(progress.values), answer)
             return Grade(worth, {**metrics, **more})
         if state.end != ANSWERED or state.answer is None:
             return Grade(0.0, metrics)
-        if not (wanted := gold_answer(state.task)):
+        if not (reference := gold_answer(state.task)):
             return Grade(None, metrics)
-        same = await asyncio.to_thread(self.domain.same, wanted, state.answer)
+        same = await asyncio.to_thread(self.domain.same, reference, state.answer)
         return Grade(float(same), metrics)
 
-    def _planned(self, state: State, said: Turn) -> Transition:
+    def _after_plan(self, state: State, turn: Turn) -> Transition:
         if self.form == "onetime":
-            return Transition(Carried(), end=None if said.text.strip() else NO_PLAN)
-        if subgoals_in(said.text):
-            return Transition(state.data or Carried())
-        if not is_done(said.text):
+            return Transition(Progress(), end=None if turn.text.strip() else NO_PLAN)
+        if subgoals_in(turn.text):
+            return Transition(state.data or Progress())
+        if not is_done(turn.text):
             return Transition(state.data, end=NO_PLAN)
         if gold(state.task).done:
-            return Transition(Carried(), answer=DONE, end=ANSWERED)
+            return Transition(Progress(), answer=DONE, end=ANSWERED)
         return Transition(state.data, end=ANSWERED if state.answer is not None else NO_PLAN)
 
     async def _run(
         self, state: State, text: str, live: Any
-    ) -> tuple[Carried, str | None, str | None]:
-        """What actions give: what is carried out by then, their answer, and why they can't be read or run."""
-        before = state.data if isinstance(state.data, Carried) else Carried()
+    ) -> tuple[Progress, str | None, str | None]:
+        """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
+        before = state.data if isinstance(state.data, Progress) else Progress()
         known = dict(before.values)
         if not known and "history" in state.task.public:
-            known = await self._redone(state.task, live)
+            known = await self._replay(state.task, live)
         subgoals = before.subgoals + (
             len(subgoals_in(state.turns[-2].text)) if self.form == "onetime" else 1
         )
         parsed = check(text, self.domain.name, known=tuple(known))
         if parsed.problems:
-            return Carried(before.values, subgoals, 1), None, parsed.problems[0].what
+            return Progress(before.values, subgoals, 1), None, parsed.problems[0].what
         done = await self.domain.run(parsed.actions, known, state.task, live)
         values = tuple({**known, **done.values}.items())
-        return Carried(values, subgoals, int(done.error is not None)), done.answer, done.error
+        return Progress(values, subgoals, int(done.error is not None)), done.answer, done.error
 
-    async def _redone(self, task: Task, live: Any) -> dict[str, str]:
+    async def _replay(self, task: Task, live: Any) -> dict[str, str]:
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
             parsed = check(actions, self.domain.name, known=tuple(values))
@@ -294,7 +290,7 @@ class PlanGround(Pure):
         return values
 
     def _rows(self, split: Split) -> list[PlanRow]:
-        """The rows of a split; by steps those alone of which it is known which actions belong to which subgoal."""
+        """Return the rows of a split; in the form ``iterative`` only those with actions aligned to subgoals."""
         rows = [as_plan(row) for row in self.rows.split(split)]
         return rows if self.form == "onetime" else [row for row in rows if row.aligned]
 
@@ -303,13 +299,13 @@ class PlanGround(Pure):
         return isinstance(self.domain, Scoring) and self.domain.by_steps
 
     def _domain_name(self) -> str:
-        found = {domain_in(row) for row in self.rows.split("train")}
-        if len(found) > 1:
+        domains = {domain_in(row) for row in self.rows.split("train")}
+        if len(domains) > 1:
             raise UserError(
-                f"{self.name} has rows of several domains: {', '.join(sorted(found))}",
-                "make a data set of each",
+                f"{self.name} has rows of several domains: {', '.join(sorted(domains))}",
+                "make one data set for each domain",
             )
-        return found.pop() if found else ""
+        return domains.pop() if domains else ""
 
 
 def whole_task(row: PlanRow) -> Task:
@@ -317,26 +313,26 @@ def whole_task(row: PlanRow) -> Task:
 
 
 def step_tasks(row: PlanRow) -> list[Task]:
-    """A row's steps as tasks, each after the right steps before it; the last one is to stop."""
-    found = []
+    """Return one task for each step of a row, after the right earlier steps, and a last task to stop."""
+    tasks = []
     for place, step in enumerate(row.steps):
         answer = step.result or (row.answer if place == len(row.steps) - 1 else "")
         secret = {"answer": Secret(answer, name="answer", readers=frozenset({GRADER}))}
-        found.append(_task(f"{row.id}/{place + 1}", row, (step,), secret, place))
+        tasks.append(_task(f"{row.id}/{place + 1}", row, (step,), secret, place))
     last = len(row.steps)
     stop = {"answer": Secret(DONE, name="answer", readers=frozenset({GRADER}))}
-    return [*found, _task(f"{row.id}/{last + 1}", row, (), stop, last)]
+    return [*tasks, _task(f"{row.id}/{last + 1}", row, (), stop, last)]
 
 
-def asked(task: Task) -> str:
+def request(task: Task) -> str:
     return task_text(str(task.public["question"]), str(task.public["description"]))
 
 
 def gold(task: Task) -> Gold:
-    """The right way to do a task, for graders and trainers."""
+    """Return the right steps of a task, for graders and trainers."""
     steps = json.loads(task.secrets[GOLD].reveal(GRADER))
-    found = tuple(PlanStep(subgoal=s, actions=tuple(a), result=r) for s, a, r in steps)
-    return Gold(found, _first(task), done=not found and "history" in task.public)
+    plan_steps = tuple(PlanStep(subgoal=s, actions=tuple(a), result=r) for s, a, r in steps)
+    return Gold(plan_steps, _first(task), done=not plan_steps and "history" in task.public)
 
 
 def _task(
@@ -348,25 +344,25 @@ def _task(
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     secret = Secret(text, name=GOLD, readers=frozenset({GRADER}))
-    history = {} if place is None else _told(row, place)
+    history = {} if place is None else _history_of(row, place)
     public = {"question": row.question, "description": row.description, **history}
-    public |= given(row, steps, place or 0)
-    return Task(id_, public, {**answer, GOLD: secret, **hidden(row, steps, place or 0)})
+    public |= public_fields(row, steps, place or 0)
+    return Task(id_, public, {**answer, GOLD: secret, **secret_fields(row, steps, place or 0)})
 
 
-def _told(row: PlanRow, place: int) -> dict[str, object]:
+def _history_of(row: PlanRow, place: int) -> dict[str, object]:
     before = row.steps[:place]
     return {"history": [[s.subgoal, actions_text(s.actions), s.result] for s in before]}
 
 
 def known_results(task: Task) -> tuple[str, ...]:
-    """The names of what the right steps before a single one gave."""
+    """Return the names of the results of the right steps before a single-step task."""
     return tuple(one.result for _, actions, _ in _history(task) for one in parse(actions).actions)
 
 
 def _history(task: Task) -> list[tuple[str, str, str]]:
-    found: Any = task.public.get("history", [])
-    return [(str(subgoal), str(actions), str(result)) for subgoal, actions, result in found]
+    steps: Any = task.public.get("history", [])
+    return [(str(subgoal), str(actions), str(result)) for subgoal, actions, result in steps]
 
 
 def _first(task: Task) -> int:
@@ -374,21 +370,21 @@ def _first(task: Task) -> int:
 
 
 def _before(task: Task, actor: str) -> tuple[Message, ...]:
-    found = []
+    messages = []
     for number, (subgoal, actions, result) in enumerate(_history(task), 1):
         own, other = plan_text([subgoal], number), result_text(number, result)
         if actor == PLANNER:
-            found += [Message.of("assistant", own), Message.of("user", other)]
+            messages += [Message.of("assistant", own), Message.of("user", other)]
         else:
-            found += [Message.of("user", own), Message.of("assistant", actions)]
-    return tuple(found)
+            messages += [Message.of("user", own), Message.of("assistant", actions)]
+    return tuple(messages)
 
 
-def _said(turns: Sequence[Turn], actor: str) -> tuple[Message, ...]:
-    """The turns that an actor is shown: the planner no actions, the grounder no results."""
-    shown = {PLANNER: (PLANNER, "tools"), GROUNDER: (PLANNER, GROUNDER)}[actor]
+def _visible_turns(turns: Sequence[Turn], actor: str) -> tuple[Message, ...]:
+    """Return the turns for an actor: the planner sees no actions, the grounder no results."""
+    speakers = {PLANNER: (PLANNER, "tools"), GROUNDER: (PLANNER, GROUNDER)}[actor]
     return tuple(
         Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
         for turn in turns
-        if turn.speaker.name in shown
+        if turn.speaker.name in speakers
     )

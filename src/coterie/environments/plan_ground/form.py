@@ -1,4 +1,4 @@
-"""How a plan is carried out: all at once, or subgoal by subgoal."""
+"""Forms of plans: all at once, or subgoal by subgoal."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The settings of planner and grounder as an environment."""
+"""Settings of the planner and grounder environment."""
 
 from coterie.config.folders import expanded
 from coterie.config.settings import key
@@ -10,15 +10,15 @@ from coterie.tools.actions.corpus import fingerprint
 from coterie.trajectories.turn import digest
 
 RULES = "rules"
-"""As a reader: a few rules, which need no model."""
+"""Name of the reader that uses rules and no model."""
 
 
 class ReaderSettings(ChatModelSettings):
-    """Who answers questions from passages."""
+    """Settings of the reader, which answers questions from passages."""
 
     model: str = key(
         RULES,
-        "`rules` (which understand nothing: for tests, and as a bar to pass), a model that coterie loads, or, "
+        "`rules` (without a model: for tests, and as a baseline), a model that coterie loads, or, "
         "with a `url`, the name of a model there.",
         source="Lumos: GPT-3.5, GPT-4",
         min_length=1,
@@ -30,30 +30,30 @@ class ReaderSettings(ChatModelSettings):
 
 
 class PlanGroundSettings(EnvironmentSettings):
-    """Settings of planner and grounder."""
+    """Settings of the planner and grounder environment."""
 
     form: Form = key(
         "onetime",
         "`onetime`: a whole plan, then all actions; `iterative`: one subgoal and its actions at a time.",
     )
-    turns: int = key(16, "Most turns of both together, in the form `iterative`.", ge=2)
+    turns: int = key(16, "Maximum turns of both agents in the form `iterative`.", ge=2)
     corpus: str | None = key(
         None,
-        "The pages that questions are answered from: a folder that `coterie data index` made. Without it, those that "
-        "come with a question (hotpot_qa).",
+        "Folder of pages, indexed by `coterie data index`, for questions. The default is the pages of the rows "
+        "themselves (hotpot_qa).",
     )
     reader: ReaderSettings = ReaderSettings()
 
     def identity(self) -> str:
-        """What the pages say counts, not their place; of the reader, what its answers depend on."""
+        """Hash the content of the pages, not their path, and the settings that the reader's answers depend on."""
         pages = None if self.corpus is None else fingerprint(expanded(self.corpus))
         reader = () if self.reader.rules else self.reader.identity()
         return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
 
 
 def check_no_pages(settings: PlanGroundSettings, what: str) -> None:
-    """Refuse pages and a reader where nothing is searched; ``what`` is what the environment has, and a verb."""
+    """Raise ``UserError`` for a corpus or a reader in a domain without searches; ``what`` ends with a verb."""
     if settings.corpus is not None:
-        raise UserError(f"{what} no pages to be searched", "leave out environment.corpus")
+        raise UserError(f"{what} no pages to search", "leave out environment.corpus")
     if not settings.reader.rules:
-        raise UserError(f"{what} nothing to be read", "leave out environment.reader")
+        raise UserError(f"{what} no passages to read", "leave out environment.reader")

@@ -1,8 +1,8 @@
-"""The environment ``shop``: errands in a small shop, drawn from a seed, for a planner and a grounder.
+"""The environment ``shop``: random errands in a small shop, for a planner and a grounder.
 
-Items, visits and rewards are those of ``tools.actions.shop``. An errand is a wish that a plain plan fulfils; that plan
-and its actions are made by script and carried out, so what is right is known. What is disjoint between the splits: what
-is wished for, whatever it may cost. A hash of it decides the split.
+Items, visits and rewards come from ``tools.actions.shop``. An errand is a wish that a simple plan fulfills. A script
+writes this plan and its actions and runs them, so the right results are known. A hash of the wish without its price
+decides the split, so no wish is in both splits.
 """
 
 import json
@@ -28,10 +28,10 @@ from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import digest
 
 VISIT = "visit"
-"""Where a visit stands, kept with the values of actions. No action can name it."""
+"""Key of the visit's state among the values of actions. No action can name it."""
 WISH = "wish"
 TRIES = 100
-"""Wishes that are looked at for each errand, at most: a shop has only so many."""
+"""Maximum number of wishes tried for each errand, since a shop has a limited number of errands."""
 
 
 class ShopSettings(EnvironmentSettings):
@@ -41,12 +41,12 @@ class ShopSettings(EnvironmentSettings):
         "iterative",
         "`onetime`: a whole plan, then all actions; `iterative`: one subgoal and its actions at a time.",
     )
-    turns: int = key(16, "Most turns of both together, in the form `iterative`.", ge=2)
-    items: int = key(200, "Items that the shop has.", ge=50, le=2000)
+    turns: int = key(16, "Maximum turns of both agents in the form `iterative`.", ge=2)
+    items: int = key(200, "Number of items in the shop.", ge=50, le=2000)
 
 
 class Visits:
-    """A shop as a domain: actions change where a visit stands."""
+    """A shop as a domain: actions change the state of a visit."""
 
     name = "shop"
     needs: tuple[type, ...] = ()
@@ -61,22 +61,22 @@ class Visits:
     ) -> Executed:
         executor = ShopExecutor(self.shop, _session(values))
         done = await executor.run(actions, values)
-        now = executor.session
-        told = json.dumps([now.opened, now.chosen, now.bought])
-        return Executed({**done.values, VISIT: told}, done.answer, done.error)
+        session = executor.session
+        visit = json.dumps([session.opened, session.chosen, session.bought])
+        return Executed({**done.values, VISIT: visit}, done.answer, done.error)
 
-    def same(self, gold: str, given: str) -> bool:
-        return gold == given
+    def same(self, gold: str, answer: str) -> bool:
+        return gold == answer
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
     ) -> tuple[float | None, Mapping[str, float]]:
-        """Of an errand the reward of the visit; of a single step, whether it gave what the right one gives."""
+        """Score an errand by the reward of the visit, and a single step by its result."""
         if "history" in task.public:
             return float(answer is not None and self.same(gold_answer(task), answer)), {}
         session = _session(values)
-        wanted = _wish(json.loads(task.secrets[WISH].reveal(GRADER)))
-        return reward(self.shop, session, wanted), {"bought": float(session.bought)}
+        target = _wish(json.loads(task.secrets[WISH].reveal(GRADER)))
+        return reward(self.shop, session, target), {"bought": float(session.bought)}
 
 
 class ShopErrands(PlanGround):
@@ -94,23 +94,23 @@ class ShopErrands(PlanGround):
         self.domain = Visits(Shop.drawn(0, settings.items))
         self.needs, self.metric = self.domain.needs, self.domain.metric
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Errands of one split; training tasks of the form ``iterative`` are a step of each errand.
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return errands of a split. Training tasks of the form ``iterative`` are one step of each errand.
 
-        Training errands begin anew, with other steps, when the shop has no more.
+        Training errands repeat, with other steps, when the shop has no more.
         """
         if split == "heldout":
             return [_task(row) for row in errands(self.items, split, seed, count)]
-        rows = errands(self.items, split, seed, sum(drawn) + count)
-        start = sum(min(one, len(rows)) for one in drawn)
+        rows = errands(self.items, split, seed, sum(after) + count)
+        start = sum(min(one, len(rows)) for one in after)
         places = range(start, start + min(count, len(rows)))
-        turns = [(rows[place % len(rows)], place // len(rows)) for place in places]
+        repeats = [(rows[place % len(rows)], place // len(rows)) for place in places]
         if self.form == "onetime":
-            return [_task(row) for row, _ in turns]
-        return [_one_of(step_tasks(row), row, again) for row, again in turns]
+            return [_task(row) for row, _ in repeats]
+        return [_one_of(step_tasks(row), row, again) for row, again in repeats]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
-        """Held-out tasks; in the form ``iterative`` single steps, but for the last one of each."""
+        """Return held-out tasks; single steps in the form ``iterative``, without the final stop."""
         rows = errands(self.items, "heldout", seed, count)
         if self.form == "onetime":
             return [_task(row) for row in rows]
@@ -118,16 +118,16 @@ class ShopErrands(PlanGround):
 
 
 class Errand(PlanRow):
-    """A wish, with a plan that fulfils it."""
+    """A wish, with a plan that fulfills it."""
 
     wish: Wish
 
 
 def errands(items: int, split: Split, seed: int, count: int) -> list[Errand]:
-    """The first errands of a split; a larger count extends a smaller one. Fewer, if the shop has no more."""
-    found, left = _drawing(items, split, seed)
-    found += islice(left, max(0, count - len(found)))
-    return found[:count]
+    """Return the first ``count`` errands of a split, or fewer if the shop has no more."""
+    result, more = _drawing(items, split, seed)
+    result += islice(more, max(0, count - len(result)))
+    return result[:count]
 
 
 @cache
@@ -138,43 +138,43 @@ def _drawing(items: int, split: Split, seed: int) -> tuple[list[Errand], Iterato
 def _draw(items: int, split: Split, seed: int) -> Iterator[Errand]:
     shop, seen, misses = Shop.drawn(0, items), set[str](), 0
     for number in numbers():
-        wanted = wish(shop, int(digest("errand", seed, number)[:12], 16))
-        of = canonical_key(wanted)
+        target = wish(shop, int(digest("errand", seed, number)[:12], 16))
+        of = canonical_key(target)
         misses += 1
         if misses > TRIES:
             return
         if split_of_key(of) == split and of not in seen:
             seen.add(of)
-            made = _errand(shop, wanted, f"{split}-{seed}-{number}")
-            if made is not None:
+            errand = _errand(shop, target, f"{split}-{seed}-{number}")
+            if errand is not None:
                 misses = 0
-                yield made
+                yield errand
 
 
-def canonical_key(wanted: Wish) -> str:
-    """What makes two errands the same across splits: all that is wished for but the price."""
-    return f"{wanted.kind}|{','.join(wanted.attributes)}|{','.join(map(':'.join, wanted.options))}"
+def canonical_key(target: Wish) -> str:
+    """Return the identity of an errand: the wish without its price."""
+    return f"{target.kind}|{','.join(target.attributes)}|{','.join(map(':'.join, target.options))}"
 
 
-def plan(wanted: Wish) -> list[tuple[str, str]]:
-    """The subgoals and actions of the plain plan: search, open what fits best, choose each option, buy."""
-    like, options = " ".join(wanted.attributes), [" ".join(one) for one in wanted.options]
-    chosen = " ".join(value for _, value in wanted.options)
-    found = [
-        (f"Search for {like} {wanted.kind}", f"Search({like} {wanted.kind})"),
-        (f"Open {wanted.kind} that fits best: {like} {chosen}".rstrip(),
-         f"Pick(R1, Query: {like} {chosen} {wanted.kind})"),
+def plan(target: Wish) -> list[tuple[str, str]]:
+    """Return the subgoals and actions of the simple plan: search, open the best match, choose each option, buy."""
+    like, options = " ".join(target.attributes), [" ".join(one) for one in target.options]
+    chosen = " ".join(value for _, value in target.options)
+    steps = [
+        (f"Search for {like} {target.kind}", f"Search({like} {target.kind})"),
+        (f"Open {target.kind} that fits best: {like} {chosen}".rstrip(),
+         f"Pick(R1, Query: {like} {chosen} {target.kind})"),
     ]  # fmt: skip
     for number, option in enumerate(options, 2):
-        found.append((f"Choose the {option}", f"Click(R{number}, Query: {option})"))
-    found.append(("Buy it", f"Click(R{len(found)}, Query: {BUY})"))
-    return [(subgoal, f"R{n} = {call}") for n, (subgoal, call) in enumerate(found, 1)]
+        steps.append((f"Choose the {option}", f"Click(R{number}, Query: {option})"))
+    steps.append(("Buy it", f"Click(R{len(steps)}, Query: {BUY})"))
+    return [(subgoal, f"R{n} = {call}") for n, (subgoal, call) in enumerate(steps, 1)]
 
 
-def _errand(shop: Shop, wanted: Wish, name: str) -> Errand | None:
-    """A wish with its plan; ``None`` if the plan does not fulfil it."""
+def _errand(shop: Shop, target: Wish, name: str) -> Errand | None:
+    """Return a wish with its plan, or ``None`` if the plan does not fulfill it."""
     session, values, steps = Session(), dict[str, str](), []
-    for subgoal, line in plan(wanted):
+    for subgoal, line in plan(target):
         (action,) = parse(line).actions
         try:
             session, values[action.result] = act(shop, session, action, values)
@@ -182,22 +182,22 @@ def _errand(shop: Shop, wanted: Wish, name: str) -> Errand | None:
             return None
         result = values[action.result]
         steps.append(PlanStep(subgoal=subgoal, actions=(line,), result=result))
-    if reward(shop, session, wanted) < 1:
+    if reward(shop, session, target) < 1:
         return None
-    told = {"question": wanted.instruction, "answer": steps[-1].result, "domain": "shop"}
-    return Errand.model_validate({"id": name, **told, "steps": steps, "wish": wanted})
+    fields = {"question": target.instruction, "answer": steps[-1].result, "domain": "shop"}
+    return Errand.model_validate({"id": name, **fields, "steps": steps, "wish": target})
 
 
 def _task(row: Errand) -> Task:
     task = whole_task(row)
     w = row.wish
-    told = json.dumps([w.kind, w.department, w.attributes, w.options, w.cents])
-    secret = Secret(told, name=WISH, readers=frozenset({GRADER}))
+    fields = json.dumps([w.kind, w.department, w.attributes, w.options, w.cents])
+    secret = Secret(fields, name=WISH, readers=frozenset({GRADER}))
     return Task(task.id, task.public, {**task.secrets, WISH: secret})
 
 
 def _one_of(steps: Sequence[Task], row: Errand, again: int) -> Task:
-    """Which of an errand's steps is trained on when it comes for the first time, or again."""
+    """Return the step of an errand to train on at its repetition ``again``."""
     return steps[(int(digest("step", row.id)[:12], 16) + again) % len(steps)]
 
 
@@ -208,10 +208,10 @@ def _session(values: Mapping[str, str]) -> Session:
     return Session(opened, _pairs(chosen), bought)
 
 
-def _wish(told: Sequence[Any]) -> Wish:
-    kind, department, attributes, options, cents = told
+def _wish(fields: Sequence[Any]) -> Wish:
+    kind, department, attributes, options, cents = fields
     return Wish(kind, department, tuple(attributes), _pairs(options), cents)
 
 
-def _pairs(found: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((str(name), str(value)) for name, value in found)
+def _pairs(pairs: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((str(name), str(value)) for name, value in pairs)

@@ -1,1 +1,1 @@
-"""The ``problems`` micro-world: word problems in which a subgoal can mean two things."""
+"""The ``problems`` micro-world: word problems with ambiguous subgoals."""

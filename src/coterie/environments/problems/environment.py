@@ -1,4 +1,10 @@
-"""The ``problems`` micro-world as an environment: a planner and a grounder on word problems that it makes."""
+"""The ``problems`` environment: a planner and a grounder on generated word problems.
+
+A problem asks for a total of quantities, such as the number of Bob's pens. An owner may have further quantities, which
+do not count. Then a subgoal that names only the owner is ambiguous.
+
+A hash of a problem's canonical key (the quantities in the total, with their numbers) decides its split.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -10,7 +16,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.numbers import same_number
-from coterie.environments.plan_ground.environment import PLANNER, PlanGround, asked, whole_task
+from coterie.environments.plan_ground.environment import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executor import Executed
@@ -19,17 +25,8 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Task
 
-# Word problems of the ``problems`` micro-world: a total of quantities, each of which has to be worked out.
-#
-# A quantity is somebody's number of something, such as Bob's pens. The question names those that are added up. An owner
-# among them may have others, which do not count. Then a subgoal that names the owner alone can mean any of them: it is
-# ambiguous.
-#
-# What is disjoint between the splits: the *canonical key* of a problem, i.e. the quantities that are added up, with
-# their numbers. A hash of it decides the split.
-
 Wording = Literal["near", "far"]
-"""How problems are told: in the words of training tasks, or in others."""
+"""Wording of problems: the same as in training tasks, or different."""
 Sign = Literal["+", "-", "*"]
 SIGNS: tuple[Sign, ...] = ("+", "-", "*")
 OWNERS = (
@@ -37,21 +34,21 @@ OWNERS = (
 )  # fmt: skip
 THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 AMBIGUOUS = 0.3
-"""How often an owner who counts has quantities that do not."""
+"""Share of owners in the total with further quantities."""
 MORE = 2
 OTHERS = (1, 2)
-"""How many owners there are besides, each entry equally often drawn."""
+"""Numbers of further owners; each entry is equally likely."""
 FIRSTS, SECONDS = range(11, 60), range(2, 10)
 PARTS = (2, 3)
-"""How many quantities are added up, each entry equally often drawn."""
+"""Numbers of quantities in the total; each entry is equally likely."""
 FAR_PARTS = (4,)
 MAX_VALUE = 2000
-"""Characters of what a line gives."""
+"""Maximum characters of the result of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is told of somebody's number of something: a calculation."""
+    """A quantity of an owner, given as a calculation."""
 
     owner: str
     thing: str
@@ -79,8 +76,8 @@ class Problem:
     problem_id: str
     """Unique within (split, seed, wording)."""
     parts: tuple[Fact, ...]
-    """What is added up, in the order of the question."""
-    told: tuple[Fact, ...]
+    """Quantities in the total, in the order of the question."""
+    facts: tuple[Fact, ...]
     wording: Wording = "near"
 
     @property
@@ -88,11 +85,11 @@ class Problem:
         return sum(fact.value for fact in self.parts)
 
     def is_ambiguous(self, part: Fact) -> bool:
-        return sum(fact.owner == part.owner for fact in self.told) > 1
+        return sum(fact.owner == part.owner for fact in self.facts) > 1
 
 
 def canonical_key(problem: Problem) -> str:
-    """What makes two problems the same across splits: what is added up (not the wording, nor what else is told)."""
+    """Return the identity of a problem across splits: the quantities in the total."""
     return ";".join(f"{fact.owner}|{fact.thing}|{fact.calculation}" for fact in problem.parts)
 
 
@@ -104,22 +101,23 @@ def generate(
     wording: Wording = "near",
     ambiguous: float = AMBIGUOUS,
 ) -> list[Problem]:
-    """``count`` problems of one split. Equal arguments give equal problems, and a larger count extends a smaller one.
+    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one.
 
-    Raises ``ValueError`` for a split that there is not.
+    Raises:
+        ValueError: unknown split.
     """
     check_split(split)
     rng = random.Random(f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
-    found: list[Problem] = []
+    problems: list[Problem] = []
     seen: set[str] = set()
-    while len(found) < count:
-        name = f"{split}-{wording}-{seed}-{len(found)}"
+    while len(problems) < count:
+        name = f"{split}-{wording}-{seed}-{len(problems)}"
         problem = _draw(name, rng.choice(parts), wording, ambiguous, rng)
         key = canonical_key(problem)
         if split_of_key(key) == split and key not in seen:
             seen.add(key)
-            found.append(problem)
-    return found
+            problems.append(problem)
+    return problems
 
 
 def facts(rng: random.Random) -> list[Fact]:
@@ -129,12 +127,12 @@ def facts(rng: random.Random) -> list[Fact]:
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
-    told: list[Fact] = []
+    all_facts: list[Fact] = []
     for place, owner in enumerate(owners):
         more = MORE if place < count and rng.random() < ambiguous else 0
-        told += [_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
-    firsts = [next(fact for fact in told if fact.owner == owner) for owner in owners[:count]]
-    return Problem(name, tuple(firsts), tuple(rng.sample(told, len(told))), wording)
+        all_facts += [_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
+    firsts = [next(fact for fact in all_facts if fact.owner == owner) for owner in owners[:count]]
+    return Problem(name, tuple(firsts), tuple(rng.sample(all_facts, len(all_facts))), wording)
 
 
 def _fact(owner: str, thing: str, rng: random.Random) -> Fact:
@@ -143,7 +141,7 @@ def _fact(owner: str, thing: str, rng: random.Random) -> Fact:
 
 PLANNER_PROMPT = "Plan."
 GROUNDER_PROMPT = "Act."
-"""What both are told, before the problem: the few words that the packaged model knows."""
+"""Short system prompts that the packaged model knows."""
 TOTAL = "add all"
 CAREFUL_BRIEFS = 0.95
 _FACTS: dict[Wording, str] = {
@@ -159,7 +157,7 @@ _QUESTIONS: dict[Wording, str] = {
 def problem_text(problem: Problem) -> str:
     *most, last = (f"{fact.owner}'s {fact.thing}" for fact in problem.parts)
     question = _QUESTIONS[problem.wording].format(parts=f"{', '.join(most)} and {last}")
-    return " ".join([*(fact_text(fact, problem.wording) for fact in problem.told), question])
+    return " ".join([*(fact_text(fact, problem.wording) for fact in problem.facts), question])
 
 
 def clear(fact: Fact) -> str:
@@ -167,30 +165,30 @@ def clear(fact: Fact) -> str:
 
 
 def brief(fact: Fact) -> str:
-    """A subgoal that says whose alone."""
+    """Return a subgoal that names only the owner."""
     return f"find {fact.owner}'s"
 
 
 def subgoals(problem: Problem, briefs: float, rng: random.Random, *, careful: bool) -> list[str]:
-    """A plan in which as large a share of subgoals is brief; with care only those that can't mean something else."""
-    found = []
+    """Return a plan whose subgoals are brief with probability ``briefs``; if ``careful``, only unambiguous ones."""
+    plan = []
     for fact in problem.parts:
         may = not (careful and problem.is_ambiguous(fact))
-        found.append(brief(fact) if may and rng.random() < briefs else clear(fact))
-    return [*found, TOTAL]
+        plan.append(brief(fact) if may and rng.random() < briefs else clear(fact))
+    return [*plan, TOTAL]
 
 
 def right_subgoals(problem: Problem) -> list[str]:
-    """The plan that comes with a problem: as brief as it can be without meaning something else, in most places."""
+    """Return the reference plan, which is mostly brief where that is unambiguous."""
     rng = random.Random(f"problems/plan/{canonical_key(problem)}")
     return subgoals(problem, CAREFUL_BRIEFS, rng, careful=True)
 
 
 def actions(problem: Problem) -> list[str]:
-    """The calculations that carry the plan out, one for each subgoal."""
-    found = [f"R{n} = Calculator({fact.calculation})" for n, fact in enumerate(problem.parts, 1)]
-    total = " + ".join(f"R{n}" for n in range(1, len(found) + 1))
-    return [*found, f"R{len(found) + 1} = Calculator({total})"]
+    """Return the calculations of the plan, one for each subgoal."""
+    lines = [f"R{n} = Calculator({fact.calculation})" for n, fact in enumerate(problem.parts, 1)]
+    total = " + ".join(f"R{n}" for n in range(1, len(lines) + 1))
+    return [*lines, f"R{len(lines) + 1} = Calculator({total})"]
 
 
 def results(problem: Problem) -> list[str]:
@@ -205,7 +203,7 @@ TOOL = "Calculator"
 
 
 class SandboxCalculator:
-    """A domain whose only tool is a calculator. What a model calculates is Python, and runs where Python may."""
+    """A domain with a calculator as the only tool. The calculations are Python code and run in the sandbox."""
 
     name = "maths"
     needs: tuple[type, ...] = (Sandbox,)
@@ -219,9 +217,9 @@ class SandboxCalculator:
                 return Executed({}, None, f"there is no tool but {TOOL}: {action.text[:80]}")
         lines = [f"{action.result} = {action.rest(0).strip()}" for action in actions]
         names = [action.result for action in actions]
-        found = await shared[Sandbox].run("\n".join(lines), names)
+        outputs = await shared[Sandbox].run("\n".join(lines), names)
         new: dict[str, str] = {}
-        for name, result in zip(names, found, strict=True):
+        for name, result in zip(names, outputs, strict=True):
             if not result.ok:
                 return Executed(new, None, f"{name}: {result.reason}")
             assert result.wire is not None
@@ -229,18 +227,18 @@ class SandboxCalculator:
             new[name] = content if tag == "str" else shown(result.wire, MAX_VALUE)
         return Executed(new, new[names[-1]])
 
-    def same(self, gold: str, given: str) -> bool:
-        return same_number(gold, given)
+    def same(self, gold: str, answer: str) -> bool:
+        return same_number(gold, answer)
 
 
 class ProblemsSettings(EnvironmentSettings):
     """Settings of the micro-world."""
 
-    far: bool = key(False, "Problems are told in other words, and have one more part.")
+    far: bool = key(False, "Word problems differently, with one more part.")
 
 
 class Problems(PlanGround):
-    """The micro-world of ``moat``."""
+    """Micro-world of the recipe ``moat``."""
 
     name = "problems"
     settings_type = ProblemsSettings
@@ -254,23 +252,23 @@ class Problems(PlanGround):
         self.needs, self.metric = self.domain.needs, self.domain.metric
         self.far = settings.far
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""
-        start = sum(drawn) if split == "train" else 0
-        told = (FAR_PARTS, "far") if self.far else (PARTS, "near")
-        return [as_task(one) for one in generate(split, start + count, seed, *told)[start:]]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split. The splits are disjoint by construction."""
+        start = sum(after) if split == "train" else 0
+        form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
+        return [as_task(one) for one in generate(split, start + count, seed, *form)[start:]]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
-        """Held-out tasks; all have right actions."""
+        """Return held-out tasks, which all have right actions."""
         return self.tasks("heldout", count, seed)
 
-    def told(self, task: Task, actor: str) -> str:
-        """The few words that the packaged model knows."""
-        return PLANNER_PROMPT if actor == PLANNER else f"{GROUNDER_PROMPT} {asked(task)}"
+    def system_prompt(self, task: Task, actor: str) -> str:
+        """Return the short prompt that the packaged model knows."""
+        return PLANNER_PROMPT if actor == PLANNER else f"{GROUNDER_PROMPT} {request(task)}"
 
 
 def as_task(problem: Problem) -> Task:
-    """The record's form of a problem, with a careful plan."""
+    """Return a problem as a task with the reference plan."""
     steps = [
         PlanStep(subgoal=subgoal, actions=(action,), result=value)
         for subgoal, action, value in zip(

@@ -1,1 +1,1 @@
-"""Plans as graphs (GAP): which tasks there are, which wait for which, and what runs them side by side."""
+"""Agents with plans as graphs of tasks, which run in parallel (GAP)."""

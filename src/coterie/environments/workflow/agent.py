@@ -1,8 +1,7 @@
-"""One agent that is asked something, thinks, plans, calls tools and answers, in the tags of GAP's trajectories.
+"""Base class for an agent that thinks, plans, calls tools and answers, in the tags of GAP's trajectories.
 
-What is the same for all of them: who acts, what the agent is shown, how it ends, and how it is given tools. What is
-asked, how an answer is read and what it is worth subclasses say (``environment``: questions; ``code``: programs;
-``code_maths``: mathematics).
+It defines the actor, the prompt, the ending and the tools. Subclasses define tasks, answers and grades
+(``environment``: questions; ``code``: programs; ``code_maths``: mathematics).
 """
 
 from abc import ABC, abstractmethod
@@ -37,59 +36,59 @@ ANSWER = "answer"
 
 
 class AgentSettings(EnvironmentSettings):
-    """How an agent is asked, and its answers are read."""
+    """Settings of prompts and answers."""
 
     lenient: bool = key(
         False,
-        "Take an answer outside of its tag too, for models that were not trained on the form.",
+        "Accept answers outside their tag, for models without training on the format.",
     )
     prompt: Literal["full", "short", "closed"] = key(
         "full",
-        "How much the prompt says: all of the form and of the tools; for a model that is trained on the form, one "
-        "line (`short`); or, for an agent without tools, that it is to answer from memory (`closed`, with tools=[]).",
+        "Content of the prompt: the format and the tools (`full`); one line, for a model that is trained on the format "
+        "(`short`); or a request to answer from memory, for an agent without tools (`closed`, with tools=[]).",
     )
 
 
 class WorkflowAgent(Pure, ABC):
-    """One agent, a task, tools."""
+    """Base class for an agent with tools."""
 
     kind: AgentKind
-    """By which rules the order of its tags is judged."""
+    """Kind of agent, which determines the rules for the order of tags."""
     graphs = True
     name: str
     metric: str
     settings: AgentSettings
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
-    """Of answers; messages that call come besides."""
+    """Limit of answers; messages with calls do not count."""
 
     rows: Rows
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        return [self.task_of(row) for row in draw(self.rows, split, count, seed, drawn)]
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        return [self.task_of(row) for row in draw(self.rows, split, count, seed, after)]
 
     @abstractmethod
     def task_of(self, row: QuestionRow) -> Task:
-        """The record's form of a row."""
+        """Return a row as a task."""
 
     @abstractmethod
     def instructions(self) -> str:
-        """The system prompt, to which the tools are added where it is not terse."""
+        """Return the system prompt; the tools are appended if it is not terse."""
 
     @abstractmethod
     def read(self, text: str) -> str | None:
-        """The answer that a message gives; ``None`` if it gives none."""
+        """Return the answer in a message, or ``None``."""
 
     @abstractmethod
     async def grade(self, state: State, live: Any) -> Grade: ...
 
-    def asked(self, task: Task) -> str:
+    def request(self, task: Task) -> str:
         return f"Question: {task.public['question']}"
 
     @property
     def terse(self) -> bool:
-        """Whether the prompt leaves out what is said of the form and of the tools."""
+        """True if the prompt omits the format and the tools."""
         return self.settings.prompt != "full"
 
     def acting(self, state: State) -> tuple[str, ...]:
@@ -98,34 +97,35 @@ class WorkflowAgent(Pure, ABC):
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         return (
             Message("system", (Part(self.instructions(), source="task"),)),
-            Message("user", (Part(self.asked(state.task), source="task"),)),
+            Message("user", (Part(self.request(state.task), source="task"),)),
             *(Message("assistant", turn=turn.id) for turn in state.turns),
         )
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Over: with an answer, without one, or in the middle of a sentence."""
-        said = taken[-1]
-        answer = self.read(said.text)
+        """End with an answer, without one, or with a truncated message."""
+        turn = turns[-1]
+        answer = self.read(turn.text)
         if answer is None:
-            return Transition(end=LENGTH if said.truncated else NO_ANSWER)
+            return Transition(end=LENGTH if turn.truncated else NO_ANSWER)
         return Transition(answer=answer, end=ANSWERED)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """The answer that a message gives, for votes and baselines."""
+        """Return the answer in a message, for votes and baselines."""
         return self.read(text)
 
-    def given(
+    def with_tools(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
-        """This environment with tools, and with graphs that are carried out.
+        """Return this environment with tools and execution of graphs.
 
-        Raises ``UserError`` where the prompt is for an agent without tools.
+        Raises:
+            UserError: the prompt is for an agent without tools.
         """
         if self.settings.prompt == "closed":
             raise UserError(
-                f"environment.prompt=closed asks for answers from memory, and there are tools: {list(settings.use)}",
+                f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",
                 "add tools=[], or use environment.prompt=short",
             )
         if isinstance(syntax, Tags):

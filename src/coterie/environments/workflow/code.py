@@ -1,9 +1,9 @@
-"""Problems of programming contests for an agent that plans, runs programs and answers with one: AFM's code agent.
+"""Programming contests for an agent that plans, runs programs and answers with a program: AFM's code agent.
 
     coterie evaluate code dataset=livecodebench dataset.source=test.jsonl policy=RUN max_tokens=4096
 
-The answer is one Python program between fences. It is right if it passes all tests of its row, in the sandbox; what the
-tests expect no agent and no program can read.
+The answer is one fenced Python program. It is right if it passes all tests of its row in the sandbox. Neither the agent
+nor its programs can read the tests.
 """
 
 import json
@@ -25,19 +25,19 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Secret, Task
 
 TESTS = "tests"
-"""The secret that holds the tests: a JSON list."""
+"""Name of the secret with the tests, a JSON list."""
 NO_PROGRAM = "no program between fences"
 SEVERAL = "more than one program"
 
 
 class CodeSettings(AgentSettings):
-    """How programs are asked for and judged."""
+    """Settings of prompts and of the tests' limits."""
 
     limits: ContestLimits = ContestLimits()
 
 
 class Code(WorkflowAgent):
-    """One agent that writes a program."""
+    """Programming contests for one agent."""
 
     kind = "code"
     graphs = False
@@ -53,12 +53,12 @@ class Code(WorkflowAgent):
     # -- tasks ----------------------------------------------------------------------------------
 
     def task_of(self, row: QuestionRow) -> Task:
-        """A problem, and its tests, which only a grader may read. Raises ``UserError`` for one without tests."""
-        assert isinstance(row, ContestRow), "that was checked"
+        """Return a problem with its tests as a secret for graders. Raise ``UserError`` if it has no tests."""
+        assert isinstance(row, ContestRow), "row types are checked before"
         if row.flaw:
             raise UserError(
                 f"the problem {row.id} of {self.name} {row.flaw}",
-                "leave it out: no program can be graded on it",
+                "remove it, because programs can't be graded on it",
             )
         public = {"question": row.question, "starter": row.starter, "function": row.function}
         if row.sealed:
@@ -70,25 +70,25 @@ class Code(WorkflowAgent):
     def instructions(self) -> str:
         return SHORT["program"] if self.terse else instructions("program")
 
-    def asked(self, task: Task) -> str:
-        """The problem, and how a solution begins where that is given."""
-        starter = str(task.public.get("starter", ""))  # the questions of a file of traces have none
-        given = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
-        return f"{super().asked(task)}{given}"
+    def request(self, task: Task) -> str:
+        """Return the problem, with the beginning of the solution if it is given."""
+        starter = str(task.public.get("starter", ""))  # questions of a traces file have none
+        beginning = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
+        return f"{super().request(task)}{beginning}"
 
     # -- answers --------------------------------------------------------------------------------
 
     def read(self, text: str) -> str | None:
-        """What stands in its tag; where that is missing and need not be there, the last block of Python."""
-        found = final_answer(text)
-        if found is None and self.settings.lenient and (blocks := python_blocks(text)):
+        """Return the content of the answer tag, or, if lenient, the last Python block."""
+        answer = final_answer(text)
+        if answer is None and self.settings.lenient and (blocks := python_blocks(text)):
             return f"```py\n{blocks[-1]}\n```"
-        return found
+        return answer
 
     def program(self, answer: str) -> tuple[str, str]:
-        """The program of an answer; or an empty text, and why it gives none.
+        """Return the program of an answer, or "" and the reason.
 
-        ``lenient`` takes the last one of several, as AFM's code does, and text without fences.
+        ``lenient`` accepts the last of several programs, like AFM's code, and text without fences.
         """
         blocks = python_blocks(answer)
         if len(blocks) == 1 or (blocks and self.settings.lenient):
@@ -98,9 +98,10 @@ class Code(WorkflowAgent):
         return (code_of(answer), "") if self.settings.lenient else ("", NO_PROGRAM)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """1 if all tests pass. ``fraction`` is the share that do, ``outcome`` what the first other one came to.
+        """Score 1 if all tests pass. ``fraction`` is their share, ``outcome`` the result of the first failed test.
 
-        Raises ``EngineError`` where the sandbox failed: no score then, which is not 0.
+        Raises:
+            EngineError: the sandbox failed.
         """
         task = state.task
         tests = tests_of(task)
@@ -116,17 +117,16 @@ class Code(WorkflowAgent):
             outcome = "no answer" if state.answer is None else why
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
-        found = await judged(live[Sandbox], program, tests, function, limits)
-        return Grade(float(all(one.passed for one in found)), {**common, **measures(found)})
+        verdicts = await judged(live[Sandbox], program, tests, function, limits)
+        return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
     # -- votes ----------------------------------------------------------------------------------
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers have the same program, to the letter."""
+        """Return True if two answers have exactly the same program."""
         return self.program(first) == self.program(second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """1 for the same program, else 0."""
         return float(self.same(answer, other))
 
 
@@ -135,16 +135,16 @@ def tests_of(task: Task) -> tuple[ContestTest, ...]:
     return tuple(ContestTest.model_validate(one) for one in listed)
 
 
-def measures(found: Sequence[Verdict]) -> dict[str, float | str]:
-    """What the verdicts of a program's tests come to: the share that passed, and the first that did not."""
-    passed = sum(one.passed for one in found)
-    first = next(((at, one) for at, one in enumerate(found, 1) if not one.passed), None)
-    told: dict[str, float | str] = {
-        "fraction": passed / len(found),
-        "slow": float(any(one.outcome == "too slow" for one in found)),
-        "crashed": float(any(one.outcome == "error" for one in found)),
+def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
+    """Return the metrics of a program's tests: the share of passed tests, and the first failure."""
+    passed = sum(one.passed for one in verdicts)
+    first = next(((at, one) for at, one in enumerate(verdicts, 1) if not one.passed), None)
+    metrics: dict[str, float | str] = {
+        "fraction": passed / len(verdicts),
+        "slow": float(any(one.outcome == "too slow" for one in verdicts)),
+        "crashed": float(any(one.outcome == "error" for one in verdicts)),
         "outcome": "passed" if first is None else first[1].outcome,
     }
     if first is not None:
-        told["why"] = f"test {first[0]} of {len(found)}: {first[1].why or first[1].outcome}"
-    return told
+        metrics["why"] = f"test {first[0]} of {len(verdicts)}: {first[1].why or first[1].outcome}"
+    return metrics

@@ -1,4 +1,4 @@
-r"""Problems of mathematics for an agent that plans, runs programs and answers: AFM's code agent on mathematics.
+r"""Mathematics problems for an agent that plans, runs programs and answers: AFM's code agent on mathematics.
 
     coterie evaluate code_maths dataset=aime24 dataset.source=aime24.jsonl policy=RUN max_tokens=4096
 
@@ -22,7 +22,7 @@ from coterie.trajectories.task import Task
 
 
 class CodeMaths(WorkflowAgent):
-    """One agent that computes by programs."""
+    """Mathematics problems for one agent that runs programs."""
 
     kind = "code"
     graphs = False
@@ -34,11 +34,11 @@ class CodeMaths(WorkflowAgent):
         self.settings, self.rows, self.name = settings, rows, rows.name
 
     def task_of(self, row: QuestionRow) -> Task:
-        """A problem and its secret answers. Raises ``UserError`` for one without."""
+        """Return a problem and its secret answers. Raise ``UserError`` if they are missing."""
         if row.flaw:
             raise UserError(
                 f"the problem {row.id} of {self.name}: {row.flaw}",
-                "leave it out: no answer can be graded on it",
+                "remove it, because answers can't be graded on it",
             )
         return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
 
@@ -46,19 +46,18 @@ class CodeMaths(WorkflowAgent):
         return SHORT["mathematics"] if self.terse else instructions("mathematics")
 
     def read(self, text: str) -> str | None:
-        """What stands in its tag, or in the box in it; where the tag may be missing, also in any box."""
-        found = final_answer(text)
-        if found is None and self.settings.lenient:
-            found = boxed_answer(text) or final_answer(text, lenient=True)
-        return None if found is None else boxed_answer(found) or found
+        """Return the content of the answer tag, or of a box in it; if lenient, also of any box."""
+        answer = final_answer(text)
+        if answer is None and self.settings.lenient:
+            answer = boxed_answer(text) or final_answer(text, lenient=True)
+        return None if answer is None else boxed_answer(answer) or answer
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """1 for an answer that is the same mathematics as a right one. Comparing may take seconds."""
+        """Score 1 if the answer equals a right answer as mathematics. The comparison may take seconds."""
         right = await asyncio.to_thread(self.score, state.task, state.answer)
         return Grade(right, {WELL_FORMED: float(state.answer is not None)})
 
     def score(self, task: Task, answer: str | None) -> float:
-        """1 for a right answer, else 0."""
         return float(
             answer is not None
             and any(same_mathematics(gold, answer) for gold in gold_answers(task))
@@ -71,5 +70,4 @@ class CodeMaths(WorkflowAgent):
         return same_mathematics(first, second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """1 for the same answer, else 0."""
         return float(self.same(answer, other))

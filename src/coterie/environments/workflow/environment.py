@@ -1,10 +1,10 @@
-"""Questions for an agent that plans, calls tools and answers: GAP's agents, in the tags of its trajectories.
+"""Questions for an agent that plans, calls tools and answers: GAP's agents, with the tags of its trajectories.
 
     coterie evaluate mhqa dataset=2wiki tools.config=tools.yaml policy=RUN
 
-The agent thinks, writes a plan, calls tools in one message or several, and ends with ``<answer>``. Tools come with the
-run (``tools=``); results go on within the agent's message. An answer is compared by exact match and F1; a model can
-judge it besides.
+The agent thinks, writes a plan, calls tools in one or several messages, and ends with ``<answer>``. The run provides
+the tools (``tools=``), and results continue the agent's message. Answers are scored by exact match and F1, and
+optionally by a model.
 """
 
 import re
@@ -33,7 +33,7 @@ from coterie.environments.traits import Openers
 from coterie.environments.workflow.agent import ANSWER, AgentSettings, WorkflowAgent
 from coterie.environments.workflow.answers import Several, final_answer, matches, overlap
 from coterie.environments.workflow.expert import trace_of
-from coterie.environments.workflow.found_gold import found_gold, gold_titles
+from coterie.environments.workflow.gold_passages import gold_titles, has_passages
 from coterie.environments.workflow.prompts import CLOSED, SHORT, PlanForm, instructions
 from coterie.environments.workflow.trace import Trace
 from coterie.trajectories.task import Task
@@ -54,15 +54,15 @@ _RULES = (
 
 
 class JudgeSettings(ChatModelSettings):
-    """Which model judges, if any."""
+    """Settings of the judge."""
 
     model: str = key(
         NOBODY,
-        "`nobody`, a model that coterie loads, or, with `url`, the name of a model there.",
+        "`nobody` (no judge), a model that coterie loads, or, with `url`, the name of a model there.",
         source="GAP: GPT-4.1 mini; AFM: Qwen2.5-72B-Instruct",
         min_length=1,
     )
-    max_tokens: int = key(256, "Most tokens of a judgement.", ge=1)
+    max_tokens: int = key(256, "Maximum tokens of a judgement.", ge=1)
 
     @property
     def judges(self) -> bool:
@@ -70,31 +70,31 @@ class JudgeSettings(ChatModelSettings):
 
 
 class AnswerJudge:
-    """Asks a chat model about answers."""
+    """A chat model that judges answers."""
 
     def __init__(self, chat: ChatModel) -> None:
         self.chat = chat
 
     async def right(self, question: str, golds: Sequence[str], answer: str | None) -> float | None:
-        """1.0 for a right answer, 0.0 for a wrong one or none; ``None`` if no reply could be read."""
+        """Return 1.0 for a right answer, 0.0 for a wrong or missing one, ``None`` if no judgement can be parsed."""
         if answer is None:
             return 0.0
         listed = "\n".join(f"- {gold}" for gold in golds)
-        asked = f"Question: {question}\nRight answers:\n{listed}\nThe student's answer: {answer}"
-        said = [Utterance("system", _RULES), Utterance("user", asked)]
+        prompt = f"Question: {question}\nRight answers:\n{listed}\nThe student's answer: {answer}"
+        messages = [Utterance("system", _RULES), Utterance("user", prompt)]
         for number in range(TRIES):
             seed = int(digest(question, answer, number)[:8], 16) % 2**31
-            reply = await self.chat.ask(said, seed)
-            if (found := read_judgement(reply.text)) is not None:
-                return float(found)
+            reply = await self.chat.ask(messages, seed)
+            if (is_right := read_judgement(reply.text)) is not None:
+                return float(is_right)
         return None
 
 
 def read_judgement(reply: str) -> bool | None:
-    """What a reply says: JSON, also within prose or a fence, or the one word; ``None`` if it says neither."""
-    for written in reversed(_OBJECT.findall(reply)):
+    """Parse a judgement: JSON, also within text or a fence, or a single word; else ``None``."""
+    for source in reversed(_OBJECT.findall(reply)):
         try:
-            word = str(read_json(written).get("judgement")).strip().lower()
+            word = str(read_json(source).get("judgement")).strip().lower()
         except ValueError:
             continue
         if word in (*_RIGHT, *_WRONG):
@@ -113,36 +113,36 @@ Score = Literal["em", "f1", "judge"]
 
 
 class WorkflowSettings(AgentSettings):
-    """How questions are asked, and answers read."""
+    """Settings of prompts, answers and scores."""
 
     plans: PlanForm = key(
         "tasks",
-        "What the prompt asks for: a list of `tasks`, of which the agent calls those that are ready; a `graph`, which "
-        "is carried out for it; or `none`. Both are read whatever the prompt says.",
+        "Form of plans in the prompt: a list of `tasks`, whose calls the agent makes itself; a `graph`, which is run "
+        "for the agent; or `none`. Plans of both forms are always parsed.",
         source="GAP's code: tasks; its paper: graph",
     )
     score: Score = key(
         "em",
-        "What an answer is worth: exact match, F1, or what `judge` says.",
+        "Score of an answer: exact match (`em`), `f1`, or the judgement of `judge`.",
         source="GAP: em; AFM's web agent: judge",
     )
     several: Several = key(
         "all",
-        "Of answers divided by |, which must be right: `all`, or the `first`.",
+        "Which of several answers (separated by |) must be right: `all`, or the `first`.",
         source="GAP's code: all in training, first in evaluation",
     )
-    shots: int = key(0, "Example trajectories that the prompt shows.", ge=0, le=1)
+    shots: int = key(0, "Number of example trajectories in the prompt.", ge=0, le=1)
     judge: JudgeSettings = JudgeSettings()
 
     @model_validator(mode="after")
-    def _somebody_judges(self) -> Self:
+    def _check_judge(self) -> Self:
         if self.score == "judge" and not self.judge.judges:
             raise ValueError("score=judge needs judge.model=NAME (and judge.url=URL for a server)")
         return self
 
 
 class Workflow(WorkflowAgent):
-    """One agent, a question, tools. Subclasses say what kind of agent it is."""
+    """Questions for one agent with tools. Subclasses define the kind of agent."""
 
     settings_type = WorkflowSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
@@ -151,9 +151,9 @@ class Workflow(WorkflowAgent):
     def __init__(self, settings: WorkflowSettings, rows: Rows) -> None:
         self.rows = rows
         self._train: dict[str, QuestionRow] = {}
-        self._told(settings, rows.name)
+        self._configure(settings, rows.name)
 
-    def _told(self, settings: WorkflowSettings, name: str) -> None:
+    def _configure(self, settings: WorkflowSettings, name: str) -> None:
         self.name = name
         self.settings = settings
         self.metric = {"em": "exact match", "f1": "F1", "judge": "judged right"}[settings.score]
@@ -162,7 +162,7 @@ class Workflow(WorkflowAgent):
     # -- tasks ----------------------------------------------------------------------------------
 
     def task_of(self, row: QuestionRow) -> Task:
-        """A question, its type and its secret answers."""
+        """Return a question, its type and its secret answers."""
         public = {"question": row.question, "type": str(getattr(row, "type", ""))}
         return Task(f"{self.name}-{row.id}", public, secret_answers(row))
 
@@ -170,10 +170,10 @@ class Workflow(WorkflowAgent):
         judge = self.settings.judge
         return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
 
-    # -- how it goes ----------------------------------------------------------------------------
+    # -- the trajectory -------------------------------------------------------------------------
 
     def instructions(self) -> str:
-        """The system prompt, to which the tools are added where it is not terse."""
+        """Return the system prompt; the tools are appended if it is not terse."""
         if self.settings.prompt == "closed":
             return CLOSED
         if self.terse:
@@ -184,7 +184,7 @@ class Workflow(WorkflowAgent):
         return final_answer(text, lenient=self.settings.lenient)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Exact match and F1, and what the judge says."""
+        """Compute exact match, F1 and the judgement."""
         golds, answer = gold_answers(state.task), state.answer
         several = self.settings.several
         em, f1_ = matches(answer, golds, several), overlap(answer, golds, several)
@@ -204,25 +204,25 @@ class Workflow(WorkflowAgent):
     # -- answers, for votes and baselines -------------------------------------------------------
 
     def same(self, first: str, second: str) -> bool:
-        """Whether they are equal but for case, articles and punctuation."""
+        """Return True if the answers are equal, ignoring case, articles and punctuation."""
         return normalize_answer(first) == normalize_answer(second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """1 for the same answer, else 0; with F1 as the score, F1 of their words."""
+        """Return the F1 of the answers if that is the score, else 1 for equal answers and 0 for others."""
         return (
             f1(answer, [other]) if self.settings.score == "f1" else float(self.same(answer, other))
         )
 
     def score(self, task: Task, answer: str | None) -> float:
-        """Exact match or F1."""
-        how = overlap if self.settings.score == "f1" else matches
-        return how(answer, gold_answers(task), self.settings.several)
+        """Return the exact match or F1."""
+        metric = overlap if self.settings.score == "f1" else matches
+        return metric(answer, gold_answers(task), self.settings.several)
 
     def well_formed(self, answer: str) -> bool:
         return True
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The question alone, to be answered by what the model knows."""
+        """Return the prompt to answer from memory."""
         ending = f"- End with your answer, as short as possible: <{ANSWER}>your answer</{ANSWER}>"
         return solo_prompt(str(task.public["question"]), ending)
 
@@ -234,21 +234,21 @@ class Workflow(WorkflowAgent):
         return self._train[task.id]
 
     def trace(self, task: Task) -> Trace:
-        """What an expert says who knows the gold facts of a training task. Raises ``NoTrace``."""
+        """Return the trace of an expert who knows the gold facts of a training task. Raise ``NoTrace`` without one."""
         return trace_of(self.row(task))
 
-    def grounded(self, task: Task, found: Sequence[str]) -> bool:
-        """Whether the gold passages of a training task are among the results."""
-        return found_gold(found, gold_titles(self.row(task)))
+    def grounded(self, task: Task, results: Sequence[str]) -> bool:
+        """Return True if the results contain the gold passages of a training task."""
+        return has_passages(results, gold_titles(self.row(task)))
 
 
 class Mhqa(Workflow):
-    """Questions of several hops over an encyclopedia."""
+    """Multi-hop questions about an encyclopedia."""
 
     kind = "mhqa"
 
 
 class Web(Workflow):
-    """Questions for which the web is searched."""
+    """Questions that need a web search."""
 
     kind = "web"

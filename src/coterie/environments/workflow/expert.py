@@ -1,8 +1,7 @@
-"""An expert that knows the gold: from a row of a data set to what it says in a trajectory.
+"""Expert traces from the gold facts of rows.
 
-No teacher model: plan and queries are made of the row's own evidences, supporting facts or decomposition. A query says
-only what the question and earlier results say. What depends on anything but the row is not used, and a row of which no
-sound trace can be made is refused with the reason.
+There is no teacher model: the plan and queries come from the evidences, supporting facts or decomposition of the row. A
+query uses only the question and earlier results. A row without a sound trace is rejected with a reason.
 """
 
 import re
@@ -12,9 +11,9 @@ from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.rows import Evidence, HotpotRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow.expert_hotpot import trace_of_hotpot
 from coterie.environments.workflow.expert_musique import trace_of_musique
-from coterie.environments.workflow.names import alike, bare, places_of, spelled, words
-from coterie.environments.workflow.relations import asked, searched, told
-from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, name_of, traced
+from coterie.environments.workflow.names import alike, bare, places_of, spelling_in, words
+from coterie.environments.workflow.relations import query_text, sentence, task_text
+from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, make_trace, name_of
 from coterie.environments.workflow.trace import Trace
 
 CHAINS = ("compositional", "inference")
@@ -40,7 +39,7 @@ _MONTHS: Mapping[str, int] = {
 
 
 def trace_of_2wiki(row: TwoWikiRow) -> Trace:
-    """The trace of a row. Raises :class:`NoTrace`."""
+    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.evidences:
         raise NoTrace(NO_EVIDENCE)
     if row.type not in (*CHAINS, *COMPARISONS):
@@ -56,7 +55,7 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
         elif number and row.type in CHAINS:
             raise NoTrace(BROKEN)
         else:
-            name = _named(row, number)
+            name = _name_in_question(row, number)
             steps.append(_step(fact, name, name))
             roots.append(name)
     compare = row.type in COMPARISONS
@@ -64,11 +63,11 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
         _check_comparison(row, steps, roots)
     elif not alike(row.answer, steps[-1].result):
         raise NoTrace(OTHER_ANSWER)
-    return traced(row.question, row.answer, steps, compare=compare)
+    return make_trace(row.question, row.answer, steps, compare=compare)
 
 
 def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
-    """The place of the step whose result a fact is about; of several the first that nothing waits for."""
+    """Return the index of the step whose result is the fact's subject, preferably of one without dependents."""
     places = places_of(fact.subject, [one.result for one in steps])
     waited = {other for one in steps for other in one.after}
     free = [place for place in places if name_of(place) not in waited]
@@ -77,23 +76,23 @@ def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
 
 def _step(fact: Evidence, planned: str, name: str, after: tuple[str, ...] = ()) -> Step:
     return Step(
-        asked(fact.relation, planned),
-        searched(fact.relation, name),
+        task_text(fact.relation, planned),
+        query_text(fact.relation, name),
         fact.object,
-        told(fact.relation, name, fact.object),
+        sentence(fact.relation, name, fact.object),
         after,
     )
 
 
-def _named(row: TwoWikiRow, number: int) -> str:
-    """What a fact is about, as the question spells it: by the title of its page, or by its subject."""
+def _name_in_question(row: TwoWikiRow, number: int) -> str:
+    """Return the question's spelling of the subject of a fact, or of the title of its page."""
     subject = row.evidences[number].subject
     titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
     in_order = [number] if len(titles) == len(row.evidences) else []
     title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
     for name in (title, subject, bare(title), bare(subject)):
-        if found := spelled(row.question, name):
-            return found
+        if name_in_question := spelling_in(row.question, name):
+            return name_in_question
     raise NoTrace(UNNAMED)
 
 
@@ -101,7 +100,7 @@ def _named(row: TwoWikiRow, number: int) -> str:
 
 
 def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[str]) -> None:
-    """Whether the answer is what the facts come to, as far as they say it."""
+    """Raise :class:`NoTrace` if the answer does not follow from the facts."""
     waited = {other for one in steps for other in one.after}
     last = [place for place in range(len(steps)) if name_of(place) not in waited]
     results = [steps[place].result for place in last]
@@ -127,30 +126,30 @@ def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[st
 
 
 def _dates(texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Dates as exact as the least exact of them; none if one of the texts is no date."""
-    found = list(map(_date, texts))
-    exact = min(map(len, found))
-    return [one[:exact] for one in found] if exact else []
+    """Return dates with the precision of the least precise one, or [] if a text has no date."""
+    dates = list(map(_date, texts))
+    exact = min(map(len, dates))
+    return [one[:exact] for one in dates] if exact else []
 
 
 def _date(text: str) -> tuple[int, ...]:
-    """Year, month and day, as far as a text tells them; empty if it tells no year."""
+    """Return the year, and month and day if known; () without a year."""
     year = _YEAR.search(text)
     if year is None or "BC" in text:
         return ()
     month = next((_MONTHS[one] for one in words(text) if one in _MONTHS), None)
     day = _DAY.search(text.replace(year[0], ""))
-    found = (int(year[0]),)
+    parts = (int(year[0]),)
     if month is not None:
-        found = (*found, month, *((int(day[0]),) if day else ()))
-    return found
+        parts = (*parts, month, *((int(day[0]),) if day else ()))
+    return parts
 
 
 NO_GOLD = "rows of this kind do not tell what is to be searched"
 
 
 def trace_of(row: QuestionRow) -> Trace:
-    """The trace of a row. Raises :class:`NoTrace` with a reason that can be counted."""
+    """Return the trace of a row. Raise :class:`NoTrace` with a reason without a sound trace."""
     match row:
         case TwoWikiRow():
             return trace_of_2wiki(row)

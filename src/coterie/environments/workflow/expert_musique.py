@@ -1,12 +1,12 @@
-"""What an expert does with a row of MuSiQue: its hops, each of which names those that it waits for."""
+"""Expert traces for MuSiQue: one step for each hop, with its dependencies."""
 
 import re
 from collections.abc import Sequence
 
 from coterie.datasets.answers import Hop, MusiqueRow
 from coterie.environments.workflow.names import alike, says, words
-from coterie.environments.workflow.relations import asked, searched, told
-from coterie.environments.workflow.steps import NoTrace, Step, name_of, traced
+from coterie.environments.workflow.relations import query_text, sentence, task_text
+from coterie.environments.workflow.steps import NoTrace, Step, make_trace, name_of
 from coterie.environments.workflow.trace import Trace
 
 NO_HOPS = "it has no decomposition"
@@ -19,7 +19,7 @@ _RELATION = ">>"
 
 
 def trace_of_musique(row: MusiqueRow) -> Trace:
-    """The trace of a row. Raises :class:`NoTrace`."""
+    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.hops:
         raise NoTrace(NO_HOPS)
     steps: list[Step] = []
@@ -30,55 +30,58 @@ def trace_of_musique(row: MusiqueRow) -> Trace:
         raise NoTrace(NOWHERE)
     if not any(alike(one, steps[-1].result) for one in row.answers):
         raise NoTrace(OTHER_ANSWER)
-    return traced(row.question, row.answer, steps)
+    return make_trace(row.question, row.answer, steps)
 
 
 def _step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> Step:
-    said = " ".join(hop.question.split()).rstrip("?. ")
-    places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(said))
+    text = " ".join(hop.question.split()).rstrip("?. ")
+    places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
     if any(place >= number for place in places):
         raise NoTrace(LATER)
-    if not places and _names_more(row, said):
+    if not places and _names_more(row, text):
         raise NoTrace(SAYS_MORE)
-    known = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, said)
-    unknown = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", said)
-    sentence = _told(known, hop.answer)
+    filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
+    template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
     return Step(
-        _asked(unknown), _searched(known), hop.answer, sentence, tuple(map(name_of, places))
+        _task_text(template),
+        _query_text(filled),
+        hop.answer,
+        _sentence(filled, hop.answer),
+        tuple(map(name_of, places)),
     )
 
 
-def _asked(said: str) -> str:
-    subject, divided, relation = said.partition(_RELATION)
-    return asked(relation, subject.strip()) if divided else said
+def _task_text(hop: str) -> str:
+    subject, divided, relation = hop.partition(_RELATION)
+    return task_text(relation, subject.strip()) if divided else hop
 
 
-def _searched(said: str) -> str:
-    subject, divided, relation = said.partition(_RELATION)
-    return searched(relation, subject.strip()) if divided else said
+def _query_text(hop: str) -> str:
+    subject, divided, relation = hop.partition(_RELATION)
+    return query_text(relation, subject.strip()) if divided else hop
 
 
-def _told(said: str, answer: str) -> str:
-    subject, divided, relation = said.partition(_RELATION)
+def _sentence(hop: str, answer: str) -> str:
+    subject, divided, relation = hop.partition(_RELATION)
     if divided:
-        return told(relation, subject.strip(), answer)
-    return f"{said[:1].upper()}{said[1:]}: {answer.rstrip('.')}."
+        return sentence(relation, subject.strip(), answer)
+    return f"{hop[:1].upper()}{hop[1:]}: {answer.rstrip('.')}."
 
 
-def _names_more(row: MusiqueRow, said: str) -> bool:
-    """Whether a hop that waits for nothing has a name or a number that is not in the question.
+def _names_more(row: MusiqueRow, hop: str) -> bool:
+    """Return True if a hop without dependencies has a name or a number that is not in the question.
 
-    Many hops are written without capitals: a word counts as a name if the row's paragraphs never write it small.
+    Many hops have no capital letters, so a word counts as a name if the row's paragraphs never write it in lower case.
     """
-    subject, divided, _ = said.partition(_RELATION)
+    subject, divided, _ = hop.partition(_RELATION)
     if divided:
         return not says(row.question, subject)
     texts = [one.text for one in row.paragraphs]
-    written = {word for text in texts for word in re.findall(r"[^\W_]+", text)}
-    small = {word for word in written if word.islower()}
-    large = {word.casefold() for word in written if word[:1].isupper()} - small
-    known = set(words(row.question))
+    all_words = {word for text in texts for word in re.findall(r"[^\W_]+", text)}
+    small = {word for word in all_words if word.islower()}
+    large = {word.casefold() for word in all_words if word[:1].isupper()} - small
+    question_words = set(words(row.question))
     return any(
-        word not in known and (word in large or any(sign.isdigit() for sign in word))
-        for word in words(said)
+        word not in question_words and (word in large or any(sign.isdigit() for sign in word))
+        for word in words(hop)
     )

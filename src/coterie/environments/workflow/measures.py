@@ -1,4 +1,4 @@
-"""What the trajectories of a planning agent are like: plans, rounds, width, and time as planned against one by one."""
+"""Metrics of a planning agent's trajectories: plans, rounds, width, and parallel and serial time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from itertools import accumulate, pairwise
 
 from coterie.environments.protocol import VIOLATIONS
 from coterie.environments.workflow.plan import BrokenPlan, Plan
+from coterie.environments.workflow.plan_parser import parse_plan
 from coterie.environments.workflow.schedule import times
 from coterie.environments.workflow.segments import AgentKind, scan, violations
-from coterie.environments.workflow.written import parse_plan
 from coterie.tools.tags import OBSERVATION, inside
 from coterie.trajectories.calls import ToolResult
 from coterie.trajectories.turn import Turn
@@ -18,26 +18,26 @@ _PLAN, _GRAPH, _GRAPH_ENDS = "plan", "<graph", "</graph>"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A message that called, and what came back."""
+    """A message with calls, and their results."""
 
     turn: Turn
     results: tuple[ToolResult, ...]
     graph: Plan | None
-    """The plan that was carried out, where the message ended with one."""
+    """The graph at the end of the message, which was run, or ``None``."""
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan in the message that can be read."""
+        """The last valid plan in the message."""
         return next(reversed(_readable(self.turn.text)[0]), None)
 
     @property
     def ran(self) -> int:
-        """How many of its calls were run, whatever came of it."""
+        """Number of calls that ran, including failed ones."""
         return sum(not one.error or one.seconds > 0 for one in self.results)
 
     @property
     def critical(self) -> float:
-        """Seconds, had all that waits for nothing run at the same time."""
+        """Seconds with all independent calls in parallel."""
         seconds = [one.seconds for one in self.results]
         if self.graph is None or len(self.graph.tasks) != len(seconds):
             return max(seconds, default=0.0)
@@ -46,9 +46,10 @@ class Round:
 
 
 def graph_of(text: str) -> Plan | None:
-    """The plan that a message ends with and that is to be carried out; ``None`` if it ends with none.
+    """Return the graph at the end of a message, or ``None``.
 
-    Raises :class:`BrokenPlan`.
+    Raises:
+        BrokenPlan: the graph is invalid.
     """
     if not text.rstrip().endswith(_GRAPH_ENDS) or _GRAPH not in text:
         return None
@@ -56,7 +57,7 @@ def graph_of(text: str) -> Plan | None:
 
 
 def graph_or_none(text: str) -> Plan | None:
-    """As :func:`graph_of`, but ``None`` also for a plan that can't be read."""
+    """Return the graph at the end of a message, or ``None`` for a missing or invalid graph."""
     try:
         return graph_of(text)
     except BrokenPlan:
@@ -64,7 +65,7 @@ def graph_or_none(text: str) -> Plan | None:
 
 
 def rounds_of(turns: Sequence[Turn], actor: str) -> tuple[Round, ...]:
-    """The messages of an actor that called, with their results."""
+    """Return the messages of an actor with calls, and their results."""
     return tuple(
         Round(turn, after.results, graph_or_none(turn.text))
         for turn, after in pairwise(turns)
@@ -73,19 +74,20 @@ def rounds_of(turns: Sequence[Turn], actor: str) -> tuple[Round, ...]:
 
 
 def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, float | int]:
-    """What the plans and the calls of a path are like.
+    """Return metrics of the plans and calls of a trajectory.
 
-    ``plans`` and ``broken_plans`` are counted; ``tasks``, ``levels`` and ``plan_width`` are those of the first plan
-    that could be read; ``width`` is the most calls of a message; ``early_calls`` are those that were made before the
-    tasks that they wait for can have been done; ``serial_seconds`` is the time of all calls one after the other, and
-    ``critical_seconds`` the time that they take where all that waits for nothing runs at the same time.
+    * ``plans``, ``broken_plans``: number of valid and invalid plans.
+    * ``tasks``, ``levels``, ``plan_width``: size of the first valid plan.
+    * ``width``: maximum number of calls in a message.
+    * ``early_calls``: calls made before the tasks that they depend on can be done.
+    * ``serial_seconds``, ``critical_seconds``: time of all calls in sequence, and with independent calls in parallel.
     """
-    found, broken = _plans(turns, actor)
+    plans, broken = _plans(turns, actor)
     rounds = rounds_of(turns, actor)
-    shape = found[0].shape if found else None
-    text = "".join(turn.whole_text or _shown(turn) for turn in turns)
+    shape = plans[0].shape if plans else None
+    text = "".join(turn.whole_text or _observation(turn) for turn in turns)
     return {
-        "plans": len(found),
+        "plans": len(plans),
         "broken_plans": broken,
         "tasks": shape.tasks if shape else 0,
         "levels": shape.levels if shape else 0,
@@ -99,27 +101,25 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
 
 
 def early_calls(rounds: Sequence[Round]) -> int:
-    """Calls that are more than the tasks whose turn it can have been: in round r of a plan those of its first r levels.
+    """Count calls in excess of the tasks that can be ready: in round r of a plan, the tasks of its first r levels.
 
-    A plan is followed from its own message to the next plan. A task that needs no call makes room for another one, and
-    calls that were not run count for nothing, so this is the least number.
+    A plan applies from its own message to the next plan. The count is a lower bound, because a task without a call
+    allows another call, and calls that did not run are ignored.
     """
-    followed: list[tuple[Plan, bool, list[int]]] = []
+    plans: list[tuple[Plan, bool, list[int]]] = []
     for one in rounds:
         if (plan := one.plan) is not None:
-            followed.append((plan, one.graph is None, []))
-        if followed:
-            followed[-1][2].append(one.ran)
-    return sum(calls_before_their_turn(plan, made) for plan, by_tags, made in followed if by_tags)
+            plans.append((plan, one.graph is None, []))
+        if plans:
+            plans[-1][2].append(one.ran)
+    return sum(calls_before_their_turn(plan, counts) for plan, by_tags, counts in plans if by_tags)
 
 
-def calls_before_their_turn(plan: Plan, made: Sequence[int]) -> int:
-    """As :func:`early_calls`, of one plan; ``made`` has how many calls were made, message by message."""
-    ready = list(accumulate(map(len, plan.levels)))[
-        :-1
-    ]  # of the last level as many as the agent likes
-    beyond = (so_far - most for so_far, most in zip(accumulate(made), ready, strict=False))
-    return max(0, max(beyond, default=0))
+def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
+    """Count the early calls of a plan (see :func:`early_calls`); ``counts`` are the numbers of calls by message."""
+    ready = list(accumulate(map(len, plan.levels)))[:-1]  # the last level is not limited
+    excess = (so_far - most for so_far, most in zip(accumulate(counts), ready, strict=False))
+    return max(0, max(excess, default=0))
 
 
 def plans_of(text: str) -> Iterator[str]:
@@ -134,16 +134,16 @@ def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
 
 
 def _readable(text: str) -> tuple[list[Plan], int]:
-    found: list[Plan] = []
+    plans: list[Plan] = []
     broken = 0
-    for written in plans_of(text):
+    for source in plans_of(text):
         try:
-            found.append(parse_plan(written))
+            plans.append(parse_plan(source))
         except BrokenPlan:
             broken += 1
-    return found, broken
+    return plans, broken
 
 
-def _shown(turn: Turn) -> str:
+def _observation(turn: Turn) -> str:
     tag = OBSERVATION
     return "".join(f"<{tag}>{inside(one.text, tag)}</{tag}>" for one in turn.results)

@@ -1,7 +1,7 @@
-"""A plan: tasks, and which of them wait for which. A checked graph without cycles.
+"""Plans: acyclic graphs of tasks.
 
-A model writes it as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``); the module
-``written`` reads both.
+A model writes a plan as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``). The module
+``plan_parser`` reads both.
 """
 
 import re
@@ -11,11 +11,11 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""Where the result of another task is put: ``{s1}``."""
+"""Placeholder for the result of another task, such as ``{s1}``."""
 
 
 class BrokenPlan(Exception):
-    """A text is not a plan that can be run: ``what`` is wrong, and ``where`` (a task, a line; may be empty)."""
+    """An invalid plan: ``what`` is wrong, and ``where`` (a task, a line, or "")."""
 
     def __init__(self, what: str, where: str = "") -> None:
         super().__init__(f"{where}: {what}" if where else what)
@@ -24,19 +24,19 @@ class BrokenPlan(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a plan."""
+    """A task of a plan."""
 
     id: str
     text: str
-    """What to do or to ask; may have placeholders of the tasks that it waits for."""
+    """Description or query, possibly with placeholders for its dependencies."""
     after: tuple[str, ...] = ()
-    """Ids of the tasks that it waits for, in the order in which they were written."""
+    """Ids of its dependencies, in the order of the text."""
     tool: str | None = None
-    """The tool that runs it, where the plan names one."""
+    """The tool of the task, if the plan names one."""
 
     def bound(self, results: Mapping[str, str]) -> str:
-        """Its text with results in the place of placeholders. Braces inside a result stay text."""
-        return PLACEHOLDER.sub(lambda found: results[found[1]], self.text)
+        """Return the text with results instead of placeholders. Braces in a result remain text."""
+        return PLACEHOLDER.sub(lambda match: results[match[1]], self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Shape:
 
     tasks: int
     levels: int
-    """Also the number of tasks on the longest chain, the critical path where all tasks take equally long."""
+    """Number of levels, which is the length of the longest chain of tasks."""
     width: int
-    """Tasks of the largest level."""
+    """Number of tasks in the largest level."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked tasks, in the order in which they were written. Raises :class:`BrokenPlan` if they are not a plan."""
+    """Checked tasks in the order of the text. Raises :class:`BrokenPlan` if they are not a valid plan."""
 
     tasks: tuple[Task, ...]
 
@@ -70,8 +70,10 @@ class Plan:
             self.sorter().prepare()
         except CycleError as error:
             cycle = error.args[1]
-            shown = [*cycle[:8], "..."] if len(cycle) > 9 else cycle
-            raise BrokenPlan(f"tasks wait for each other: {' -> '.join(shown)}", cycle[0]) from None
+            listed = [*cycle[:8], "..."] if len(cycle) > 9 else cycle
+            raise BrokenPlan(
+                f"tasks wait for each other: {' -> '.join(listed)}", cycle[0]
+            ) from None
 
     def sorter(self) -> TopologicalSorter[str]:
         return TopologicalSorter({task.id: task.after for task in self.tasks})
@@ -82,22 +84,19 @@ class Plan:
 
     @cached_property
     def levels(self) -> tuple[tuple[str, ...], ...]:
-        """Ids: tasks that wait for nothing, then those that wait only for earlier levels, and so on.
-
-        A level has the order in which its tasks were written.
-        """
+        """Ids by level. The tasks of a level depend only on earlier levels and are in the order of the text."""
         place = {task.id: number for number, task in enumerate(self.tasks)}
-        sorter, found = self.sorter(), []
+        sorter, levels = self.sorter(), []
         sorter.prepare()
         while sorter.is_active():
             level = sorter.get_ready()
             sorter.done(*level)
-            found.append(tuple(sorted(level, key=place.__getitem__)))
-        return tuple(found)
+            levels.append(tuple(sorted(level, key=place.__getitem__)))
+        return tuple(levels)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """All ids, level after level: each after those that it waits for."""
+        """All ids by level, each after its dependencies."""
         return tuple(one for level in self.levels for one in level)
 
     @property

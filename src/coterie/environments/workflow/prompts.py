@@ -1,4 +1,4 @@
-"""What an agent of GAP that searches is told. The tools are described after it, by the syntax of their calls."""
+"""System prompts of GAP's search agents. The syntax of calls appends the description of the tools."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -21,7 +21,7 @@ CLOSED = (
     "Answer the question from what you know, in as few words as possible, and write nothing else: "
     "<answer>your answer</answer>"
 )
-"""For agents without tools, which neither plan nor think."""
+"""Prompt of agents without tools, which neither plan nor think."""
 _TAGS = (
     "Write your work in these tags, and nothing outside of them:\n"
     "- <think>...</think>: your thoughts. Think before each of the other tags.\n"
@@ -83,14 +83,14 @@ _ASKED = "Were the bands Low Tide and Glass Harbour founded in the same town?"
 
 
 def _example() -> str:
-    """A question and its trajectory, as an agent writes it and is shown it."""
+    """Return an example question with its trajectory."""
     said, answered = _EXAMPLE.messages("parallel")
     found = "\n".join(f"<observation>\n{one}\n</observation>" for one in _FOUND)
     return f"Question: {_ASKED}\n{said}\n{found}\n{answered}"
 
 
 def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
-    """The system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
+    """Return the system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
     work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
     rule = "Answer with as few words as possible; several answers are divided by |."
     shown = f"\nThis is an example.\n{_example()}" if example else ""

@@ -1,4 +1,4 @@
-"""What an agent of GAP that runs programs is told. The tool is described after it, by the syntax of its calls."""
+"""System prompts of GAP's code agents. The syntax of calls appends the description of the tool."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -8,7 +8,7 @@ SHORT: Mapping[Work, str] = {
     "program": "Plan, run programs, and answer with the program that solves the problem.",
     "mathematics": "Plan, run programs, and answer the problem.",
 }
-"""For agents that were trained on the form."""
+"""Prompts of agents that are trained on the format."""
 _BEGINNING: Mapping[Work, str] = {
     "program": "You solve a problem of a programming contest with a Python program. Try your program out before you "
     "answer.",
@@ -51,9 +51,9 @@ result.""",
     "mathematics": r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX.",
 }
 STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
-"""What is said of a solution whose beginning is given."""
+"""Instruction for a solution with a given beginning."""
 
 
 def instructions(work: Work) -> str:
-    """The system prompt, without the tool."""
+    """Return the system prompt, without the tool."""
     return f"{_BEGINNING[work]}\n{_TAGS}{_ANSWERS[work]}"

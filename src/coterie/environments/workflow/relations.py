@@ -1,4 +1,4 @@
-"""Relations of Wikidata in words: how a plan and a thought name them, and what pages say that tell of them."""
+"""Phrases for relations of Wikidata in plans, thoughts and queries."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ _PHRASES: Mapping[str, str] = {
     "followed by": "successor",
     "contains administrative territorial entity": "district",
 }
-"""Those whose names in Wikidata are not words that a person would say."""
+"""Natural names of relations with technical names in Wikidata."""
 _WORDS: Mapping[str, str] = {
     "director": "directed by",
     "performer": "song by",
@@ -51,23 +51,23 @@ _WORDS: Mapping[str, str] = {
     "shares border with": "border",
     "member of sports team": "team",
 }
-"""Words of the pages: a search by words finds other pages by ``date of birth``."""
+"""Words that pages use for relations, for keyword search, which finds the wrong pages for ``date of birth``."""
 
 
-def asked(relation: str, of: str) -> str:
-    """A task: ``director of Devotion``."""
+def task_text(relation: str, of: str) -> str:
+    """Return a task: ``director of Devotion``."""
     return f"{_phrase(relation)} of {of}"
 
 
-def searched(relation: str, of: str) -> str:
-    """A query: ``Devotion directed by``."""
+def query_text(relation: str, of: str) -> str:
+    """Return a query: ``Devotion directed by``."""
     plain = _plain(relation)
     return f"{of} {_WORDS.get(plain, _phrase(plain))}".strip()
 
 
-def told(relation: str, of: str, found: str) -> str:
-    """A sentence: ``The director of Devotion is Guido Brignone.``"""
-    return f"The {asked(relation, of)} is {found.rstrip('.')}."
+def sentence(relation: str, of: str, value: str) -> str:
+    """Return a sentence: ``The director of Devotion is Guido Brignone.``"""
+    return f"The {task_text(relation, of)} is {value.rstrip('.')}."
 
 
 def _phrase(relation: str) -> str:

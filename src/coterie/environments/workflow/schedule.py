@@ -1,7 +1,7 @@
-"""Runs the tasks of a plan: level after level with a barrier between them, or each as soon as it can.
+"""Execution of plans: level by level with barriers, or each task as soon as its dependencies are done.
 
-A task that fails is recorded, and so are those that wait for it; the others go on. How many run at the same time, and
-how many run at all, is limited.
+A failed task is recorded, and its dependents are not run; other tasks continue. The numbers of parallel tasks and of
+all tasks are limited.
 """
 
 import asyncio
@@ -15,56 +15,56 @@ from coterie.environments.workflow.plan import Plan, Task
 from coterie.tools.run import ToolError
 
 Run = Callable[[str, str], Awaitable[str]]
-"""Runs a task: its id and its text, in which placeholders are bound; a result out."""
+"""Function that runs a task, from its id and its text with bound placeholders to its result."""
 State = Literal["done", "failed", "not run"]
 
 
 class PlanLimits(Settings):
-    """How a plan is run."""
+    """Limits of the execution of a plan."""
 
-    width: int = key(8, "Tasks of a plan that run at the same time.", ge=1)
-    calls: int = key(64, "Tasks of a plan that are run; the rest is answered as not run.", ge=1)
+    width: int = key(8, "Maximum parallel tasks of a plan.", ge=1)
+    calls: int = key(64, "Maximum tasks of a plan; further tasks are not run.", ge=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a task."""
+    """Outcome of a task."""
 
     id: str
     state: State
     text: str
-    """The result; or why there is none."""
+    """The result, or the reason for the lack of a result."""
     began: float = 0.0
-    """Seconds after the plan's beginning."""
+    """Start in seconds after the start of the plan."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long a plan takes, in seconds, by the durations of its tasks."""
+    """Duration of a plan in seconds, from the durations of its tasks."""
 
     serial: float
-    """One task after another."""
+    """Duration of all tasks in sequence."""
     critical: float
-    """The longest chain of tasks that wait for each other: with unlimited width and no barriers."""
+    """Duration of the longest chain of dependent tasks, without barriers and limits of width."""
 
 
 async def run_by_levels(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
-    """Outcomes in the order of the plan's tasks. No level begins before the one before it has ended.
+    """Run a plan level by level. Return outcomes in the order of the plan's tasks.
 
-    A task fails by ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
-    when the tasks beside it are cancelled.
+    A task fails with ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
+    after the cancellation of the running tasks.
     """
     return await _run(plan, run, limits, barrier=True)
 
 
 async def run_as_soon_as_possible(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
-    """As :func:`run_by_levels`; but a task begins when those that it waits for have ended, and there is room."""
+    """Run a plan like :func:`run_by_levels`, but start each task as soon as its dependencies are done."""
     return await _run(plan, run, limits, barrier=False)
 
 
 def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
-    """Serial and critical-path time. Tasks without a duration take none. Raises ``ValueError`` for unknown ids."""
+    """Return the serial and the critical-path time. The default duration is 0. Raise ``ValueError`` for unknown ids."""
     took = dict.fromkeys(plan.by_id, 0.0)
     for id_, seconds in durations:
         if id_ not in took:
@@ -80,7 +80,7 @@ def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
 async def _run(plan: Plan, run: Run, limits: PlanLimits, *, barrier: bool) -> tuple[Outcome, ...]:
     place = {task.id: number for number, task in enumerate(plan.tasks)}
     allowed = set(plan.order[: limits.calls])  # the same tasks, however long each takes
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     waiting: list[str] = []
     running: dict[asyncio.Task[Outcome], str] = {}
     sorter, start = plan.sorter(), time.monotonic()
@@ -91,35 +91,35 @@ async def _run(plan: Plan, run: Run, limits: PlanLimits, *, barrier: bool) -> tu
                 waiting = sorted((*waiting, *sorter.get_ready()), key=place.__getitem__)
             while waiting and len(running) < limits.width:
                 task = plan.by_id[waiting.pop(0)]
-                why = _hindered(task, allowed, found, limits)
+                why = _obstacle(task, allowed, outcomes, limits)
                 if why:
-                    found[task.id] = Outcome(task.id, "not run", f"not run: {why}")
+                    outcomes[task.id] = Outcome(task.id, "not run", f"not run: {why}")
                     sorter.done(task.id)
                 else:
-                    running[asyncio.create_task(_one(task, run, found, start))] = task.id
+                    running[asyncio.create_task(_one(task, run, outcomes, start))] = task.id
             if running:
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for one in ended:
-                    found[running[one]] = one.result()
+                completed, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for one in completed:
+                    outcomes[running[one]] = one.result()
                     sorter.done(running.pop(one))
     finally:
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    return tuple(found[task.id] for task in plan.tasks)
+    return tuple(outcomes[task.id] for task in plan.tasks)
 
 
-def _hindered(
-    task: Task, allowed: set[str], found: Mapping[str, Outcome], limits: PlanLimits
+def _obstacle(
+    task: Task, allowed: set[str], outcomes: Mapping[str, Outcome], limits: PlanLimits
 ) -> str:
     for other in task.after:
-        if found[other].state != "done":
-            return f"{other} {'failed' if found[other].state == 'failed' else 'was not run'}"
+        if outcomes[other].state != "done":
+            return f"{other} {'failed' if outcomes[other].state == 'failed' else 'was not run'}"
     return "" if task.id in allowed else f"a plan has at most {limits.calls} calls"
 
 
-async def _one(task: Task, run: Run, found: Mapping[str, Outcome], start: float) -> Outcome:
-    results = {other: found[other].text for other in task.after}
+async def _one(task: Task, run: Run, outcomes: Mapping[str, Outcome], start: float) -> Outcome:
+    results = {other: outcomes[other].text for other in task.after}
     began = time.monotonic()
     state: State = "done"
     try:

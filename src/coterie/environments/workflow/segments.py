@@ -1,7 +1,6 @@
-"""The tags of GAP's messages: the segments of a text, and where their order breaks the rules of the prompts.
+"""Tagged segments of GAP's messages, and violations of the order that the prompts require.
 
-Nothing here is enforced while an agent plays; violations are counted. What stands in an observation is not the
-model's: its tags are text.
+Violations are only counted, not enforced. Tags inside an observation are text, because the model did not write them.
 """
 
 import re
@@ -14,9 +13,7 @@ from coterie.environments.code_text import python_blocks
 CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
          "observation")  # fmt: skip
-_TAG = re.compile(
-    f"<(/?)({'|'.join(NAMES)})>"
-)  # a graph with attributes is none that the prompt shows
+_TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")  # the prompts show no graph with attributes
 
 AgentKind = Literal["mhqa", "web", "code"]
 Fault = Literal[
@@ -34,7 +31,7 @@ Fault = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One tagged part of a text. ``text[start:end]`` has its tags too."""
+    """A tagged part of a text. ``text[start:end]`` includes the tags."""
 
     name: str
     body: str
@@ -45,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The segments of a text, in their order, and where closing tags stand that close nothing."""
+    """Segments of a text in order, and names and positions of closing tags without an opening tag."""
 
     segments: tuple[Segment, ...]
     stray: tuple[tuple[str, int], ...]
@@ -53,7 +50,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What is wrong, with which tag, at which character."""
+    """A violation by a tag at a character position."""
 
     fault: Fault
     name: str
@@ -61,26 +58,26 @@ class Violation:
 
 
 def scan(text: str) -> Scan:
-    """The segments. A tag that opens inside another segment ends that one, which is then not closed."""
+    """Return the segments of a text. An opening tag inside another segment ends it; that segment is not closed."""
     segments: list[Segment] = []
     stray: list[tuple[str, int]] = []
-    opened: re.Match[str] | None = None
+    opening: re.Match[str] | None = None
 
     def end(until: int, after: int, closed: bool) -> None:
-        if opened:
-            body = text[opened.end() : until]
-            segments.append(Segment(opened[2], body, opened.start(), after, closed))
+        if opening:
+            body = text[opening.end() : until]
+            segments.append(Segment(opening[2], body, opening.start(), after, closed))
 
     for tag in _TAG.finditer(text):
         closing, name = tag[1], tag[2]
-        if opened and opened[2] == "observation" and not (closing and name == "observation"):
+        if opening and opening[2] == "observation" and not (closing and name == "observation"):
             continue
         if not closing:
             end(tag.start(), tag.start(), False)
-            opened = tag
-        elif opened and opened[2] == name:
+            opening = tag
+        elif opening and opening[2] == name:
             end(tag.start(), tag.end(), True)
-            opened = None
+            opening = None
         else:
             stray.append((name, tag.start()))
     end(len(text), len(text), False)
@@ -113,20 +110,20 @@ _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
         "reflection": ("code", "answer"),
     },
 }
-"""What may follow, by what came before, thoughts and observations left out; the empty name is the beginning."""
+"""Allowed next tags by previous tag, without thoughts and observations; "" is the beginning."""
 _WITHOUT_THINKING: Mapping[AgentKind, tuple[str, ...]] = {
     "mhqa": (),
     "web": (),
     "code": ("plan", "reflection"),
 }
-"""What needs no thought before it."""
+"""Tags that need no thought before them."""
 
 
 def violations(text: str, kind: AgentKind) -> list[Violation]:
-    """Where a trajectory (all that follows the question) breaks the rules of this kind of agent."""
-    found = scan(text)
-    stray = [Violation("closed without being open", *one) for one in found.stray]
-    every = [*stray, *_of_segments(found.segments, kind)]
+    """Return the violations in a trajectory (the text after the question) for this kind of agent."""
+    result = scan(text)
+    stray = [Violation("closed without being open", *one) for one in result.stray]
+    every = [*stray, *_of_segments(result.segments, kind)]
     return sorted(every, key=lambda one: one.start)
 
 

@@ -1,7 +1,7 @@
-"""Steps of a reasoning, made into a trace: what is asked, what it waits for, and what it finds.
+"""Reasoning steps, and their conversion to a trace.
 
-A trace that says something before it can be known is refused (:class:`NoTrace`). Hidden from a level are the answer and
-all that this level and later ones find, unless the question or an earlier level has it.
+A trace that reveals information too early is rejected (:class:`NoTrace`). A level must not contain the answer or
+results of this level or later levels, unless they are in the question or in results of earlier levels.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from coterie.environments.workflow.names import says, words
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task
-from coterie.environments.workflow.trace import Query, Trace, written_plan
-from coterie.environments.workflow.written import parse_plan
+from coterie.environments.workflow.plan_parser import parse_plan
+from coterie.environments.workflow.trace import Query, Trace, format_plan
 
 LEAK = "a query or a task says what is not known then"
 TWICE = "two tasks ask the same"
@@ -18,7 +18,7 @@ UNPLANNED = "its tasks are no plan that can be written and read"
 
 
 class NoTrace(Exception):
-    """A row can't be turned into a sound trace; ``reason`` is one of few, to be counted."""
+    """A row has no sound trace. ``reason`` is one of a few texts, which are counted."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -27,18 +27,18 @@ class NoTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One search. Steps are named by their place: ``T1``, ``T2``, ..."""
+    """A search. The ids of steps are ``T1``, ``T2``, ... in order."""
 
     task: str
-    """What the plan says of it: what is not known has placeholders, such as ``{T1}``."""
+    """Text of the task in the plan, with placeholders such as ``{T1}`` for unknown results."""
     query: str
     result: str
-    found: str
+    fact: str
     after: tuple[str, ...] = ()
 
 
 def name_of(place: int) -> str:
-    """The id of a step, by its place from 0 on."""
+    """Return the id of the step with index ``place``."""
     return f"T{place + 1}"
 
 
@@ -46,9 +46,15 @@ def is_yes_or_no(answer: str) -> bool:
     return words(answer) in (("yes",), ("no",))
 
 
-def traced(question: str, answer: str, steps: Sequence[Step], *, compare: bool = False) -> Trace:
-    """The trace of these steps; with ``compare`` a last task without a search, which waits for all that nothing else
-    waits for. Raises :class:`NoTrace`.
+def make_trace(
+    question: str, answer: str, steps: Sequence[Step], *, compare: bool = False
+) -> Trace:
+    """Return the trace of these steps.
+
+    ``compare`` adds a last task without a search, which depends on all tasks without other dependents.
+
+    Raises:
+        NoTrace: the trace is not sound.
     """
     tasks = [Task(name_of(place), one.task, one.after) for place, one in enumerate(steps)]
     if compare:
@@ -59,21 +65,21 @@ def traced(question: str, answer: str, steps: Sequence[Step], *, compare: bool =
     plan = _plan(tasks)
     by_id = {name_of(place): one for place, one in enumerate(steps)}
     levels = tuple(
-        found
+        row
         for level in plan.levels
-        if (found := tuple((id_, by_id[id_]) for id_ in level if id_ in by_id))
+        if (row := tuple((id_, by_id[id_]) for id_ in level if id_ in by_id))
     )
     _check_known(question, answer, plan, [[step for _, step in level] for level in levels])
     if len({words(one.query) for one in steps}) < len(steps):
         raise NoTrace(TWICE)
-    queries = (tuple(Query(id_, one.query, one.found) for id_, one in level) for level in levels)
+    queries = (tuple(Query(id_, one.query, one.fact) for id_, one in level) for level in levels)
     return Trace(plan, tuple(queries), answer)
 
 
 def _plan(tasks: Sequence[Task]) -> Plan:
     try:
         plan = Plan(tuple(tasks))
-        same = parse_plan(written_plan(plan)) == plan
+        same = parse_plan(format_plan(plan)) == plan
     except BrokenPlan as error:
         raise NoTrace(UNPLANNED) from error
     if not same:
@@ -82,15 +88,15 @@ def _plan(tasks: Sequence[Task]) -> Plan:
 
 
 def _check_known(question: str, answer: str, plan: Plan, levels: Sequence[Sequence[Step]]) -> None:
-    """Nothing may be said before it is found. The plan is written when nothing is."""
+    """Raise :class:`NoTrace` if a query, or a task of the plan, contains information that is not known yet."""
     results = [[step.result for step in level] for level in levels]
     for number, level in enumerate(levels):
-        known = [question, *(one for found in results[:number] for one in found)]
-        hidden = [answer, *(one for found in results[number:] for one in found)]
-        said = [step.query for step in level]
+        known = [question, *(one for row in results[:number] for one in row)]
+        hidden = [answer, *(one for row in results[number:] for one in row)]
+        texts = [step.query for step in level]
         if number == 0:
-            said += [task.text for task in plan.tasks]
-        if any(_leaks(one, hidden, known) for one in said):
+            texts += [task.text for task in plan.tasks]
+        if any(_leaks(one, hidden, known) for one in texts):
             raise NoTrace(LEAK)
 
 

@@ -1,4 +1,4 @@
-"""What an agent of GAP says in a trajectory, written down: thoughts, a plan, calls, an answer.
+"""Traces: messages of a GAP agent in a trajectory, with thoughts, a plan, calls and an answer.
 
     <think>Two films, so two searches.</think>
     <plan>
@@ -12,8 +12,8 @@
     <think>...</think>
     <answer>Oslo</answer>
 
-An expert that knows the gold writes traces like this, with a plan and a level of it in each call (parallel), or one
-query after the other without a plan (sequential). A control says the answer alone (closed).
+An expert that knows the gold facts writes such traces with a plan and one level in each call (parallel), or with one
+query at a time and no plan (sequential). A control writes only the answer (closed).
 """
 
 from collections.abc import Iterator
@@ -24,42 +24,42 @@ from coterie.environments.workflow.plan import Plan
 
 SEPARATOR = "|"
 SEARCH = "wiki_search"
-"""The tool that an expert calls."""
+"""Tool of an expert."""
 KNOWN = "So I know the answer."
-"""With what the last thought ends."""
+"""End of the last thought."""
 TraceForm = Literal["parallel", "sequential", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One call, and why it is made."""
+    """A query of a task."""
 
     task: str
     text: str
-    found: str = ""
-    """What it is to find, in the words of a later thought; empty where nothing is said of it."""
+    fact: str = ""
+    """Expected result as a sentence of a later thought; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is to be said of one question. Queries of a level wait only for those of earlier levels."""
+    """The trace of a question. Queries of a level depend only on earlier levels."""
 
     plan: Plan
     levels: tuple[tuple[Query, ...], ...]
-    """By the levels of the plan: one query for each task that needs a search."""
+    """Queries by level of the plan, one for each task that needs a search."""
     answer: str
     tool: str = SEARCH
     conclusion: str = ""
-    """What follows from all that was found: the last thought says it instead of what was found, unless it is empty."""
+    """Conclusion that replaces the facts in the last thought; may be empty."""
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
-        """The agent's messages, each to be ended by a tool's results, but the last one."""
+        """Return the agent's messages. Tool results follow each message but the last."""
         if form == "closed":
             return (tagged("answer", self.answer),)
         return tuple(self._messages(self.rounds(form), planned=form == "parallel"))
 
     def rounds(self, form: TraceForm) -> tuple[tuple[Query, ...], ...]:
-        """The queries of each message but the last."""
+        """Return the queries of each message but the last."""
         if form == "closed":
             return ()
         if form == "parallel":
@@ -69,10 +69,10 @@ class Trace:
     def _messages(self, rounds: tuple[tuple[Query, ...], ...], *, planned: bool) -> Iterator[str]:
         known: list[Query] = []
         for number, queries in enumerate(rounds):
-            said = [think(_thought(known, queries, planned=planned))]
+            lines = [think(_thought(known, queries, planned=planned))]
             if planned and number == 0:
-                said = [think(_first(self.plan)), written_plan(self.plan), *said]
-            yield "\n".join((*said, call(self.tool, [one.text for one in queries])))
+                lines = [think(_first(self.plan)), format_plan(self.plan), *lines]
+            yield "\n".join((*lines, call(self.tool, [one.text for one in queries])))
             known = list(queries)
         last = _thought(known, (), planned=planned, conclusion=self.conclusion)
         yield "\n".join((think(last), tagged("answer", self.answer)))
@@ -87,18 +87,18 @@ def think(thought: str) -> str:
 
 
 def call(tool: str, queries: list[str]) -> str:
-    """A call, or several in one tag; a separator within a query is escaped."""
-    escaped = (_escaped(one) for one in queries)
+    """Return a call, or several in one tag; a separator within a query is escaped."""
+    escaped = (_escape(one) for one in queries)
     return tagged(tool, SEPARATOR.join(escaped))
 
 
-def _escaped(query: str) -> str:
-    """A query in which no separator stands alone; one that ends with a backslash must not escape the one after it."""
-    found = query.replace(SEPARATOR, f"\\{SEPARATOR}")
-    return f"{found} " if found.endswith("\\") else found
+def _escape(query: str) -> str:
+    """Escape separators in a query, and add a space after a final backslash, which would escape the next separator."""
+    escaped = query.replace(SEPARATOR, f"\\{SEPARATOR}")
+    return f"{escaped} " if escaped.endswith("\\") else escaped
 
 
-def written_plan(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     lines = [
         f"{task.id}: {task.text}\n- Dependencies: {', '.join(task.after) or 'none'}"
         for task in plan.tasks
@@ -116,11 +116,11 @@ def _first(plan: Plan) -> str:
 def _thought(
     known: list[Query], queries: tuple[Query, ...], *, planned: bool, conclusion: str = ""
 ) -> str:
-    found = " ".join(one.found for one in known if one.found)
+    facts = " ".join(one.fact for one in known if one.fact)
     if not queries:
-        found, following = conclusion or found, KNOWN
+        facts, following = conclusion or facts, KNOWN
     elif planned:
         following = f"Next: {', '.join(one.task for one in queries)}."
     else:
         following = "I search for the next fact." if known else "I search for the first fact."
-    return f"{found} {following}".strip()
+    return f"{facts} {following}".strip()

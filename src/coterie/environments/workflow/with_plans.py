@@ -1,10 +1,10 @@
-"""A planning agent with tools: a graph that it writes is carried out, each call as soon as what it waits for is there.
+"""Wrapper of a planning agent with tools that runs graphs, each call as soon as its dependencies are done.
 
     <graph><node id="s1">wiki_search("director of Film A")</node>
     <node id="s2" depends="s1">wiki_search("birthplace of {s1}")</node></graph>
 
-This is the form of GAP's paper. In the form that its models are trained on, the plan is a list of tasks and the agent
-makes the calls of a level by itself, as tags; so it is too where a graph can't be read.
+This is the form of GAP's paper. GAP's models are trained on another form, in which the plan is a list of tasks and the
+agent itself makes the calls of a level as tags.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.turn import Finish, Message, Turn
 
 BOUND = 400
-"""Characters of a result that stand in the text of a task that waits for it."""
+"""Maximum characters of a result in the text of a dependent task."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTags(Tags):
-    """Tags, and graphs: a message ends with either."""
+    """Syntax of calls as tags or graphs at the end of a message."""
 
     terse: bool = False
-    """Whether prompts say nothing of the tools, to an agent that was trained on the form."""
+    """True if prompts omit the tools, for an agent that is trained on the format."""
     graphs: bool = True
 
     def __post_init__(self) -> None:
@@ -42,11 +42,11 @@ class PlanTags(Tags):
             object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
     def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
-        """Messages whose system prompt teaches the tools, where they are taught."""
+        """Return the messages with the tools in the system prompt, unless it is terse."""
         return tuple(shown) if self.terse else super(PlanTags, self).told(shown, tools)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """The calls of a message: the tasks of the graph that it ends with, or its tags."""
+        """Return the calls of a message: the tasks of its final graph, or its tags."""
         if not self.graphs:
             return super(PlanTags, self).parse(text, finish)
         try:
@@ -73,51 +73,51 @@ class Planning(Environment, Protocol):
 
     @property
     def kind(self) -> AgentKind:
-        """By which rules the order of its tags is judged."""
+        """Kind of agent, which determines the rules for the order of tags."""
         ...
 
 
 class WithPlans(WithTools):
-    """Also runs graphs, and measures plans."""
+    """Environment with tools that runs graphs and measures plans."""
 
     environment: Planning
 
     async def results(
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
-        """Of the graph that a message ends with, by its schedule; of other calls side by side."""
+        """Run a final graph by its schedule, or other calls in parallel."""
         plan = self._graph(turn) if len(calls) > 1 else None
         if plan is None:
             return await super().results(toolbox, calls, turn)
-        return await _carried_out(plan, calls, toolbox, self, turn)
+        return await _run_plan(plan, calls, toolbox, self, turn)
 
     def refuses_repeats(self, turn: Turn) -> bool:
-        """Not those of a graph: others wait for their results, and what they ask is known only when it is bound."""
+        """Return False for calls of a graph, whose results others need and whose arguments are not bound yet."""
         return self._graph(turn) is None and super().refuses_repeats(turn)
 
     def _graph(self, turn: Turn) -> Plan | None:
-        """The graph that a turn ends with; ``None`` for none, or for one that can't be read."""
+        """Return the final graph of a turn, or ``None`` for a missing or invalid graph."""
         graphs = isinstance(self.syntax, PlanTags) and self.syntax.graphs
         return graph_or_none(turn.text) if graphs else None
 
     async def grade(self, state: State, live: object) -> Grade:
-        found = await super().grade(state, live)
+        grade = await super().grade(state, live)
         (agent,) = agents_of(self.environment)
         how = measures(state.turns, agent, self.environment.kind)
-        return replace(found, metrics={**found.metrics, **how})
+        return replace(grade, metrics={**grade.metrics, **how})
 
 
-async def _carried_out(
+async def _run_plan(
     plan: Plan, calls: Sequence[ToolCall], toolbox: Toolbox, environment: WithPlans, turn: Turn
 ) -> tuple[ToolResult, ...]:
-    """The results of a plan's calls, in the plan's order; each names its task.
+    """Run the calls of a plan. Return results in the plan's order, each with the name of its task.
 
-    Where one of them changes something, they run one after the other.
+    If a call has side effects, all calls run in sequence.
     """
     by_task = dict(zip((task.id for task in plan.tasks), calls, strict=True))
     ran: dict[str, ToolResult] = {}
     syntax = environment.syntax
-    assert isinstance(syntax, PlanTags), "only these have graphs"
+    assert isinstance(syntax, PlanTags), "only PlanTags has graphs"
 
     async def run(id_: str, text: str) -> str:
         call = by_task[id_]
@@ -134,8 +134,8 @@ async def _carried_out(
     alone = any(environment.changes(call) for call in calls)
     width = 1 if alone else toolbox.limits.width
     limits = PlanLimits(width=width, calls=toolbox.limits.max_calls)
-    found = await run_as_soon_as_possible(plan, run, limits)
-    return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in found)
+    outcomes = await run_as_soon_as_possible(plan, run, limits)
+    return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in outcomes)
 
 
 def _result(id_: str, outcome: Outcome, result: ToolResult | None) -> ToolResult:

@@ -15,7 +15,7 @@ from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.agent import AgentSettings
-from coterie.environments.workflow.demonstrating import Demonstrates
+from coterie.environments.workflow.demonstration import Demonstrates
 from coterie.environments.workflow.steps import NoTrace
 from coterie.environments.workflow.trace import SEARCH
 from coterie.errors import UserError

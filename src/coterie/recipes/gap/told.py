@@ -108,7 +108,7 @@ class ToldEnvironment:
     def script(self, task: Task) -> Sequence[str]:
         return self.by_task[task.id].said
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """The questions of the file, in its order."""
         return self.own_tasks[:count] if split == "train" else []
 

@@ -30,9 +30,9 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.plan_ground.environment import (
     GROUNDER,
     PLANNER,
-    asked,
     gold,
     known_results,
+    request,
 )
 from coterie.progress import Progress
 from coterie.recipes.moat.data import DATA, HALF, WHOLE, MoatData, best_first
@@ -100,7 +100,7 @@ class ModelCritic:
     async def look(self, task: Task, candidate: Candidate) -> Correction:
         """By its reply; one that was cut off is unreadable."""
         seed = int(digest("critic", self.seed, candidate.actions.id)[:15], 16)
-        shown = question(asked(task), candidate.plan.text, candidate.actions.text, self.tools)
+        shown = question(request(task), candidate.plan.text, candidate.actions.text, self.tools)
         said = await self.chat.ask(shown, seed)
         return Correction("unreadable") if said.truncated else read_correction(said.text)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coterie.engines.protocol import Engine, Sampling
-from coterie.environments.checking import drawn
+from coterie.environments.checks import draw_tasks
 from coterie.environments.protocol import Environment
 from coterie.progress import Progress
 from coterie.rewards.path_reward import PathReward
@@ -92,7 +92,7 @@ class Groups:
         """The next draw, without what the step has already; none if there is nothing else."""
         count, known = self.settings.drawn, set(found.tasks)
         before = [count] * found.draws
-        given = drawn(self.environment, "train", count, self.seed, before)
+        given = draw_tasks(self.environment, "train", count, self.seed, before)
         found.draws += 1
         found.rounds += 1
         return [task for task in given if task.id not in known]

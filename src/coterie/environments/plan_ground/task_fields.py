@@ -1,4 +1,4 @@
-"""What a task has besides its question: pages to be searched, elements of web pages, and what is right on these."""
+"""Optional fields of a task: searchable pages, elements of web pages, and the right operations on them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,15 @@ from coterie.trajectories.task import Secret, Task
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
 
 
-def given(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, object]:
-    """What is public of a task of these steps, which begin at a place of the row's."""
+def public_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, object]:
+    """Return the public fields of a task with these steps, which start at index ``place`` of the row."""
     if isinstance(row, Unplanned) and row.pages:
         return {PAGES: [list(page) for page in row.pages]}
-    found = _numbered(row, steps, place)
-    return {ELEMENTS: {number: _elements(page) for number, page in found.items()}} if found else {}
+    pages = _numbered(row, steps, place)
+    return {ELEMENTS: {number: _elements(page) for number, page in pages.items()}} if pages else {}
 
 
-def hidden(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
+def secret_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
     right = {
         number: [sorted(page.right), page.kind, page.value]
         for number, page in _numbered(row, steps, place).items()
@@ -33,23 +33,25 @@ def hidden(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Sec
 
 
 def pages_of(task: Task) -> list[tuple[str, str]]:
-    """The pages that come with a task; none if there are none."""
-    found: Any = task.public.get(PAGES, [])
-    return [(str(title), str(text)) for title, text in found]
+    """Return the pages of a task."""
+    pages: Any = task.public.get(PAGES, [])
+    return [(str(title), str(text)) for title, text in pages]
 
 
 def elements_of(task: Task) -> dict[int, tuple[Element, ...]]:
-    """The candidates of each action, by its number in the whole task; none where the rows have none."""
-    found: Any = task.public.get(ELEMENTS, {})
-    return {int(n): tuple(Element(*one) for one in page) for n, page in found.items()}
+    """Return the candidate elements of each action, by its number in the whole task."""
+    pages: Any = task.public.get(ELEMENTS, {})
+    return {int(n): tuple(Element(*one) for one in page) for n, page in pages.items()}
 
 
 def right_of(task: Task) -> dict[int, Gold]:
-    """What is right for each action, by its number in the whole task, for graders."""
+    """Return the right operation of each action, by its number in the whole task, for graders."""
     if RIGHT not in task.secrets:
         return {}
-    found: Mapping[str, Any] = json.loads(task.secrets[RIGHT].reveal(GRADER))
-    return {int(n): Gold(frozenset(ids), kind, value) for n, (ids, kind, value) in found.items()}
+    operations: Mapping[str, Any] = json.loads(task.secrets[RIGHT].reveal(GRADER))
+    return {
+        int(n): Gold(frozenset(ids), kind, value) for n, (ids, kind, value) in operations.items()
+    }
 
 
 def _numbered(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, ActionPage]:

@@ -1,4 +1,4 @@
-"""What environments that play another one's tasks pass on to it, as mixins."""
+"""Mixins that forward methods to an inner environment."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,13 +11,13 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Turn
 
 
-class OthersTasks:
-    """The tasks of another environment, and what they are worth."""
+class ForwardedTasks:
+    """Forward tasks, sessions and grades."""
 
     environment: Environment
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        return self.environment.tasks(split, count, seed, drawn)
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        return self.environment.tasks(split, count, seed, after)
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
         return self.environment.open(task, seed, shared)
@@ -26,8 +26,8 @@ class OthersTasks:
         return await self.environment.grade(state, live)
 
 
-class OthersPlay(OthersTasks):
-    """And how it goes: who acts, which tools there are, and what comes of an act."""
+class ForwardedPlay(ForwardedTasks):
+    """Forward acts and tools too."""
 
     async def begin(self, task: Task, live: Any) -> Transition:
         return await self.environment.begin(task, live)
@@ -39,7 +39,7 @@ class OthersPlay(OthersTasks):
         return self.environment.tools(state, actor)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """As the environment's own; of a shorter play the last turn is the last to it too."""
-        return await self.environment.act(state, taken, live, recorded=recorded)
+
+        return await self.environment.act(state, turns, live, recorded=recorded)

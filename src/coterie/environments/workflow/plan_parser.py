@@ -1,7 +1,7 @@
-"""Reads a plan as a model writes it: a list of tasks, or an XML graph.
+"""Parser of plans in model output: a list of tasks, or an XML graph.
 
-Lenient about case, spaces, bullets and bold type, and strict about what the graph is. Time grows with the length of
-the text, not with its square.
+It is lenient about case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of
+the text.
 """
 
 import re
@@ -22,9 +22,9 @@ _NODE_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def parse_plan(text: str) -> Plan:
-    """The plan of a text, with or without ``<plan>`` around it. Raises :class:`BrokenPlan`, and nothing else."""
-    _, opened, inside = text.partition("<plan>")
-    body = (inside if opened else text).partition("</plan>")[0]
+    """Parse a plan, with or without ``<plan>`` around it. Raise only :class:`BrokenPlan`."""
+    _, tag, inside = text.partition("<plan>")
+    body = (inside if tag else text).partition("</plan>")[0]
     start = body.find("<graph")
     return Plan(_graph(body[start:]) if start >= 0 else _list(body))
 
@@ -43,10 +43,10 @@ def _list(body: str) -> tuple[Task, ...]:
             after.append(None)
             line = task[2]
         waits = _WAITS.search(line)
-        said = (line[: waits.start()] if waits else line).strip()
-        said = said.rstrip("-–([* \t") if waits else said
-        if ids and after[-1] is None and said.strip(_AROUND):
-            texts[-1].append(said.strip(" \t*"))
+        text = (line[: waits.start()] if waits else line).strip()
+        text = text.rstrip("-–([* \t") if waits else text
+        if ids and after[-1] is None and text.strip(_AROUND):
+            texts[-1].append(text.strip(" \t*"))
         if waits:
             if not ids:
                 raise BrokenPlan("dependencies before the first task", f"line {number}")
@@ -57,66 +57,66 @@ def _list(body: str) -> tuple[Task, ...]:
     return tuple(Task(*one) for one in zip(ids, plain, (one or () for one in after), strict=True))
 
 
-def _dependencies(said: str, id_: str) -> tuple[str, ...]:
-    said = said.strip(_AROUND)
-    if not said or said.lower() in _NONE or said.lower().startswith(("none ", "none,", "none(")):
+def _dependencies(text: str, id_: str) -> tuple[str, ...]:
+    text = text.strip(_AROUND)
+    if not text or text.lower() in _NONE or text.lower().startswith(("none ", "none,", "none(")):
         return ()
-    found: dict[str, None] = {}
-    for word in _SPLIT.split(said):
+    ids: dict[str, None] = {}
+    for word in _SPLIT.split(text):
         name = _ID.fullmatch(word.strip(_AROUND))
         if name:
-            found[f"T{int(name[1])}"] = None
+            ids[f"T{int(name[1])}"] = None
         elif word.lower() not in ("and", ""):
             raise BrokenPlan(f"{word[:80]!r} is not the id of a task", id_)
-    return tuple(found)
+    return tuple(ids)
 
 
 # -- an XML graph ---------------------------------------------------------------------------------
 
 
 class _Graph:
-    """Takes the nodes from expat's events."""
+    """Handler of expat's events that collects the nodes."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
         self.depth = 0
         self.node: tuple[str, tuple[str, ...]] | None = None
-        self.said: list[str] = []
+        self.pieces: list[str] = []
 
-    def opened(self, name: str, given: dict[str, str]) -> None:
+    def start_element(self, name: str, attributes: dict[str, str]) -> None:
         if name != ("graph", "node")[min(self.depth, 1)] or self.node is not None:
             raise BrokenPlan(f"<{name[:80]}> can't stand here", self.node[0] if self.node else "")
         self.depth += 1
         if name == "node":
-            id_ = given.get("id", "").strip()
+            id_ = attributes.get("id", "").strip()
             if not _NODE_ID.fullmatch(id_):
                 raise BrokenPlan(f"{id_[:80]!r} can't be the id of a node")
-            waits = given.get("depends", "").strip()
+            waits = attributes.get("depends", "").strip()
             listed = () if waits.lower() in _NONE else _SPLIT.split(waits)
             self.node = id_, tuple(dict.fromkeys(one for one in listed if one))
-            self.said = []
+            self.pieces = []
 
-    def text(self, said: str) -> None:
+    def text(self, data: str) -> None:
         if self.node is not None:
-            self.said.append(said)
+            self.pieces.append(data)
 
-    def closed(self, name: str) -> None:
+    def end_element(self, name: str) -> None:
         self.depth -= 1
         if self.node is not None:
-            tool, text = _called("".join(self.said).strip())
+            tool, text = _parse_call("".join(self.pieces).strip())
             self.tasks.append(Task(self.node[0], text, self.node[1], tool))
             self.node = None
 
 
 def _graph(body: str) -> tuple[Task, ...]:
-    """Of a text that begins with ``<graph``, so that no entity can be declared; those that are named stay text."""
+    """Parse a text that begins with ``<graph``, so it can't declare entities; named entities stay text."""
     end = body.find("</graph>")
     if end < 0:
         raise BrokenPlan("<graph> is not closed")
     graph, parser = _Graph(), expat.ParserCreate()
-    parser.StartElementHandler = graph.opened
+    parser.StartElementHandler = graph.start_element
     parser.CharacterDataHandler = graph.text
-    parser.EndElementHandler = graph.closed
+    parser.EndElementHandler = graph.end_element
     source = _LONE.sub("&amp;", body[: end + len("</graph>")])
     try:
         parser.Parse(source.encode(errors="replace"), True)
@@ -127,11 +127,11 @@ def _graph(body: str) -> tuple[Task, ...]:
     return tuple(graph.tasks)
 
 
-def _called(said: str) -> tuple[str | None, str]:
-    """The tool and its argument of ``search("...")``; no tool where it is plain text."""
-    call = _CALL.fullmatch(said)
+def _parse_call(text: str) -> tuple[str | None, str]:
+    """Return the tool and the argument of ``search("...")``, or ``None`` and the plain text."""
+    call = _CALL.fullmatch(text)
     if not call:
-        return None, said
+        return None, text
     argument = call[2].strip()
     if len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'":
         argument = argument[1:-1]
