@@ -93,8 +93,8 @@ def test_baselines_play_the_same_tasks_in_another_form() -> None:
     assert isinstance(react, PythonMaths) and react.form is REACT and sums.form is not REACT
     assert isinstance(thoughts, PythonMaths) and thoughts.form is THOUGHTS
     assert react.tasks("heldout", 3, 0) == sums.tasks("heldout", 3, 0)
-    with pytest.raises(UserError, match="method=mad is not for sums"):
+    with pytest.raises(UserError, match="method=mad does not support sums"):
         by_method(sums, "mad")
-    with pytest.raises(UserError, match="method=cot is not for babyai"):
+    with pytest.raises(UserError, match="method=cot does not support babyai"):
         by_method(BabyAI(), "cot")
     assert "Act[" in by_method(BabyAI(), "react").system_prompt(BabyAI().tasks("heldout", 1, 0)[0])

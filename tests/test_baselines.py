@@ -267,5 +267,5 @@ def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name
     assert [task.id for task in alone.tasks("heldout", 2, 0)] == [
         task.id for task in environment.tasks("heldout", 2, 0)
     ]
-    with pytest.raises(UserError, match="method=mad is not for"):
+    with pytest.raises(UserError, match="method=mad does not support"):
         by_method(environment, "mad")

@@ -116,7 +116,7 @@ def test_questions_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_
     with pytest.raises(ValueError, match="heldout"):
         generate("test", 1, 0, world())  # type: ignore[arg-type]
     small = make_encyclopedia(0, {"person": 12, "town": 6, "firm": 6}, ("corpus",))
-    with pytest.raises(ValueError, match="has no more than"):
+    with pytest.raises(ValueError, match="has only"):
         generate("corpus", 5000, 0, small)
 
 

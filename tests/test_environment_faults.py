@@ -96,7 +96,7 @@ async def short(state: State, taken: object) -> Transition:
         ({"pure": False, "max_sessions": 0}, "has max_sessions = 0"),
         ({"needs": (Task,)}, "needs a Task, which this run does not have"),
         ({"syntax": Task("t", {})}, "has a syntax"),
-        ({"act": sync}, "has a method act of the wrong sort"),
+        ({"act": sync}, "has a method act of the wrong kind"),
         ({"act": short}, "has a method act with other parameters"),
         ({"see": "text"}, "has a see that is not a method"),
     ],

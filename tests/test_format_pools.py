@@ -54,7 +54,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: no JSON"),
         ("a.jsonl", '{"format": "in verse"}\n\n{"format": " "}\n', "line 3 is broken: format"),
         ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
-        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: the same format is in line 1"),
+        ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it repeats the format of line 1"),
         ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: format"),
         ("a.jsonl", "[1]\n", "line 1 is broken"), ("a.yaml", "- x\n- [1]\n", "line 2 is broken"),
         ("a.yaml", "x: y\n", "line 1 is broken: this is not a list"),
@@ -81,8 +81,8 @@ def test_replies_are_cleaned_and_near_ones_refused() -> None:
     assert clean('1. "Write in\n verse."\n', ()) == "Write in verse."
     assert clean("- Write in verse.", ("Write in prose, please.",)) == "Write in verse."
     for reply, why in [
-        ("  \n", "empty"), ("x" * (MAX_LENGTH + 1), "characters"), ("in verse: WRITE", "nearly"),
-        ("Write, in verse:", "nearly"),
+        ("  \n", "empty"), ("x" * (MAX_LENGTH + 1), "characters"), ("in verse: WRITE", "similar"),
+        ("Write, in verse:", "similar"),
     ]:  # fmt: skip
         found = clean(reply, ("Write in verse:",))
         assert isinstance(found, RejectedFormat) and why in found.why
@@ -109,7 +109,7 @@ def test_a_model_writes_a_pool_and_goes_on_with_it(cli: Cli) -> None:
         assert EXCHANGE_FORMATS[0] in shown and FRESH[0] in shown
         assert one.bodies[5]["temperature"] == 0.7
     assert said.out.strip() == str(file)
-    for why in ("it is empty", "nearly the same", "it was cut", "2 of 2"):
+    for why in ("it is empty", "too similar", "it is truncated", "2 of 2"):
         assert why in said.err
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"index": 0, "format": FRESH[0]}, {"index": 1, "format": FRESH[1]}
@@ -129,7 +129,7 @@ def test_a_model_that_repeats_itself_or_fails_is_told_of(cli: Cli) -> None:
     words = ["data", "prompt-pool", "--out", "pool.jsonl", "endpoint.model=m", "endpoint.retries=0"]
     with service(replies(FRESH[0])) as one:
         said = cli(*words, "--count", 2, f"endpoint.url={one.url}")
-        assert said.code == 2 and "gave 1 of 2 formats" in said.err and len(one.bodies) == 10
+        assert said.code == 2 and "wrote only 1 of 2 usable formats" in said.err and len(one.bodies) == 10
     with service(says(400, {"error": {"message": "no such model"}})) as one:
         said = cli(*words, "--count", 2, f"endpoint.url={one.url}")
         assert said.code == 2 and "no such model" in said.err and "goes on" in said.err

@@ -259,6 +259,6 @@ def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None
     ):  # fmt: skip
         broken.write_text(json.dumps(lines) + "\n")
         assert says in refused(cli, *words, f"dataset.source={broken}")
-    with pytest.raises(UserError, match="no pages to be searched"):
+    with pytest.raises(UserError, match="no pages to search"):
         world(tmp_path, "environment.corpus=nowhere")
     assert len(CANDIDATES) == 5

@@ -204,7 +204,7 @@ def test_questions_are_answered_from_pages(tmp_path):
     [
         ("Questions", (), "environment.corpus=FOLDER"),
         ("Questions", ("environment.corpus=nowhere",), "not an index of pages|no index"),
-        ("Plans", ("environment.corpus=nowhere",), "no pages to be searched"),
+        ("Plans", ("environment.corpus=nowhere",), "no pages to search"),
     ],
 )
 def test_pages_that_are_missing_or_not_wanted_are_refused(name, words, says):

@@ -153,7 +153,7 @@ def test_readers_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="NO_SUCH_KEY"):
         world("hotpot_qa", rows, "environment.reader=x", "environment.reader.url=http://127.0.0.1:9/v1",
               "environment.reader.key_variable=NO_SUCH_KEY")  # fmt: skip
-    with pytest.raises(UserError, match="nothing to be read"):
+    with pytest.raises(UserError, match="no passages to read"):
         world("gsm8k", "environment.reader=tiny-exchange")
     assert openers_of(world("gsm8k"), tmp_path) == {}
 

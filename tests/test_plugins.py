@@ -152,8 +152,8 @@ def test_names_of_nothing_name_what_there_is() -> None:
 
 def test_data_sets_and_environments_that_do_not_go_together_are_refused() -> None:
     for words, said in (
-        (["environment=debate"], "is played on a data set"),
-        (["dataset=gsm8k", "environment=exchange"], "makes its own tasks"),
+        (["environment=debate"], "needs a data set"),
+        (["dataset=gsm8k", "environment=exchange"], "generates its own tasks"),
         (["dataset=gsm8k", "environment=information_exchange"], "and dataset=gsm8k has Gsm8kRow"),
         (["environment=persona"], "optima/isft is not played on persona"),
     ):

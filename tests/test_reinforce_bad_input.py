@@ -133,7 +133,7 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "message"),
-    [("Again", "gives two train tasks of one id"), ("Ended", "no more train tasks after 2")],
+    [("Again", "gives two train tasks the same id"), ("Ended", "no more train tasks after 2")],
 )
 def test_a_later_draw_is_checked_as_the_first_one_is(
     tmp_path: Path, environment: str, message: str

@@ -298,7 +298,7 @@ def test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head(
 
 def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:
     words = ["dataset=colbench_code", "dataset.source=sample", "model=tiny-persona"]
-    with pytest.raises(UserError, match="nobody plays the person"):
+    with pytest.raises(UserError, match="needs a simulated user"):
         recipe(settings("sweet_rl/backend", words)).check()
 
 

@@ -488,4 +488,4 @@ def test_toolboxes_that_were_closed_leave_nothing() -> None:
 @pytest.mark.parametrize("method", ["sweet_rl/backend", "moat/maths"])
 def test_a_method_that_can_not_be_played_with_tools_says_so(method: str, cli: Cli) -> None:
     why = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
-    assert "can't be played with tools=['python']" in why and "leave tools out" in why
+    assert "does not support tools=['python']" in why and "leave tools out" in why

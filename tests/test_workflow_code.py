@@ -254,9 +254,9 @@ def test_a_graph_in_a_program_is_text(tmp_path: Path) -> None:
 
 
 def test_programs_are_asked_of_rows_with_tests_alone() -> None:
-    with pytest.raises(UserError, match="rows of the type ContestRow"):
+    with pytest.raises(UserError, match="rows of type ContestRow"):
         benchmark_settings(BenchmarkSettings, "code", ["dataset=aime24"])
-    with pytest.raises(UserError, match="rows of the type MathRow"):
+    with pytest.raises(UserError, match="rows of type MathRow"):
         benchmark_settings(BenchmarkSettings, "code_maths", ["dataset=livecodebench"])
 
 

@@ -53,7 +53,7 @@ _ADVICE = (
 
 
 def _broken(file: Path, place: str, why: object) -> UserError:
-    return UserError(f"{file}, {place} is invalid: {why}", _ADVICE)
+    return UserError(f"{file}, {place} is broken: {why}", _ADVICE)
 
 
 def _yaml(file: Path) -> Iterator[tuple[str, object]]:
