@@ -28,7 +28,7 @@ from coterie.environments.registry import (
     WEB,
 )
 from coterie.environments.talk import Talk
-from coterie.environments.traits import Formats, Graded, Scripted, Solo, Votes
+from coterie.environments.traits import Formats, Graded, Scripted, Votes
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
@@ -189,7 +189,7 @@ def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
     assert "did you mean cot?" in said.err
 
 
-OF_TRAITS = (Environment, Votes, Graded, Solo, Formats, Scripted)
+OF_TRAITS = (Environment, Votes, Graded, Formats, Scripted)
 GOES = frozenset(
     {"actors", "limits", "syntax", "begin", "acting", "see", "tools", "act", "formats"}
 )

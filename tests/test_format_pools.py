@@ -129,7 +129,11 @@ def test_a_model_that_repeats_itself_or_fails_is_told_of(cli: Cli) -> None:
     words = ["data", "prompt-pool", "--out", "pool.jsonl", "endpoint.model=m", "endpoint.retries=0"]
     with service(replies(FRESH[0])) as one:
         said = cli(*words, "--count", 2, f"endpoint.url={one.url}")
-        assert said.code == 2 and "wrote only 1 of 2 usable formats" in said.err and len(one.bodies) == 10
+        assert (
+            said.code == 2
+            and "wrote only 1 of 2 usable formats" in said.err
+            and len(one.bodies) == 10
+        )
     with service(says(400, {"error": {"message": "no such model"}})) as one:
         said = cli(*words, "--count", 2, f"endpoint.url={one.url}")
         assert said.code == 2 and "no such model" in said.err and "goes on" in said.err

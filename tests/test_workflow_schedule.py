@@ -1,8 +1,8 @@
-"""Plans that are run: level after level, or each task as soon as it can."""
+"""Plans that are run, each task as soon as it can."""
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,15 +10,11 @@ from coterie.environments.workflow.plan import Plan, Task
 from coterie.environments.workflow.schedule import (
     Outcome,
     PlanLimits,
-    Run,
-    run_as_soon_as_possible,
-    run_by_levels,
+    run_plan,
     times,
 )
 from coterie.tools.run import ToolError, ToolUnavailable
 
-Scheduler = Callable[[Plan, Run, PlanLimits], Coroutine[None, None, tuple[Outcome, ...]]]
-SCHEDULERS: list[Scheduler] = [run_by_levels, run_as_soon_as_possible]
 DIAMOND = Plan(
     (
         Task("d", "{b}+{c}", ("b", "c")),
@@ -53,40 +49,34 @@ class Log:
         return self.events.index((event, id_))
 
 
-def play(scheduler: Scheduler, plan: Plan, log: Log, **limits: int) -> dict[str, Outcome]:
-    found = asyncio.run(scheduler(plan, log, PlanLimits(**limits)))
+def play(plan: Plan, log: Log, **limits: int) -> dict[str, Outcome]:
+    found = asyncio.run(run_plan(plan, log, PlanLimits(**limits)))
     assert [one.id for one in found] == [task.id for task in plan.tasks]
     return {one.id: one for one in found}
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_results_are_put_into_the_placeholders_of_tasks_that_wait(scheduler: Scheduler) -> None:
-    found = play(scheduler, DIAMOND, Log())
+def test_results_are_put_into_the_placeholders_of_tasks_that_wait() -> None:
+    found = play(DIAMOND, Log())
     assert found["d"].text == "[[b([a])]+[c([a])]]"
     assert {one.state for one in found.values()} == {"done"}
 
 
-def test_levels_wait_for_each_other_and_tasks_as_soon_as_possible_do_not() -> None:
-    plan = Plan((Task("a", "x"), Task("slow", "x"), Task("b", "x", ("a",))))
-    barrier, free = Log(slow=["slow"]), Log(slow=["slow"])
-    play(run_by_levels, plan, barrier)
-    play(run_as_soon_as_possible, plan, free)
-    assert barrier.place("end", "slow") < barrier.place("begin", "b")
-    assert free.place("begin", "b") < free.place("end", "slow")
+def test_a_task_begins_before_a_slow_one_on_which_it_does_not_depend_has_ended() -> None:
+    log = Log(slow=["slow"])
+    play(Plan((Task("a", "x"), Task("slow", "x"), Task("b", "x", ("a",)))), log)
+    assert log.place("begin", "b") < log.place("end", "slow")
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_so_many_tasks_run_at_the_same_time_and_no_more(scheduler: Scheduler) -> None:
+def test_so_many_tasks_run_at_the_same_time_and_no_more() -> None:
     log = Log()
-    play(scheduler, Plan(tuple(Task(f"T{n}", "x") for n in range(9))), log, width=4)
+    play(Plan(tuple(Task(f"T{n}", "x") for n in range(9))), log, width=4)
     assert log.most == 4
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is(scheduler: Scheduler) -> None:
+def test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is() -> None:
     log = Log(bad=["b"])
     plan = Plan((*DIAMOND.tasks, Task("e", "x", ("d",)), Task("f", "x")))
-    found = play(scheduler, plan, log)
+    found = play(plan, log)
     assert (found["b"].state, found["b"].text) == ("failed", "no such page")
     assert (found["d"].state, found["d"].text) == ("not run", "not run: b failed")
     assert found["e"].text == "not run: d was not run"
@@ -94,17 +84,15 @@ def test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is(scheduler: Sche
     assert ("begin", "d") not in log.events
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_tasks_beyond_the_budget_are_answered_as_not_run(scheduler: Scheduler) -> None:
+def test_tasks_beyond_the_budget_are_answered_as_not_run() -> None:
     log = Log()
-    found = play(scheduler, DIAMOND, log, calls=2)
+    found = play(DIAMOND, log, calls=2)
     assert [one for event, one in log.events if event == "begin"] == ["a", "b"]
     assert found["c"].text == "not run: a plan has at most 2 calls"
     assert found["d"].text == "not run: c was not run"
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_tool_that_is_away_ends_the_plan_and_leaves_nothing_running(scheduler: Scheduler) -> None:
+def test_a_tool_that_is_away_ends_the_plan_and_leaves_nothing_running() -> None:
     ended: list[str] = []
 
     async def run(id_: str, text: str) -> str:
@@ -121,16 +109,13 @@ def test_a_tool_that_is_away_ends_the_plan_and_leaves_nothing_running(scheduler:
     async def check() -> None:
         plan = Plan((Task("a", "x"), Task("b", "x")))
         with pytest.raises(ToolUnavailable):
-            await scheduler(plan, run, PlanLimits())
+            await run_plan(plan, run, PlanLimits())
         assert ended == ["b"]
 
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_random_graphs_run_each_task_once_and_after_those_it_waits_for(
-    scheduler: Scheduler,
-) -> None:
+def test_random_graphs_run_each_task_once_and_after_those_it_waits_for() -> None:
     draw = random.Random(11)
     for _ in range(20):
         names = [f"n{n}" for n in range(draw.randrange(1, 30))]
@@ -141,7 +126,7 @@ def test_random_graphs_run_each_task_once_and_after_those_it_waits_for(
         shown = sorted(names, key=lambda _: draw.random())
         plan = Plan(tuple(Task(one, "x", waits[one]) for one in shown))
         log, width = Log(slow=draw.sample(names, len(names) // 3)), draw.randrange(1, 6)
-        play(scheduler, plan, log, width=width)
+        play(plan, log, width=width)
         assert log.most <= width
         assert sorted(one for event, one in log.events if event == "begin") == sorted(names)
         for one, before in waits.items():
@@ -150,7 +135,7 @@ def test_random_graphs_run_each_task_once_and_after_those_it_waits_for(
 
 def test_a_thousand_tasks_are_run() -> None:
     tasks = tuple(Task(f"T{n}", "x", (f"T{n - 10}",) if n > 9 else ()) for n in range(1000))
-    found = play(run_as_soon_as_possible, Plan(tasks), Log(), calls=1000)
+    found = play(Plan(tasks), Log(), calls=1000)
     assert {one.state for one in found.values()} == {"done"}
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from coterie.environments.acting import sums
 from coterie.environments.acting.babyai import (
     ACTIONS,
-    COLOURS,
+    COLORS,
     PROMPT,
     Game,
     VisibleObject,
@@ -123,7 +123,7 @@ def groups(tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> Itera
 
 
 def _whole() -> list[str]:
-    words = (f" {one}" for one in (*COLOURS, *OBJECTS, *PLACES))
+    words = (f" {one}" for one in (*COLORS, *OBJECTS, *PLACES))
     return [PROMPT, sums.PROMPT, *ACTIONS, *words, *map(str, range(sums.MOST + 1))]
 
 

@@ -55,7 +55,6 @@ WHAT_REPLY = f"{CODING}test_what_a_reply_quotes_of_the_reference_is_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
 TASKS_BEYOND = f"{SCHEDULE}test_tasks_beyond_the_budget_are_answered_as_not_run"
 RESULTS_PUT = f"{SCHEDULE}test_results_are_put_into_the_placeholders_of_tasks_that_wait"
-LEVELS_WAIT = f"{SCHEDULE}test_levels_wait_for_each_other_and_tasks_as_soon_as_possible_do_not"
 SO_MANY_TASKS = f"{SCHEDULE}test_so_many_tasks_run_at_the_same_time_and_no_more"
 WHAT_WAITS = f"{SCHEDULE}test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is"
 SERIAL_TIME = f"{SCHEDULE}test_serial_time_is_the_sum_and_critical_time_the_longest_chain"
@@ -153,8 +152,7 @@ FAULTS = (
         around(lambda original, self, results: self.text),
         [RESULTS_PUT],
     ),
-    Fault(f"{E}workflow.schedule:_run", given(barrier=False), [LEVELS_WAIT]),
-    Fault(f"{E}workflow.schedule:_run", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
+    Fault(f"{E}workflow.schedule:run_plan", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
     Fault(f"{E}workflow.schedule:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
     Fault(
         f"{E}workflow.schedule:times",

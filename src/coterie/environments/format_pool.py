@@ -69,7 +69,7 @@ def _yaml(file: Path) -> Iterator[tuple[str, object]]:
         yaml.YAMLError,
         ValueError,
         RecursionError,
-    ) as error:  # ValueError: invalid date
+    ) as error:  # ValueError: dates
         raise UserError(f"the format pool {file} can't be read: {error}", _ADVICE) from error
     if node is None:
         return

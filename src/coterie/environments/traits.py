@@ -13,7 +13,7 @@ from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Part
+from coterie.trajectories.turn import Message
 
 Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
 """Functions that open the resources of an environment, by class."""
@@ -46,15 +46,6 @@ class Graded(Protocol):
 
     def well_formed(self, answer: str) -> bool:
         """Return True if an answer is not a copy of the example in the prompt."""
-        ...
-
-
-@runtime_checkable
-class Solo(Protocol):
-    """Tasks that a single agent can do."""
-
-    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the prompt of an agent that has all information and works alone."""
         ...
 
 

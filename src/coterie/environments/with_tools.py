@@ -121,12 +121,9 @@ class WithTools(ForwardedPlay):
         own = openers_of(self.environment, logs)
         return {**own, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
 
-    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """Open the session of the environment, if it has one, and the tools."""
-        return self._open(task, seed, shared)
-
     @asynccontextmanager
-    async def _open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
+    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
+        """Open the session of the environment, if it has one, and the tools."""
         if Toolbox not in shared:  # only a first prompt is needed, without calls
             async with self.environment.open(task, seed, shared) as alone:
                 yield Live(alone, Toolbox({}, self.settings), True)

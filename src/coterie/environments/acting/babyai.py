@@ -140,7 +140,7 @@ Image = Sequence[Sequence[Cell]]
 WALL, DOOR = 2, 4
 KINDS = {DOOR: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
 """Objects by number in the package. Only doors have a state."""
-COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 DOOR_STATES = ("open", "closed", "locked")
 
 
@@ -204,8 +204,8 @@ def _walls(image: Image) -> Iterator[VisibleObject]:
 
 
 def _name(cell: Cell) -> str:
-    kind, colour, state = cell
-    name = f"{COLOURS[colour]} {KINDS[kind]}"
+    kind, color, state = cell
+    name = f"{COLORS[color]} {KINDS[kind]}"
     return f"{DOOR_STATES[state]} {name}" if kind == DOOR else name
 
 

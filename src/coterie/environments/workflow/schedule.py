@@ -1,4 +1,4 @@
-"""Execution of plans: level by level with barriers, or each task as soon as its dependencies are done.
+"""Execution of plans: each task runs as soon as its dependencies are done.
 
 A failed task is recorded, and its dependents are not run; other tasks continue. The numbers of parallel tasks and of
 all tasks are limited.
@@ -46,21 +46,7 @@ class Times:
     serial: float
     """Duration of all tasks in sequence."""
     critical: float
-    """Duration of the longest chain of dependent tasks, without barriers and limits of width."""
-
-
-async def run_by_levels(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
-    """Run a plan level by level. Return outcomes in the order of the plan's tasks.
-
-    A task fails with ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
-    after the cancellation of the running tasks.
-    """
-    return await _run(plan, run, limits, barrier=True)
-
-
-async def run_as_soon_as_possible(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
-    """Run a plan like :func:`run_by_levels`, but start each task as soon as its dependencies are done."""
-    return await _run(plan, run, limits, barrier=False)
+    """Duration of the longest chain of dependent tasks, without a limit of width."""
 
 
 def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
@@ -77,7 +63,12 @@ def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
     return Times(sum(took.values()), max(ends.values()))
 
 
-async def _run(plan: Plan, run: Run, limits: PlanLimits, *, barrier: bool) -> tuple[Outcome, ...]:
+async def run_plan(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
+    """Run each task as soon as its dependencies are done. Return outcomes in the order of the plan's tasks.
+
+    A task fails with ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
+    after the cancellation of the running tasks.
+    """
     place = {task.id: number for number, task in enumerate(plan.tasks)}
     allowed = set(plan.order[: limits.calls])  # the same tasks, however long each takes
     outcomes: dict[str, Outcome] = {}
@@ -87,8 +78,7 @@ async def _run(plan: Plan, run: Run, limits: PlanLimits, *, barrier: bool) -> tu
     sorter.prepare()
     try:
         while sorter.is_active():
-            if not barrier or not (waiting or running):
-                waiting = sorted((*waiting, *sorter.get_ready()), key=place.__getitem__)
+            waiting = sorted((*waiting, *sorter.get_ready()), key=place.__getitem__)
             while waiting and len(running) < limits.width:
                 task = plan.by_id[waiting.pop(0)]
                 why = _obstacle(task, allowed, outcomes, limits)

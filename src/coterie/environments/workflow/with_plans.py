@@ -16,7 +16,7 @@ from coterie.environments.traits import agents_of
 from coterie.environments.with_tools import WithTools
 from coterie.environments.workflow.measures import graph_of, graph_or_none, measures
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task
-from coterie.environments.workflow.schedule import Outcome, PlanLimits, run_as_soon_as_possible
+from coterie.environments.workflow.schedule import Outcome, PlanLimits, run_plan
 from coterie.environments.workflow.segments import AgentKind
 from coterie.tools.run import ToolError
 from coterie.tools.tags import Tags
@@ -89,7 +89,7 @@ class WithPlans(WithTools):
         plan = self._graph(turn) if len(calls) > 1 else None
         if plan is None:
             return await super().results(toolbox, calls, turn)
-        return await _run_plan(plan, calls, toolbox, self, turn)
+        return await _run_graph(plan, calls, toolbox, self, turn)
 
     def refuses_repeats(self, turn: Turn) -> bool:
         """Return False for calls of a graph, whose results others need and whose arguments are not bound yet."""
@@ -107,7 +107,7 @@ class WithPlans(WithTools):
         return replace(grade, metrics={**grade.metrics, **how})
 
 
-async def _run_plan(
+async def _run_graph(
     plan: Plan, calls: Sequence[ToolCall], toolbox: Toolbox, environment: WithPlans, turn: Turn
 ) -> tuple[ToolResult, ...]:
     """Run the calls of a plan. Return results in the plan's order, each with the name of its task.
@@ -134,7 +134,7 @@ async def _run_plan(
     alone = any(environment.changes(call) for call in calls)
     width = 1 if alone else toolbox.limits.width
     limits = PlanLimits(width=width, calls=toolbox.limits.max_calls)
-    outcomes = await run_as_soon_as_possible(plan, run, limits)
+    outcomes = await run_plan(plan, run, limits)
     return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in outcomes)
 
 
