@@ -54,17 +54,14 @@ def check_parts(environment: Environment) -> None:
 
 
 def draw_tasks(
-    environment: Environment, split: Split, count: int, seed: int, before: Sequence[int] = ()
+    environment: Environment, split: Split, count: int, seed: int, after: Sequence[int] = ()
 ) -> list[Task]:
-    """Return the checked tasks of a split after earlier draws.
-
-    Args:
-        before: counts of the earlier draws.
+    """Return checked tasks of a split (see :meth:`Environment.tasks`).
 
     Raises:
         UserError: the environment does not return a list of tasks with unique ids.
     """
-    tasks: object = environment.tasks(split, count, seed, before)
+    tasks: object = environment.tasks(split, count, seed, after)
     kind = type(environment).__name__
     if not isinstance(tasks, list):
         raise _error(kind, f"has a tasks() that returns {_a(tasks)}", "return a list of Task")
@@ -77,8 +74,8 @@ def draw_tasks(
             )
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
-    if not tasks and before:
-        what = f"returns no more {split} tasks after {sum(before)}"
+    if not tasks and after:
+        what = f"returns no more {split} tasks after {sum(after)}"
         raise _error(kind, what, "start again with the first tasks")
     if not tasks:
         raise _error(kind, f"returns no {split} tasks", "return at least one")
@@ -94,8 +91,8 @@ def _check_method(environment: Environment, name: str) -> None:
     if not callable(method):
         raise _error(kind, f"has a {name} that is not a method", "write it as a method")
     if (name in AWAITED) != inspect.iscoroutinefunction(method):
-        kind_of_def = "async def" if name in AWAITED else "def, without async"
-        raise _error(kind, f"has a method {name} of the wrong kind", f"write it with {kind_of_def}")
+        definition = "async def" if name in AWAITED else "def, without async"
+        raise _error(kind, f"has a method {name} of the wrong kind", f"write it with {definition}")
     expected = inspect.signature(getattr(Environment, name)).parameters.values()
     parameters = [one for one in expected if one.name != "self"]
     places = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -122,7 +119,7 @@ def _check_limits(kind: str, limits: Mapping[str, int], actors: Mapping[str, Act
     names = ["turns", "calls", *(f"turns:{name}" for name in actors)]
     for name, limit in limits.items():
         if name not in names:
-            raise _error(kind, f"has a limit of {name!r}", f"limits are of {', '.join(names)}")
+            raise _error(kind, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise _error(kind, f"has a limit of {limit!r} {name}", "give a whole number from 1")
 

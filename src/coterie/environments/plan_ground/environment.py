@@ -199,8 +199,8 @@ class PlanGround(Pure):
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the grounder after a turn of the planner, else the planner."""
         agent_turns = [turn for turn in state.turns if turn.speaker.kind == "agent"]
-        planned = bool(agent_turns) and agent_turns[-1].speaker.name == PLANNER
-        return (GROUNDER,) if planned else (PLANNER,)
+        has_plan = bool(agent_turns) and agent_turns[-1].speaker.name == PLANNER
+        return (GROUNDER,) if has_plan else (PLANNER,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the prompt: subgoals and results for the planner, subgoals and actions for the grounder."""
@@ -236,21 +236,19 @@ class PlanGround(Pure):
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade the answer, or for a single step, its result. Tasks without a reference get no score."""
         progress = state.data if isinstance(state.data, Progress) else Progress()
-        right, formed = gold(state.task), not progress.problems and state.end == ANSWERED
-        metrics = {WELL_FORMED: float(formed), "subgoals": progress.subgoals}
-        if right.done:
-            stopped = state.end == ANSWERED and state.answer == DONE
-            return Grade(float(stopped), metrics)
+        answer = state.answer if state.end == ANSWERED else None
+        well_formed = not progress.problems and state.end == ANSWERED
+        metrics = {WELL_FORMED: float(well_formed), "subgoals": progress.subgoals}
+        if gold(state.task).done:
+            return Grade(float(answer == DONE), metrics)
         if isinstance(self.domain, Scoring):
-            answer = state.answer if state.end == ANSWERED else None
-            worth, more = self.domain.score(state.task, dict(progress.values), answer)
-            return Grade(worth, {**metrics, **more})
-        if state.end != ANSWERED or state.answer is None:
+            score, more = self.domain.score(state.task, dict(progress.values), answer)
+            return Grade(score, {**metrics, **more})
+        if answer is None:
             return Grade(0.0, metrics)
         if not (reference := gold_answer(state.task)):
             return Grade(None, metrics)
-        same = await asyncio.to_thread(self.domain.same, reference, state.answer)
-        return Grade(float(same), metrics)
+        return Grade(float(await asyncio.to_thread(self.domain.same, reference, answer)), metrics)
 
     def _after_plan(self, state: State, turn: Turn) -> Transition:
         if self.form == "onetime":
@@ -268,25 +266,27 @@ class PlanGround(Pure):
     ) -> tuple[Progress, str | None, str | None]:
         """Run actions. Return the progress, the answer, and the reason if they can't be parsed or run."""
         before = state.data if isinstance(state.data, Progress) else Progress()
-        known = dict(before.values)
-        if not known and "history" in state.task.public:
-            known = await self._replay(state.task, live)
+        values = dict(before.values)
+        if not values and "history" in state.task.public:
+            values = await self._replay(state.task, live)
         subgoals = before.subgoals + (
             len(subgoals_in(state.turns[-2].text)) if self.form == "onetime" else 1
         )
-        parsed = check(text, self.domain.name, known=tuple(known))
+        parsed = check(text, self.domain.name, known=tuple(values))
         if parsed.problems:
             return Progress(before.values, subgoals, 1), None, parsed.problems[0].what
-        done = await self.domain.run(parsed.actions, known, state.task, live)
-        values = tuple({**known, **done.values}.items())
-        return Progress(values, subgoals, int(done.error is not None)), done.answer, done.error
+        result = await self.domain.run(parsed.actions, values, state.task, live)
+        progress = Progress(
+            tuple({**values, **result.values}.items()), subgoals, int(result.error is not None)
+        )
+        return progress, result.answer, result.error
 
     async def _replay(self, task: Task, live: Any) -> dict[str, str]:
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
             parsed = check(actions, self.domain.name, known=tuple(values))
-            done = await self.domain.run(parsed.actions, values, task, live)
-            values |= done.values
+            result = await self.domain.run(parsed.actions, values, task, live)
+            values |= result.values
         return values
 
     def _rows(self, split: Split) -> list[PlanRow]:

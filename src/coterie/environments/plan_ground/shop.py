@@ -60,10 +60,10 @@ class Visits:
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
         executor = ShopExecutor(self.shop, _session(values))
-        done = await executor.run(actions, values)
+        result = await executor.run(actions, values)
         session = executor.session
         visit = json.dumps([session.opened, session.chosen, session.bought])
-        return Executed({**done.values, VISIT: visit}, done.answer, done.error)
+        return Executed({**result.values, VISIT: visit}, result.answer, result.error)
 
     def same(self, gold: str, answer: str) -> bool:
         return gold == answer

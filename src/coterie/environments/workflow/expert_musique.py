@@ -42,30 +42,20 @@ def _step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> Step
         raise NoTrace(SAYS_MORE)
     filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
     template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
+    after = tuple(map(name_of, places))
+    subject, divided, relation = filled.partition(_RELATION)
+    if not divided:
+        fact = f"{filled[:1].upper()}{filled[1:]}: {hop.answer.rstrip('.')}."
+        return Step(template, filled, hop.answer, fact, after)
+    unknown, _, unknown_relation = template.partition(_RELATION)
+    subject = subject.strip()
     return Step(
-        _task_text(template),
-        _query_text(filled),
+        task_text(unknown_relation, unknown.strip()),
+        query_text(relation, subject),
         hop.answer,
-        _sentence(filled, hop.answer),
-        tuple(map(name_of, places)),
+        sentence(relation, subject, hop.answer),
+        after,
     )
-
-
-def _task_text(hop: str) -> str:
-    subject, divided, relation = hop.partition(_RELATION)
-    return task_text(relation, subject.strip()) if divided else hop
-
-
-def _query_text(hop: str) -> str:
-    subject, divided, relation = hop.partition(_RELATION)
-    return query_text(relation, subject.strip()) if divided else hop
-
-
-def _sentence(hop: str, answer: str) -> str:
-    subject, divided, relation = hop.partition(_RELATION)
-    if divided:
-        return sentence(relation, subject.strip(), answer)
-    return f"{hop[:1].upper()}{hop[1:]}: {answer.rstrip('.')}."
 
 
 def _names_more(row: MusiqueRow, hop: str) -> bool:
