@@ -269,7 +269,7 @@ def _state(game: Environment) -> Any:
 
 def test_agents_who_act_at_the_same_time_are_told_that_they_cannot_call() -> None:
     async def test() -> None:
-        with pytest.raises(Exception, match="act at the same time"):
+        with pytest.raises(Exception, match="simultaneous agents"):
             await spoken(Rounds(), Looking(), Task("t", {}), "<look>a</look>", "Ben")
 
     asyncio.run(test())
