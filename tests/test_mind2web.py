@@ -219,7 +219,7 @@ def test_rows_without_elements_are_played_and_have_no_score() -> None:
     what = where.tasks("heldout", 1, 0)[0]
     grade = done(where, what, gold(what).actions)
     assert grade.score is None and grade.metrics[WELL_FORMED] == 1.0
-    assert where.ungraded is not None and "no elements" in where.ungraded.what
+    assert where.ungraded is not None and "no page elements" in where.ungraded.what
 
 
 def test_pages_are_of_each_action_and_rows_of_ones_own_may_have_them(tmp_path: Path) -> None:

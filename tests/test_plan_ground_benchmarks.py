@@ -66,7 +66,7 @@ def test_word_problems_without_plans_are_played_by_their_answers(name: str) -> N
 
 def test_rows_without_plans_are_not_trained_on() -> None:
     where = world("gsm8k")
-    with pytest.raises(UserError, match="no plans to be learned"):
+    with pytest.raises(UserError, match="no plans to train on"):
         where.tasks("train", 1, 0)
     assert where.scored_tasks(5, 0) == []
     assert len(world("gsm8k", "environment.form=iterative").tasks("heldout", 3, 0)) == 3
