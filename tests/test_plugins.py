@@ -154,7 +154,7 @@ def test_data_sets_and_environments_that_do_not_go_together_are_refused() -> Non
     for words, said in (
         (["environment=debate"], "needs a data set"),
         (["dataset=gsm8k", "environment=exchange"], "generates its own tasks"),
-        (["dataset=gsm8k", "environment=information_exchange"], "and dataset=gsm8k has Gsm8kRow"),
+        (["dataset=gsm8k", "environment=information_exchange"], "but dataset=gsm8k has Gsm8kRow"),
         (["environment=persona"], "optima/isft is not played on persona"),
     ):
         with pytest.raises(UserError, match=said):
