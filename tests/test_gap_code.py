@@ -11,7 +11,7 @@ from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.data import format_row
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -72,7 +72,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         renderer, _ = load_renderer(recipe.settings.model)
         task, one = next(iter(run.store.selections(0, "select")))
         (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
-        text = shown_row(renderer, row)
+        text = format_row(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(DataExport(run.folder, "llamafactory", tmp_path / "files"))

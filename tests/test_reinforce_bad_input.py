@@ -9,7 +9,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.reinforce.loop import step_records
 from coterie.trajectories.item import Metrics
@@ -127,7 +127,7 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
         "of two steps, two rounds, six dialogues by two"
     )
     assert f"left out: {paths} paths without a reward" in said
-    assert "a path without a reward was not graded" in said
+    assert "Paths without a reward were not graded" in said
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_run_of_which_every_path_is_masked_stops(tmp_path: Path) -> None:
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert any(record["groups_telling"] for record in records), "they are compared all the same"
     assert len(records) == 2 and "paths that were cut off" in said
-    assert "or advantage.truncated=train" in said
+    assert "or set advantage.truncated=train" in said
 
 
 @pytest.mark.slow
@@ -244,5 +244,5 @@ def test_flat_groups_are_learned_from_by_what_needs_no_advantage_and_yet_end_the
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert [record["policy/updates"] for record in records] == [1, 2]
     assert [record["groups_flat"] for record in records] == [4, 4]
-    assert "all paths of each task had the same reward" in said
+    assert "every rollout of a task got the same reward" in said
     assert settings("rl/grpo", []).steps.patience == 10  # type: ignore[attr-defined]

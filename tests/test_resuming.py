@@ -214,7 +214,7 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     weights["model.norm.weight"][0] += 1
     save_file(weights, tmp_path / "second/model.safetensors", {"format": "pt"})
     said = cli("rollout", "mine")
-    assert said.code == 2 and "files that the settings name have changed" in said.err
+    assert said.code == 2 and "a file named in the settings has changed" in said.err
     assert cli("rollout", "mine", "model=tiny-exchange").code == 2
 
 

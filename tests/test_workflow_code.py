@@ -45,7 +45,7 @@ def made(
 ) -> Environment:
     file = jsonl(folder / "test.jsonl", *rows)
     given = [f"dataset.source={file}", *words]
-    return benchmark_settings(BenchmarkSettings, dataset, given).made()
+    return benchmark_settings(BenchmarkSettings, dataset, given).build_environment()
 
 
 def play(environment: Environment, *scripts: Sequence[str]) -> list[Finished]:

@@ -21,8 +21,8 @@ from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
-from coterie.runs.best_picked import Picked
-from coterie.runs.held_out import Evaluation
+from coterie.runs.best_of_n import BestOfN
+from coterie.runs.evaluation_results import Evaluation
 from coterie.terminal.console import results
 from coterie.terminal.means import beside, in_words, means_table, share
 
@@ -41,7 +41,7 @@ class Figures:
     """Where its dialogues are; a page of plots is written beside it."""
     cost: float | None = None
     """Of all its dialogues, in the currency of the prices; ``None`` without prices, or if some were played before."""
-    picked: Picked | None = None
+    picked: BestOfN | None = None
     """Best of n by a judge, if there is one."""
 
 
@@ -115,7 +115,7 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
     return {"cost": round(cost, 6), "cost_of_pass": each}
 
 
-def _picked_row(picked: Picked | None) -> dict[str, Any]:
+def _picked_row(picked: BestOfN | None) -> dict[str, Any]:
     if picked is None:
         return {}
     interval = [round(end, 4) for end in picked.interval]
@@ -127,7 +127,7 @@ def _picked_row(picked: Picked | None) -> dict[str, Any]:
     }
 
 
-def _picked_line(label: str, picked: Picked) -> str:
+def _picked_line(label: str, picked: BestOfN) -> str:
     low, high = picked.interval
     text = f"{label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}"
     return text + f"; {picked.unreadable} tasks without a reply that can be read" * bool(
@@ -205,7 +205,7 @@ def _report(
         benchmark=benchmark,
         policy=one.label,
         method=settings.method,
-        metric=settings.made().metric,
+        metric=settings.build_environment().metric,
         temperature=settings.temperature,
         n=found.n,
         failed=found.failed,

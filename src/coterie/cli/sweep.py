@@ -14,7 +14,7 @@ from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
-    from coterie.recipes.sweeping import Point
+    from coterie.recipes.sweep import Point
 
 WIDTH = 120
 """Columns that the tables need."""
@@ -51,7 +51,7 @@ def sweep(
 
         coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
-    from coterie.recipes.sweeping import plan_sweep, run_sweep, split_words
+    from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
     from coterie.reports.sweep import SweepReport, write_sweep_page
     from coterie.terminal.progress import ConsoleProgress
 

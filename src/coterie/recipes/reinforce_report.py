@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.reports.data import RunReport
 from coterie.reports.sections import Level, Section
 from coterie.runs.folder import Run

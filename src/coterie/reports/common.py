@@ -23,8 +23,8 @@ from coterie.reports.data import (
 )
 from coterie.reports.tool_use import call_views
 from coterie.rollout.episodes import dialogue_tokens
+from coterie.runs.evaluation_results import evaluation, grade_means
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import evaluation, grade_means
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn

@@ -91,8 +91,8 @@ def _examples(recipe: DenseTree, run: Run, selects: Sequence[int]) -> tuple[Task
     for task, one in run.store.selections(i, "select"):
         if one.rejected is not None:
             pairs.setdefault(task, []).append(one)
-    valued = {task for task, _ in run.store.finished_keys(i, "reward")}
-    known = (task for task in pairs if task in valued)
+    value_tree = {task for task, _ in run.store.finished_keys(i, "reward")}
+    known = (task for task in pairs if task in value_tree)
     smallest = sorted(known, key=lambda task: (len(pairs[task]), task))[:TREES]
     return tuple(_tree(recipe, run, i, task, pairs[task]) for task in smallest)
 

@@ -1,4 +1,4 @@
-"""The reward stage of ``optima`` for one task: losses under the frozen base, rewards, credit."""
+"""Reward stage of Optima for the dialogues of one task (arXiv 2410.08115, equation 1)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +16,7 @@ from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
 
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
-"""What is counted of every task's dialogues."""
+"""Counts of each task's dialogues."""
 
 
 async def score(
@@ -27,16 +27,24 @@ async def score(
     settings: str,
     agents: tuple[str, ...],
 ) -> Done:
-    """Rewards of all dialogues of a tree, each part as credit of its leaf.
+    """Compute ``R(tau) = R_task - lambda_token R_token + lambda_loss / R_loss`` of all dialogues of a tree.
 
-    ``show(leaf, agent)`` is what an agent saw of a dialogue, without a format prompt; the engine is
-    the frozen base; ``settings`` keys the credit.
+    Args:
+        engine: Frozen M_base, for R_loss.
+        tree: Dialogues of one task.
+        show: Function of (leaf, agent) that returns the agent's view without a format prompt.
+        rule: Weights of the reward terms.
+        settings: Fingerprint that keys the credit.
+        agents: Names of the agents.
+
+    Returns:
+        Item with the loss of each turn and each term of R as credit.
     """
     key = ItemKey(tree.iteration, "reward", tree.task)
     views = [
         show(outcome.leaf, agent)
         for outcome, path in tree.graded()
-        for agent in {turn.speaker.name: None for turn in said(path)}
+        for agent in {turn.speaker.name: None for turn in agent_turns(path)}
     ]
     try:
         losses = await turn_losses(engine, views)
@@ -46,9 +54,9 @@ async def score(
         Sampled(
             outcome,
             dialogue_tokens(path),
-            largest_loss(losses, [turn.id for turn in said(path)]),
-            leaks(said(path), agents),
-            repeats(said(path)),
+            largest_loss(losses, [turn.id for turn in agent_turns(path)]),
+            leaks(agent_turns(path), agents),
+            repeats(agent_turns(path)),
             tuple(path),
         )
         for outcome, path in tree.graded()
@@ -61,8 +69,8 @@ async def score(
     return Done(key, _counts(samples), credit=tuple(credit))
 
 
-def said(path: Sequence[Turn]) -> list[Turn]:
-    """The turns of the agents, which is what a reward is about."""
+def agent_turns(path: Sequence[Turn]) -> list[Turn]:
+    """Return the turns of agents, without those of tools and users."""
     return [turn for turn in path if turn.speaker.kind == "agent"]
 
 
@@ -71,17 +79,17 @@ def reward_of(leaf: str, sample: int, parts: Mapping[str, Mapping[str, float]]) 
 
 
 def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:
-    """What is counted of all tasks' dialogues in the reward stage."""
+    """Sum the counts of the reward stage over all tasks."""
     items = [m for key, m in store.metrics(iteration, "reward").items() if key.task]
     return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
 
 def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
-    found = (
+    counts = (
         len(samples),
         failed,
         sum(sample.truncated for sample in samples),
         sum(sample.leaks for sample in samples),
         sum(sample.repeats for sample in samples),
     )
-    return dict(zip(COUNTS, found, strict=True))
+    return dict(zip(COUNTS, counts, strict=True))

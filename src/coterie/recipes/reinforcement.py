@@ -1,6 +1,6 @@
-"""Reinforcement learning as a stage of a recipe: its settings, whom it trains, what its results depend on.
+"""Reinforcement learning as a stage of a recipe, with its plan and fingerprint.
 
-What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
+:mod:`coterie.runs.reinforce` has the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ from coterie.recipes.plan import (
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
-from coterie.runs.reinforce.learner import Learning
+from coterie.runs.reinforce.learner import LearnerConfig
 from coterie.runs.reinforce.loop import Reinforcement
-from coterie.runs.reinforce.preparing import Rules
-from coterie.runs.reinforce.sampling import Groups, sampling_of
+from coterie.runs.reinforce.preparation import BatchRules
+from coterie.runs.reinforce.sampling import GroupSampler, sampling_of
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
 from coterie.training.policy_gradient import PolicyGradient
@@ -33,33 +33,40 @@ from coterie.training.value_loss import ValueLoss
 from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
-"""The role that says what is to be expected."""
+"""Role of the value function."""
 STAGE = "reinforce"
 
 
-def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
-    own: list[object] = [
+def reinforcement_settings(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
+    depends: list[object] = [
         *engine.identity(),
         *(s.rollout.fingerprint(), s.reward.identity(), s.advantage.fingerprint()),
         *(s.steps.identity(), s.loss.fingerprint(), s.update.identity()),
     ]
     if s.has_critic:
-        own += [s.critic.train.identity(), s.critic.loss.fingerprint()]
-    return tuple(own)
+        depends += [s.critic.train.identity(), s.critic.loss.fingerprint()]
+    return tuple(depends)
 
 
-def reinforced_plan(
+def plan_reinforcement(
     s: ReinforceSettings, whole: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
 ) -> Plan:
-    """The ``plan`` of a run with this stage. Refuses (``UserError``) what can't work, before anything is sampled.
+    """Check the settings of the stage and add its memory to the ``plan`` of a run.
 
-    ``whole`` are the run's settings, ``prefix`` is what the names of these begin with.
+    Args:
+        s: Settings of the stage.
+        whole: Settings of the run.
+        plan: Function that returns the plan without this stage.
+        prefix: Prefix of the keys of ``s`` in messages.
+
+    Raises:
+        UserError: If the settings cannot work.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
             f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
-            "and the groups of a task stay together",
+            "and the group of a task is not split",
             "use at most as many minibatches as tasks",
         )
     for name, training in (
@@ -68,25 +75,25 @@ def reinforced_plan(
     ):
         if launches(training):
             raise UserError(
-                f"{name}.processes and {name}.launch start ranks for a training whose rows are all there; here the "
-                "engine and the trainer share a model",
-                f"leave out {name}.processes and {name}.launch",
+                f"{name}.processes and {name}.launch do not work in reinforcement learning, where the engine and the "
+                "trainer share a model",
+                f"remove {name}.processes and {name}.launch",
             )
     check_served(whole.engine, {f"{prefix}update": s.update})
     check_training(f"{prefix}update", s.update, whole, whole.model)
     if s.has_critic:
         check_training(f"{prefix}critic.train", s.critic.train, whole, whole.model)
-    found = plan()
-    check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
+    result = plan()
+    check_room(f"{prefix}update", s.update, result.context, result.shortest_prompt)
     if s.has_critic:
-        check_room(f"{prefix}critic.train", s.critic.train, found.context, found.shortest_prompt)
-    memory = max(found.memory, _trained_bytes(s, whole, found.weights))
+        check_room(f"{prefix}critic.train", s.critic.train, result.context, result.shortest_prompt)
+    memory = max(result.memory, _trained_bytes(s, whole, result.weights))
     check_memory(memory, whole)
-    return replace(found, memory=memory)
+    return replace(result, memory=memory)
 
 
 def _trained_bytes(s: ReinforceSettings, whole: RecipeSettings, weights: Mapping[str, int]) -> int:
-    """Return the bytes of weights, gradients and moments of all models that train fully, which are held at once."""
+    """Return the bytes of weights, gradients and optimizer moments of all fully trained models."""
     each = 2 * weight_dtype(whole).itemsize + MOMENTS
     trainings = {role: s.critic.train if role == CRITIC else s.update for role in weights}
     return sum(each * count for role, count in weights.items() if trainings[role].method == "full")
@@ -101,10 +108,10 @@ async def reinforce(
     *,
     roles: Sequence[str],
 ) -> Metrics:
-    """Take the steps of the stage, training ``roles``; each begins as its newest version."""
+    """Run the RL stage: train ``roles`` from their newest versions."""
     models, players = recipe.models(run), recipe.players()
     policies = [
-        Learning(
+        LearnerConfig(
             role,
             recipe.newest(run, role, iteration),
             tuple(agent for agent, player in players.items() if player == role),
@@ -119,20 +126,20 @@ async def reinforce(
     if s.has_critic:
         training = recipe.seeded(s.critic.train, iteration)
         (like,) = policies
-        critic = Learning(
+        critic = LearnerConfig(
             *(CRITIC, like.version, tuple(agents), ValueLoss(s.critic.loss), training),
             updates=s.steps.updates,
             like=like.role,
         )
-    async with recipe.cast(run) as cast:
-        groups = Groups(
-            *(run, iteration, STAGE, recipe.environment, cast, s.rollout),
+    async with recipe.actors(run) as actors:
+        groups = GroupSampler(
+            *(run, iteration, STAGE, recipe.environment, actors, s.rollout),
             reward=PathReward(s.reward),
             agents=agents,
             seed=recipe.settings.seed,
         )
         sampling = sampling_of(s.rollout, recipe.settings.engine.timeout)
-        rules = Rules(
+        rules = BatchRules(
             s.advantage,
             recomputed=s.loss.old == "recomputed",
             reference=bool(s.loss.kl),
