@@ -77,10 +77,10 @@ class ContinuedSFT(Moat):
         own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
         return super().supervised(i, before, (*depends, *own))
 
-    def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
+    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""
         if iteration == 0:
-            return super().teach(run, iteration, role, progress)
+            return super().teach(run, iteration, progress, role)
         s, place = self.settings, iteration - 1
         before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
         tasks = self.environment.tasks(

@@ -159,7 +159,7 @@ def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
     other = settings("optima/isft", [*SMALL, "seed=1"])
     with open_run(tmp_path / "run", recipe.name, other) as run, pytest.raises(UserError) as refused:
         run_steps(Optima(other), run, Silent())
-    assert "begun under other settings" in refused.value.what
+    assert "started under other settings" in refused.value.what
     assert "seed: 0 -> 1" in refused.value.what
 
 

@@ -31,7 +31,7 @@ class Part:
 
     folder: Path
     recipe: Recipe
-    whole: Recipe
+    full: Recipe
     """Recipe with the same settings and all tasks."""
 
     @property
@@ -72,7 +72,7 @@ def merge(
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging needs two or more different run folders", "give each folder once")
     parts = list(map(_part, folders))
-    whole, count = parts[0].whole, parts[0].shard[1]
+    full, count = parts[0].full, parts[0].shard[1]
     for part in parts[1:]:
         _check_same_run(parts[0], part)
     missing = sorted(set(range(count)) - {part.shard[0] for part in parts})
@@ -82,21 +82,21 @@ def merge(
             + ", ".join(f"[{part}, {count}]" for part in missing),
             "give their folders too, or --partial to let the merged run do their tasks",
         )
-    steps = [step for step in whole.steps() if step.stage in whole.by_task]
+    steps = [step for step in full.steps() if step.stage in full.by_task]
     steps = [step for step in steps if step.iteration == steps[0].iteration]
     for part in parts:
         _check_sampled(part, steps[0])
     todo = "give --folder a folder that does not exist"
-    with parts[0].open(), new_run(target, whole.name, whole.settings, todo) as run:
+    with parts[0].open(), new_run(target, full.name, full.settings, todo) as run:
         for part in parts:
             say(f"copying {part.folder}")
             _copy(part, steps, run)
         for step in steps:
-            run.begin(step, whole.fingerprint(step))
+            run.begin(step, full.fingerprint(step))
         if not missing:
-            run_steps(whole, run, progress, steps)
+            run_steps(full, run, progress, steps)
         tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
-        return MergeResult(whole.name, len(tasks), missing)
+        return MergeResult(full.name, len(tasks), missing)
 
 
 def _part(folder: Path) -> Part:
@@ -114,7 +114,7 @@ def _part(folder: Path) -> Part:
 def _check_same_run(first: Part, part: Part) -> None:
     """Check that two parts have the same settings, ignoring settings that no stage depends on."""
     alike = first.shard[1] == part.shard[1]
-    one, other = (first.whole, part.whole) if alike else (first.recipe, part.recipe)
+    one, other = (first.full, part.full) if alike else (first.recipe, part.recipe)
     if one.name == other.name and alike and shared_steps(one, other) == one.steps():
         return
     lines = differences(one.settings.model_dump(mode="json"), other.settings)
@@ -139,19 +139,19 @@ def _check_sampled(part: Part, step: Step) -> None:
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
     """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
     stages, iteration = part.recipe.by_task, steps[0].iteration
-    renamed = {part.recipe.fingerprint(step): part.whole.fingerprint(step) for step in steps}
-    first = [stage.step for stage in part.whole.stages() if not stage.after]
-    same = [step for step in shared_steps(part.whole, part.recipe) if step in first]
+    renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
+    first = [stage.step for stage in part.full.stages() if not stage.after]
+    same = [step for step in shared_steps(part.full, part.recipe) if step in first]
     with part.open() as old:
-        twice = set[str]()
+        common = set[str]()
         for stage in stages:
             tasks = (set(one.store.tasks_of(iteration, stage)) for one in (old, run))
-            twice |= set.intersection(*tasks)
-        if twice:
-            more = f" and {len(twice) - MAX_NAMED} more" if len(twice) > MAX_NAMED else ""
+            common |= set.intersection(*tasks)
+        if common:
+            more = f" and {len(common) - MAX_NAMED} more" if len(common) > MAX_NAMED else ""
             raise UserError(
                 f"{part.folder} and an earlier run have the same tasks: "
-                + ", ".join(sorted(twice)[:MAX_NAMED])
+                + ", ".join(sorted(common)[:MAX_NAMED])
                 + more,
                 "give runs with different tasks",
             )

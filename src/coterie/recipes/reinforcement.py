@@ -49,18 +49,12 @@ def reinforcement_settings(s: ReinforceSettings, engine: EngineSettings) -> tupl
 
 
 def plan_reinforcement(
-    s: ReinforceSettings, whole: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
+    s: ReinforceSettings, run_settings: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
 ) -> Plan:
     """Check the settings of the stage and add its memory to the ``plan`` of a run.
 
-    Args:
-        s: Settings of the stage.
-        whole: Settings of the run.
-        plan: Function that returns the plan without this stage.
-        prefix: Prefix of the keys of ``s`` in messages.
-
-    Raises:
-        UserError: If the settings cannot work.
+    ``s`` are the settings of the stage, with keys that start with ``prefix``; ``run_settings`` those of the run.
+    Raises ``UserError`` for settings that cannot work.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
@@ -79,22 +73,24 @@ def plan_reinforcement(
                 "trainer share a model",
                 f"remove {name}.processes and {name}.launch",
             )
-    check_served(whole.engine, {f"{prefix}update": s.update})
-    check_training(f"{prefix}update", s.update, whole, whole.model)
+    check_served(run_settings.engine, {f"{prefix}update": s.update})
+    check_training(f"{prefix}update", s.update, run_settings, run_settings.model)
     if s.has_critic:
-        check_training(f"{prefix}critic.train", s.critic.train, whole, whole.model)
+        check_training(f"{prefix}critic.train", s.critic.train, run_settings, run_settings.model)
     result = plan()
     check_room(f"{prefix}update", s.update, result.context, result.shortest_prompt)
     if s.has_critic:
         check_room(f"{prefix}critic.train", s.critic.train, result.context, result.shortest_prompt)
-    memory = max(result.memory, _trained_bytes(s, whole, result.weights))
-    check_memory(memory, whole)
+    memory = max(result.memory, _trained_bytes(s, run_settings, result.weights))
+    check_memory(memory, run_settings)
     return replace(result, memory=memory)
 
 
-def _trained_bytes(s: ReinforceSettings, whole: RecipeSettings, weights: Mapping[str, int]) -> int:
+def _trained_bytes(
+    s: ReinforceSettings, run_settings: RecipeSettings, weights: Mapping[str, int]
+) -> int:
     """Return the bytes of weights, gradients and optimizer moments of all fully trained models."""
-    each = 2 * weight_dtype(whole).itemsize + MOMENTS
+    each = 2 * weight_dtype(run_settings).itemsize + MOMENTS
     trainings = {role: s.critic.train if role == CRITIC else s.update for role in weights}
     return sum(each * count for role, count in weights.items() if trainings[role].method == "full")
 

@@ -133,8 +133,8 @@ def shared_steps(recipe: Recipe, other: Recipe) -> list[Step]:
     """Return the stages with equal settings in both recipes, including the stages that they read."""
     theirs, common = set(other.steps()), list[Step]()
     for stage in recipe.stages():
-        step, whole = stage.step, all(required in common for required in stage.after)
-        if whole and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
+        step, has_inputs = stage.step, all(required in common for required in stage.after)
+        if has_inputs and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
             common.append(step)
     return common
 
@@ -150,8 +150,8 @@ def run_sweep(
         make_folder(point.folder.parent)
         recipe = point.recipe
         if point.source is not None and not point.folder.exists():
-            kept = fork(recipe, point.source.folder, point.folder, recipe.settings)
-            say(f"kept from {point.source.folder}: {', '.join(map(str, kept))}")
+            copied = fork(recipe, point.source.folder, point.folder, recipe.settings)
+            say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
         with open_run(point.folder, recipe.name, recipe.settings) as run:
             run_steps(recipe, run, progress)
             write_page(run_report(recipe, run), run.report)

@@ -67,17 +67,8 @@ def imitate(
 ) -> Metrics:
     """Train a role's newest version by SFT on its own turns of the selected trajectories.
 
-    Args:
-        recipe: Recipe of the run.
-        run: Run with the selections.
-        iteration: Iteration of the selections.
-        settings: Settings of the training.
-        progress: Progress to report to.
-        role: Role to train. Default: the recipe's main role.
-        make_view: Function that returns the view of a selection. Default: the prompts of sampling.
-
-    Raises:
-        UserError: If nothing was selected.
+    ``role`` defaults to the recipe's main role, and ``make_view`` to the view of sampling. Raises ``UserError`` if
+    nothing was selected.
     """
     role = role or recipe.main_role
     agents = {agent for agent, player in recipe.players().items() if player == role}

@@ -24,12 +24,12 @@ def shown_turns(
     """The turns right after ``parent``, each with all that follows it."""
     children = tree.children(parent)
     number = {turn.id: place for place, turn in enumerate(children, 1)}
-    found = []
+    turns = []
     for turn in children:
         value, outcome = values.get(turn.id), tree.outcomes.get(turn.id)
         over = [s.rejected for s in pairs if s.leaf == turn.id and s.rejected in number]
         under = [s.leaf for s in pairs if s.rejected == turn.id]
-        found.append(
+        turns.append(
             TreeTurn(
                 number[turn.id],
                 turn.speaker.name,
@@ -42,7 +42,7 @@ def shown_turns(
                 shown_turns(tree, turn.id, values, pairs),
             )
         )
-    return tuple(found)
+    return tuple(turns)
 
 
 def _ended(outcome: Outcome) -> Ended:

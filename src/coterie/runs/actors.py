@@ -43,14 +43,8 @@ async def open_actors(
 ) -> AsyncIterator[Actors]:
     """Open the simulated users and resources that an environment needs.
 
-    Args:
-        environment: Environment to open for.
-        logs: Folder for the logs of servers.
-        user_simulator: Model that plays users. Default: the environment's script.
-        openers: Functions that open resources, in addition to the environment's own.
-
-    Raises:
-        UserError: If a script or a model is missing.
+    ``user_simulator`` defaults to the environment's script. ``openers`` are added to the environment's own. Servers
+    write to ``logs``. Raises ``UserError`` for a missing script or model.
     """
     async with AsyncExitStack() as stack:
         persons: dict[str, Sampler] = {}

@@ -175,17 +175,8 @@ async def evaluate(
 ) -> Evaluation | Consistency:
     """Play a benchmark into a store, or resume it.
 
-    Args:
-        settings: Settings of the benchmark.
-        samplers: Sampler of each agent.
-        path: File of the store. Each split needs its own store.
-        progress: Progress to report to.
-        sampled_tokens: Function that returns the number of sampled tokens so far.
-        again: Play a finished benchmark again, for a server whose weights may have changed.
-        split: Split of the tasks.
-
-    Raises:
-        UserError: If data is missing or every dialogue fails.
+    Each ``split`` needs its own store at ``path``. ``again`` repeats a finished benchmark, for a server whose weights
+    may have changed. Raises ``UserError`` if data is missing or every dialogue fails.
     """
     environment = settings.build_environment()
     if settings.samples > 1 and not isinstance(environment, Votes):

@@ -40,17 +40,8 @@ async def do_items(
 ) -> None:
     """Do the unfinished items of one iteration and stage.
 
-    Args:
-        store: Store of the results.
-        items: Functions by key. An item reports its own failure (``Done.failure``).
-        progress: Progress to report to.
-        what: Plural noun for the items, for messages.
-        title: Title of the progress.
-        in_flight: Maximum number of concurrent items.
-        sampled_tokens: Function that returns the number of sampled tokens so far.
-
-    Raises:
-        UserError: If every item fails, or the engine is gone.
+    ``what`` is a plural noun for the items in messages, ``title`` the title of the progress. An item reports its own
+    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is gone.
     """
     finished = {
         (stage, *done)

@@ -91,7 +91,7 @@ def check_finished(recipe: Staged, run: Run) -> None:
         fingerprint = run.start_fingerprint(step)
         if fingerprint is not None and fingerprint != recipe.fingerprint(step):
             changed = differences(read_config(run.folder)[1], run.settings)
-            done = "finished" if run.is_finished(step) else "begun"
+            done = "finished" if run.is_finished(step) else "started"
             raise UserError(
                 f"the {step} in {run.folder} was {done} under other settings:\n    "
                 + "\n    ".join(changed or [UNSEEN]),
@@ -110,7 +110,7 @@ def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list
         open_run(source, read_config(source)[0], settings, write=False) as old,
         new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
-        steps = _kept(recipe, old)
+        steps = _valid_steps(recipe, old)
         copy(old.store, new.store, {(step.iteration, step.stage) for step in steps})
         for step in steps:
             for role in recipe.at(step).trains:
@@ -119,14 +119,14 @@ def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list
     return steps
 
 
-def _kept(recipe: Staged, run: Run) -> list[Step]:
+def _valid_steps(recipe: Staged, run: Run) -> list[Step]:
     steps: list[Step] = []
     for stage in recipe.stages():
-        step, whole = stage.step, all(required in steps for required in stage.after)
-        if whole and run.is_finished(step) and _is_current(recipe, run, step):
+        step, has_inputs = stage.step, all(required in steps for required in stage.after)
+        if (
+            has_inputs
+            and run.is_finished(step)
+            and run.start_fingerprint(step) == recipe.fingerprint(step)
+        ):
             steps.append(step)
     return steps
-
-
-def _is_current(recipe: Staged, run: Run, step: Step) -> bool:
-    return run.start_fingerprint(step) == recipe.fingerprint(step)

@@ -192,12 +192,12 @@ class Roles:
         if version:
             model = load_adapter(loaded.model, Path(path), name=role.name)
         else:
-            model = _as_it_began(loaded.model, role.name)
+            model = _fresh_adapter(loaded.model, role.name)
         self._shared[base] = replace(loaded, model=model)
         return self._shared[base]
 
 
-def _as_it_began(model: Any, name: str) -> Any:
+def _fresh_adapter(model: Any, name: str) -> Any:
     if isinstance(model, PeftModel) and name in model.peft_config:
         remove_adapter(model, name)
     return add_lora(model, r=1, alpha=1, name=name).eval()

@@ -38,13 +38,17 @@ class RunTracker:
 
     def stage(self, name: str, metrics: Metrics) -> None:
         if self._name != "none":
-            named = {f"{name}/{what}": n for what, n in metrics.items() if not isinstance(n, str)}
+            named = {
+                f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
+            }
             self.log(named, self._steps())
 
     def step(self, name: str, metrics: Metrics, updates: int) -> None:
         """Log the metrics of a step of a stage after ``updates`` optimizer steps of the stage."""
         if self._name != "none":
-            named = {f"{name}/{what}": n for what, n in metrics.items() if not isinstance(n, str)}
+            named = {
+                f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
+            }
             self.log(named, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -70,7 +74,7 @@ class _RoleTracker:
         self._run, self._role, self._before = tracker, role, before
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        named = {f"{self._role}/{what}": n for what, n in metrics.items() if what != "step"}
+        named = {f"{self._role}/{metric}": n for metric, n in metrics.items() if metric != "step"}
         self._run.log(named, self._before + step)
 
     def close(self) -> None: ...

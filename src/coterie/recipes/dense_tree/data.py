@@ -145,8 +145,8 @@ class DenseTreeData(Recipe):
     def train_tasks(self, iteration: int) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
         s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
-        drawn = [s.tasks] * iteration
-        return self.environment.tasks("train", s.tasks, self.settings.seed, drawn)[part::parts]
+        previous = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
 
     # -- trees ----------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class DenseTreeData(Recipe):
         """Return the search of a task's tree, which continues after ``rollouts_so_far``."""
         return DenseSearch(
             *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
-            *(self.pairs_among, rollouts_so_far),
+            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
             steps=self.steps_of_path,
             seed=self.settings.seed,
         )
@@ -169,9 +169,6 @@ class DenseTreeData(Recipe):
         if s.children == "temperature" or s.children == "sampling":
             return [samplers[t] for t in temperatures]
         return instructed(s.children, samplers[0.0], samplers[1.0], s.base)
-
-    def pairs_among(self, values: Sequence[NodeValue]) -> int:
-        return count_pairs(values, self.settings.pairs)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -255,8 +252,8 @@ class DenseTreeData(Recipe):
         ]
         random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
         context = self.context(self.train_tasks(iteration))
-        drawn = islice(cycle(leaves), len(pairs))
-        selections = [Selection(leaf, self.agent, context) for leaf in drawn]
+        repeated = islice(cycle(leaves), len(pairs))
+        selections = [Selection(leaf, self.agent, context) for leaf in repeated]
         return selections, counts
 
     def _random_side(self, pair: Selection) -> Selection:
@@ -269,7 +266,7 @@ class DenseTreeData(Recipe):
 
     def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
         for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "pairs were selected"
+            assert selection.rejected is not None, "the selections are pairs"
             worse = replace(selection, leaf=selection.rejected)
             sides = self.training_view(tree, selection), self.training_view(tree, worse)
             yield turn_pair(*sides, weight=selection.weight, group=tree.task)
@@ -323,25 +320,25 @@ class DenseTreeData(Recipe):
         pairs, counts = list[Pair](), dict[str, float | int | str]()
         for source, count in self.settings.mix.sets.items():
             preferences = Preferences(source)
-            drawn = preferences.draw(
+            candidates = preferences.draw(
                 count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
             )
-            rows = [row for row in drawn if not self.heldout_questions.is_asked(row.messages)]
+            rows = [row for row in candidates if not self.heldout_questions.is_asked(row.messages)]
             progress.start(len(rows), f"pairs of {preferences.name}")
             for row in rows:
                 pairs.append(as_pair(row, renderer, preferences.name, self.agent))
                 progress.advance(1)
             counts[f"mixed_{preferences.name}"] = len(rows)
-            lacking = {"lacking": count - len(drawn), "held_out": len(drawn) - len(rows)}
+            lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
             counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
         return pairs, counts
 
 
 def tree_values(
-    tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
+    tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
 ) -> Mapping[str, NodeValue]:
     values = TreeValues(tree.root, settings.search.value)
-    for path, rollout in distinct(tree, played, set()):
+    for path, rollout in distinct(tree, rollouts, set()):
         values.add(path, rollout.reward or 0.0)
     return values.values()
 

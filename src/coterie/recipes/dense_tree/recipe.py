@@ -62,15 +62,15 @@ async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progre
         return recipe.search(driver.branches(task, tree, sessions), sampler, known)
 
     def note(search: Search) -> None:
-        played = len(search.rollouts)
+        count = len(search.rollouts)
         key = ItemKey(iteration, GROWN, search.tree.task)
-        run.store.finish(key, metrics={"rollouts": played})
-        if missing := max(0, s.search.runs - played):
+        run.store.finish(key, metrics={"rollouts": count})
+        if missing := max(0, s.search.runs - count):
             progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
-    played = sum(len(writer.played.get(task.id, ())) for task in left)
+    known = sum(len(writer.played.get(task.id, ())) for task in left)
     title = f"trees {iteration}"
-    progress.start(s.search.runs * len(left) - played, title)
+    progress.start(s.search.runs * len(left) - known, title)
     with going_on(title, progress):
         async with recipe.actors(run) as actors:
             driver = actors.driver({recipe.agent: sampler}, s.seed)

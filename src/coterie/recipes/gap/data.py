@@ -191,8 +191,8 @@ class GapData(Recipe):
 
     def training_tasks(self) -> int:
         s, rl = self.settings, self.settings.rl
-        shown = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
-        return max(shown, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
+        traces = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
+        return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
         """Return the number of traces and of rollouts of all RL steps."""
@@ -226,7 +226,7 @@ class GapData(Recipe):
         return await self._play_file(run, renderer, progress)
 
     async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        assert isinstance(self.environment, Demonstrates), "that was checked"
+        assert isinstance(self.environment, Demonstrates), "checked above"
         s, scripts = self.settings.traces, dict[str, Sequence[str]]()
         tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
         missing = Counter[str]()
@@ -287,7 +287,7 @@ class GapData(Recipe):
         """Return why the agent's call format cannot express a trace, or an empty string."""
         if self.closed:
             return ""
-        assert isinstance(self.environment.syntax, Tags), "that was checked"
+        assert isinstance(self.environment.syntax, Tags), "checked above"
         return format_error(row.output, self.environment.syntax)
 
     @property
@@ -331,7 +331,7 @@ class GapData(Recipe):
             return "too few calls"
         if task is None:
             return ""
-        assert isinstance(self.environment, Demonstrates), "that was checked"
+        assert isinstance(self.environment, Demonstrates), "checked above"
         results = [result.text for turn in path for result in turn.results]
         if not self.environment.grounded(task, results):
             return "the facts were not found"

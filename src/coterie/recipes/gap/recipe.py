@@ -53,7 +53,9 @@ class Gap(GapData):
         rollout = self.stage(0, "rollout", self.sample, (), sampling)
         select = self.stage(0, "select", self.select, [rollout], [s.traces.min_calls])
         training = (s.train.identity(), s.traces.max_truncated)
-        train = self.stage(0, "train", self.learn, [select], training, trains=self.main_role)
+        train = self.stage(
+            0, "train", self.imitate_traces, [select], training, trains=self.main_role
+        )
         return [rollout, select, train, self.evaluation(1, [train])]
 
     def _reinforcement(self, after: list[Stage]) -> list[Stage]:
@@ -80,7 +82,3 @@ class Gap(GapData):
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Take the RL steps (section 4.2)."""
         return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.main_role])
-
-    def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Train by SFT on the agent's tokens (equation 4)."""
-        return self.imitate_traces(run, i, progress)

@@ -134,7 +134,7 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
     for tag in _OBSERVATION_TAGS.finditer(trace):
         if tag[1] and start is None:
             raise ValueError(
-                f"closes an observation that has not begun (character {tag.start() + 1})"
+                f"closes an observation that is not open (character {tag.start() + 1})"
             )
         if tag[1]:
             assert start is not None

@@ -142,8 +142,8 @@ class MoatData(Recipe):
         """Load a role's newest version for training."""
         return self.models(run).load_to_train(role, self.newest(run, role, iteration))
 
-    def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
-        """Train a role by SFT on its gold turns."""
+    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
+        """Train a role by SFT on gold plans, or on gold actions for gold plans."""
         s = self.settings
         train = s.start.train if s.start.enabled and iteration == 0 else s.improve.train
         training_rows = [
@@ -189,7 +189,7 @@ class MoatData(Recipe):
         """Return the selected pairs. Raises ``UserError`` if nothing was selected."""
         pairs = []
         for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "these selections are pairs"
+            assert selection.rejected is not None, "the selections are pairs"
             sides = (view(tree, leaf, PLANNER) for leaf in (selection.leaf, selection.rejected))
             pairs.append(turn_pair(*sides, group=tree.task))
         if not pairs:

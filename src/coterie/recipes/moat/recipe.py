@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from coterie.engines.chat_model import ChatModel, open_chat
@@ -266,8 +267,12 @@ class Moat(MoatData):
     def supervised(self, i: int, before: Sequence[Stage], depends: Sequence[object]) -> list[Stage]:
         """Return the SFT stages of both agents on gold plans and gold actions."""
         return [
-            self.stage(i, "align", self.teach_planner, before, depends, trains=PLANNER),
-            self.stage(i, "improve", self.teach_grounder, before, depends, trains=GROUNDER),
+            self.stage(
+                i, "align", partial(self.teach, role=PLANNER), before, depends, trains=PLANNER
+            ),
+            self.stage(
+                i, "improve", partial(self.teach, role=GROUNDER), before, depends, trains=GROUNDER
+            ),
         ]
 
     def measurement(self, version: int, after: Sequence[Stage]) -> list[Stage]:
@@ -323,11 +328,3 @@ class Moat(MoatData):
         """Measure ``J(pi_p', pi_g')`` of the newest planner and grounder."""
         newest = {role: self.newest(run, role, version) for role in (PLANNER, GROUNDER)}
         return await measure(self, run, Step(version, WHOLE), newest, progress)
-
-    def teach_planner(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Train the planner by SFT on gold plans."""
-        return self.teach(run, i, PLANNER, progress)
-
-    def teach_grounder(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Train the grounder by SFT on gold actions for gold plans."""
-        return self.teach(run, i, GROUNDER, progress)

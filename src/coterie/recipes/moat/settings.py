@@ -187,9 +187,9 @@ class MoatSettings(RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.parts in ("joint", "planner") and self.rollout.samples < 2:
             raise ValueError("rollout.samples=1 gives no pair of plans; use at least 2")
-        whole = [name for name, one in self.trainings.items() if one.method != "lora"]
-        if self.share and whole:
-            raise ValueError(f"share=true trains adapters: add {whole[0]}.method=lora")
+        full = [name for name, one in self.trainings.items() if one.method != "lora"]
+        if self.share and full:
+            raise ValueError(f"share=true trains adapters: add {full[0]}.method=lora")
         if self.share and self.grounder is not None:
             raise ValueError("share=true uses one base for both agents; remove grounder")
         return self

@@ -9,7 +9,7 @@ from coterie.environments.talk import drop_format
 from coterie.environments.traits import agents_of, formats_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.reward import reward_of, score
+from coterie.recipes.optima.reward import score
 from coterie.recipes.optima.settings import (
     DPORoundSettings,
     OptimaDPOSettings,
@@ -44,8 +44,9 @@ class OptimaData(Recipe):
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__(settings)
         self.agents = agents_of(self.environment)
-        for rule in (settings.reward, *_trees(settings)):
-            rule.own()
+        settings.reward.own()
+        if isinstance(settings, OptimaDPOSettings):
+            settings.dpo.reward.own()
 
     def trainings(self) -> dict[str, TrainingSettings]:
         trainings = {"train": self.settings.train}
@@ -134,9 +135,9 @@ class OptimaData(Recipe):
         }
         return {
             tree.task: [
-                reward_of(outcome.leaf, outcome.sample, parts)
-                for outcome, _ in tree.trajectories()
-                if outcome.leaf in parts["task"]
+                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
+                for one, _ in tree.trajectories()
+                if (leaf := one.leaf) in parts["task"]
             ]
             for tree in run.store.trees(iteration, "rollout")
         }
@@ -180,7 +181,3 @@ class OptimaData(Recipe):
             edit=drop_format,
             render=model.renderer.render,
         )
-
-
-def _trees(settings: OptimaSettings) -> list[RewardSettings]:
-    return [settings.dpo.reward] if isinstance(settings, OptimaDPOSettings) else []

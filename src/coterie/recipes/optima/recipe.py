@@ -32,6 +32,7 @@ Deliberate deviations from the released code:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -41,14 +42,13 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
-from coterie.recipes.optima.reward import agent_turns, totals
-from coterie.recipes.optima.settings import DPORoundSettings, OptimaSettings
+from coterie.recipes.optima.reward import agent_turns, make_sample, totals
 from coterie.recipes.trainings import prefer, train_role
-from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import RewardSettings, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, dialogue_tokens
+from coterie.rollout.episodes import Episode
 from coterie.rollout.grower import Rollout
 from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
@@ -67,76 +67,32 @@ from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import digest
 from coterie.trajectories.view import View, view
 
-
-def nothing_selected(iteration: int, settings: OptimaSettings) -> UserError:
-    """Return the error of an SFT iteration without demonstrations."""
-    return UserError(
-        f"nothing was selected in iteration {iteration}: no dialogue has a reward of at "
-        f"least select.threshold={settings.select.threshold}",
-        "lower select.threshold with --fork FOLDER; the report shows the rewards",
-    )
-
-
-def nothing_to_compare(iteration: int, settings: DPORoundSettings) -> UserError:
-    """Return the error of a DPO iteration without pairs."""
-    s = settings.select
-    return UserError(
-        f"no pair was selected in iteration {iteration}: no utterance has a value above "
-        f"dpo.select.theta_filter={s.theta_filter} and a sibling that is worse by "
-        f"more than dpo.select.theta_diff={s.theta_diff}",
-        "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
-    )
-
-
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""
 
 
+@dataclass(slots=True)
 class TreeJudge:
-    """Reward R(tau) of equation 1 for the dialogues of a growing tree.
+    """Reward R(tau) of equation 1 for the dialogues of a growing tree."""
 
-    Args:
-        rule: Weights of the reward terms.
-        max_tokens: Denominator of R_token.
-        base: Frozen M_base, for R_loss.
-        agents: Names of the agents.
-        settings: Fingerprint that keys the credit.
-    """
-
-    def __init__(
-        self,
-        rule: RewardSettings,
-        max_tokens: int,
-        base: InProcessEngine,
-        agents: tuple[str, ...],
-        *,
-        settings: str,
-    ) -> None:
-        self.rule = rule
-        self.max_tokens = max_tokens
-        self.base = base
-        self.agents = agents
-        self.settings = settings
-        self.losses: dict[str, float] = {}
-        """Loss of each turn under M_base, in nats per token."""
+    rule: RewardSettings
+    max_tokens: int
+    """Denominator of R_token."""
+    base: InProcessEngine
+    """Frozen M_base, for R_loss."""
+    agents: tuple[str, ...]
+    settings: str
+    """Fingerprint that keys the credit."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Loss of each turn under M_base, in nats per token."""
 
     async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
         """Return the rewards of finished paths. Raises ``EngineError``."""
         new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
         self.losses |= new
-        paths = [tree.path(outcome.leaf) for outcome in outcomes]
         samples = [
-            Sampled(
-                outcome,
-                dialogue_tokens(path),
-                largest_loss(self.losses, [turn.id for turn in agent_turns(path)])
-                if self.losses
-                else 0.0,
-                leaks(agent_turns(path), self.agents),
-                repeats(agent_turns(path)),
-                tuple(path),
-            )
-            for outcome, path in zip(outcomes, paths, strict=True)
+            make_sample(outcome, tree.path(outcome.leaf), self.losses, self.agents)
+            for outcome in outcomes
         ]
         judgments = []
         for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
@@ -301,7 +257,11 @@ class Optima(OptimaData):
         policy = self.models(run).load_to_train(POLICY, 0 if self.settings.from_initial else i)
         rows = self.rows(run, i, policy)
         if not rows:
-            raise nothing_selected(i, self.settings)
+            raise UserError(
+                f"nothing was selected in iteration {i}: no dialogue has a reward of at "
+                f"least select.threshold={self.settings.select.threshold}",
+                "lower select.threshold with --fork FOLDER; the report shows the rewards",
+            )
         seeded = self.seeded(self.settings.train, i)
         return train_role(run, i, policy, rows, seeded, progress, role=POLICY)
 
@@ -353,7 +313,13 @@ class Optima(OptimaData):
         """
         policy, pairs = self.models(run).load_to_train(POLICY, i), list(self.pairs(run, i))
         if not pairs:
-            raise nothing_to_compare(i, self.dpo_settings)
+            s = self.dpo_settings.select
+            raise UserError(
+                f"no pair was selected in iteration {i}: no utterance has a value above "
+                f"dpo.select.theta_filter={s.theta_filter} and a sibling that is worse by "
+                f"more than dpo.select.theta_diff={s.theta_diff}",
+                "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
+            )
         seeded = self.seeded(self.dpo_settings.train, i)
         return prefer(
             run, i, policy, pairs, self.dpo_settings.objective, seeded, progress, role=POLICY

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
@@ -11,7 +11,7 @@ from coterie.runs.items import Done
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
 
@@ -29,16 +29,8 @@ async def score(
 ) -> Done:
     """Compute ``R(tau) = R_task - lambda_token R_token + lambda_loss / R_loss`` of all dialogues of a tree.
 
-    Args:
-        engine: Frozen M_base, for R_loss.
-        tree: Dialogues of one task.
-        show: Function of (leaf, agent) that returns the agent's view without a format prompt.
-        rule: Weights of the reward terms.
-        settings: Fingerprint that keys the credit.
-        agents: Names of the agents.
-
-    Returns:
-        Item with the loss of each turn and each term of R as credit.
+    ``engine`` is the frozen M_base; ``show(leaf, agent)`` returns an agent's view without a format prompt; ``settings``
+    keys the credit, which has the loss of each turn and each term of R.
     """
     key = ItemKey(tree.iteration, "reward", tree.task)
     views = [
@@ -50,17 +42,7 @@ async def score(
         losses = await turn_losses(engine, views)
     except EngineError as error:
         return Done(key, _counts([], failed=1), failure=str(error))
-    samples = [
-        Sampled(
-            outcome,
-            dialogue_tokens(path),
-            largest_loss(losses, [turn.id for turn in agent_turns(path)]),
-            leaks(agent_turns(path), agents),
-            repeats(agent_turns(path)),
-            tuple(path),
-        )
-        for outcome, path in tree.graded()
-    ]
+    samples = [make_sample(outcome, path, losses, agents) for outcome, path in tree.graded()]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):
         credit += [
@@ -69,13 +51,19 @@ async def score(
     return Done(key, _counts(samples), credit=tuple(credit))
 
 
+def make_sample(
+    outcome: Outcome, path: Sequence[Turn], losses: Mapping[str, float], agents: tuple[str, ...]
+) -> Sampled:
+    """Collect the terms of the reward of a dialogue. Without ``losses`` (lambda_loss = 0) R_loss is 0."""
+    turns = agent_turns(path)
+    loss = largest_loss(losses, [turn.id for turn in turns]) if losses else 0.0
+    tokens = dialogue_tokens(path)
+    return Sampled(outcome, tokens, loss, leaks(turns, agents), repeats(turns), tuple(path))
+
+
 def agent_turns(path: Sequence[Turn]) -> list[Turn]:
     """Return the turns of agents, without those of tools and users."""
     return [turn for turn in path if turn.speaker.kind == "agent"]
-
-
-def reward_of(leaf: str, sample: int, parts: Mapping[str, Mapping[str, float]]) -> Reward:
-    return Reward(leaf, sample, {name: part[leaf] for name, part in parts.items()})
 
 
 def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:

@@ -174,16 +174,16 @@ class OptimaDPOSettings(OptimaSettings):
     @model_validator(mode="after")
     def _refuse_two_kinds_of_adapters(self) -> Self:
         one, other = self.train, self.dpo.train
-        for name, mine, its in (
+        for name, mine, theirs in (
             ("method", one.method, other.method),
             ("lora_r", one.rank, other.rank),
             ("lora_alpha", one.alpha, other.alpha),
             ("lora_targets", one.lora_targets, other.lora_targets),
         ):
-            if mine != its:
+            if mine != theirs:
                 raise ValueError(
-                    f"train.{name}={mine} and dpo.train.{name}={its} differ, and each training continues from the last "
-                    "one; use the same value for both"
+                    f"train.{name}={mine} and dpo.train.{name}={theirs} differ, and each training continues from the "
+                    "last one; use the same value for both"
                 )
         return self
 

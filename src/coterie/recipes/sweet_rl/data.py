@@ -75,9 +75,9 @@ class SweetData(Recipe):
     def dialogues(self) -> int:
         """Return the number of dialogues; n candidates for every turn of a dialogue count as n dialogues."""
         s = self.settings
-        played = len(self.train_tasks()) * s.rollout.repeats
-        branched = max(1, int(played * s.candidates.share)) * s.candidates.count
-        return played + branched * self.uses_critic
+        sampled_dialogues = len(self.train_tasks()) * s.rollout.repeats
+        branched = max(1, int(sampled_dialogues * s.candidates.share)) * s.candidates.count
+        return sampled_dialogues + branched * self.uses_critic
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens of a turn, plus those of the longest reference if the critic reads it."""
@@ -171,7 +171,7 @@ def pairs(run: Run, iteration: int, model: LoadedModel, context: str | None) -> 
     """Return the selected pairs in ``context``: of whole dialogues in round 0, of turns in round 1."""
     pairs = []
     for tree, selection in load_selections(run, iteration):
-        assert selection.rejected is not None, "these selections are pairs"
+        assert selection.rejected is not None, "the selections are pairs"
         task = run.store.task(tree.task)
         better, worse = (
             dialogue_view(task, tree, leaf, context, model)

@@ -150,7 +150,7 @@ def _pairs(recipe: SweetData, run: Run, iteration: int, model: LoadedModel) -> l
     return training_pairs
 
 
-async def branch(recipe: SweetData, run: Run, progress: Progress) -> Metrics:
+async def branch(recipe: SweetData, run: Run, round_: int, progress: Progress) -> Metrics:
     """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
     s = recipe.settings
     sampler = await recipe.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
@@ -223,7 +223,7 @@ class SweetRL(SweetData):
         sampling = (*candidate_settings, s.rollout.top_p, *s.engine.identity())
         scoring = (*candidate_settings, *self.critic_training())
         training = (s.policy.objective.fingerprint(), s.policy.train.identity())
-        branching = stage(SECOND, "rollout", self.branch, [rollout], sampling)
+        branching = stage(SECOND, "rollout", partial(branch, self), [rollout], sampling)
         reward = stage(SECOND, "reward", self.reward, [branching, *critic], scoring, alone=True)
         select = stage(SECOND, "select", self.select_turns, [reward], [s.pairs.fingerprint()])
         train = stage(SECOND, "train", self.train_turns, [select], training, trains=POLICY)
@@ -266,10 +266,6 @@ class SweetRL(SweetData):
         return train(self, run, s.critic, progress)
 
     # -- round 1 --------------------------------------------------------------------------------
-
-    async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Sample n candidates for each turn of a share of the dialogues."""
-        return await branch(self, run, progress)
 
     async def reward(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Store A_theta(o_t, a_t, c) of every candidate as credit (equation 3)."""

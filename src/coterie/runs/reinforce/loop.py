@@ -29,7 +29,7 @@ from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.row import Row
 from coterie.trajectories.store import Store
 
-SUMMED = frozenset({"seconds_left", "step", "rows_dropped"})
+TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
 """Metrics of a whole training, which are not averaged over a step."""
 
 
@@ -45,7 +45,7 @@ class UpdateMetrics:
 
     def add(self, role: str, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            if name not in SUMMED:
+            if name not in TOTALS:
                 self.sums.setdefault(f"{role}/{name}", []).append(value)
 
     def means(self) -> dict[str, float]:
@@ -120,7 +120,10 @@ def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[st
 
 
 def step_metrics(
-    samples: StepSamples, batch: StepBatch, updated: UpdateMetrics, seconds: tuple[float, float]
+    samples: StepSamples,
+    batch: StepBatch,
+    update_metrics: UpdateMetrics,
+    seconds: tuple[float, float],
 ) -> dict[str, float | int | str]:
     """Return the metrics of a step; ``seconds`` are the times of sampling and training.
 
@@ -148,13 +151,13 @@ def step_metrics(
         "samples": samples.played,
         "samples_failed": samples.played - len(outcomes),
         "rounds": samples.rounds,
-        "rows_too_long": updated.too_long,
-        "trained_tokens": updated.targets,
+        "rows_too_long": update_metrics.too_long,
+        "trained_tokens": update_metrics.targets,
         "measures_missing": len(samples.unmeasured),
         "sampling_seconds": round(sampling, 3),
         "training_seconds": round(training, 3),
         "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
-        **updated.means(),
+        **update_metrics.means(),
     }
 
 
@@ -225,7 +228,7 @@ class Reinforcement:
         """
         records = step_records(self.run.store, self.groups.iteration, self.groups.stage)
         first = self._first(records)
-        with self._opened(records, first) as learners:
+        with self._open_learners(records, first) as learners:
             for step in range(first, self.steps.count):
                 records[step] = await self._step(step, records, learners, progress)
                 self._check_learning_signal(step, records)
@@ -252,10 +255,10 @@ class Reinforcement:
         flat = self._is_flat([records[n] for n in range(step)], samples)
         batch = prepare(samples, policies, critic, self.rules, self.groups.settings, flat=flat)
         seed = f"{self.groups.seed}/{self.groups.iteration}/{step}"
-        updated = update(batch.paths, learners, self.steps, self.rules, seed)
+        update_metrics = update(batch.paths, learners, self.steps, self.rules, seed)
         seconds = (middle - start, time.monotonic() - middle)
         metrics = {
-            **step_metrics(samples, batch, updated, seconds),
+            **step_metrics(samples, batch, update_metrics, seconds),
             **{updates_of(one.role): one.trainer.done for one in learners},
             DRAWS: samples.draws,
         }
@@ -292,7 +295,7 @@ class Reinforcement:
         """Return the step to resume at: the newest step for which all roles have a checkpoint."""
         saved = {
             one.role: saved_updates(self.run.training_folder(self.groups.iteration, one.role))
-            for one in self._learnings
+            for one in self._configs
         }
         for step in sorted(records, reverse=True):
             done = records[step]
@@ -301,11 +304,11 @@ class Reinforcement:
         return 0
 
     @property
-    def _learnings(self) -> tuple[LearnerConfig, ...]:
+    def _configs(self) -> tuple[LearnerConfig, ...]:
         return (*self.policies, self.critic) if self.critic else tuple(self.policies)
 
     @contextmanager
-    def _opened(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
+    def _open_learners(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
         before = records[first - 1] if first else {}
         with ExitStack() as stack:
             yield [
@@ -315,7 +318,7 @@ class Reinforcement:
                         at=int(before.get(updates_of(one.role), 0)),
                     )
                 )
-                for one in self._learnings
+                for one in self._configs
             ]
 
     def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:

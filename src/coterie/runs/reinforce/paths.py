@@ -60,8 +60,8 @@ def paths_of(
             tree = store.tree(iteration, stage, task)
             rewards = _environment_rewards(store, tree)
             for outcome, path in tree.trajectories():
-                own = by_sample.get((task, outcome.sample), {})
-                paths += _of_sample(tree, outcome, path, agents, rewards, own, reward)
+                measures = by_sample.get((task, outcome.sample), {})
+                paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
     return paths
 
 
@@ -75,15 +75,15 @@ def _of_sample(
     reward: PathReward,
 ) -> Iterator[AgentPath]:
     for agent in agents:
-        own = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
-        if not own:
+        agent_rows = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
+        if not agent_rows:
             continue
-        steps = _steps(path, agent, own, rewards)
-        whole = _whole(outcome, agent, bool(steps), rewards)
-        graded = Graded(outcome, tuple(path), agent, whole, measures)
+        steps = _steps(path, agent, agent_rows, rewards)
+        path_reward = _whole(outcome, agent, bool(steps), rewards)
+        graded = Graded(outcome, tuple(path), agent, path_reward, measures)
         sampled = Sampled(tree.task, outcome.leaf, reward.of(graded), steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own)
-        yield AgentPath(tree.task, agent, outcome, len(graded.own), own, sampled, thought)
+        yield AgentPath(tree.task, agent, outcome, len(graded.own), agent_rows, sampled, thought)
 
 
 def _environment_rewards(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:

@@ -40,15 +40,8 @@ def prepare(
     """Return the batch of a step, with everything that the objectives read.
 
     Paths sampled with other weights than the current ones are dropped and counted. Advantages are computed before any
-    other path is left out. A group is informative if its rewards differ, before the cost of the divergence.
-
-    Args:
-        samples: Sampled paths of the step.
-        policies: Policies that are trained.
-        critic: Critic, for ``baseline=values``.
-        rules: Settings of the batch.
-        groups: Settings of the sampling.
-        flat: True if all rewards of the stage were equal so far.
+    other path is left out. A group is informative if its rewards differ, before the cost of the divergence. ``flat`` is
+    True if all rewards of the stage were equal so far.
     """
     fresh = _fresh(samples.paths, policies)
     counts = {"paths_stale": len(samples.paths) - len(fresh)}

@@ -60,12 +60,7 @@ class GroupSampler:
     ) -> StepSamples:
         """Play the tasks of a step, except for stored samples.
 
-        Args:
-            step: Number of the step.
-            draws: Number of draws before this step.
-            samplers: Sampler of each agent.
-            enough: Function that returns True if no further round is needed.
-            progress: Progress to report to.
+        ``draws`` is the number of draws before this step. Rounds end when ``enough`` returns True.
         """
         samples = StepSamples(draws)
         while samples.rounds < self.settings.rounds:
