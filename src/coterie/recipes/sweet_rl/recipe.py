@@ -18,7 +18,7 @@ Method ``sweet`` trains offline, on dialogues of pi_ref:
               train     the policy pi_phi by DPO on these turns, without c in the prompt:
                         J_pi = -log sigmoid(beta' log[pi_phi(a+|o) / pi_ref(a+|o)]
                                             - beta' log[pi_phi(a-|o) / pi_ref(a-|o)])                   (equation 4)
-                        plus nll * (mean -log pi_phi(a+|o)), with nll = 0.01                            (table 5)
+                        plus nll * (mean -log pi_phi(a+|o)), with nll = 0.01, as in J_A                 (table 5)
     evaluate  pi_ref and pi_phi on held-out tasks
 
 The baselines have one round and train the policy on the same dialogues: ``rejection_ft`` by SFT on all successes,
