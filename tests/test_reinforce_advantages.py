@@ -103,8 +103,8 @@ def test_an_advantage_of_a_path_stands_on_all_its_segments_and_counts_them_once(
 class Policy:
     """A learner whose reference gives each token -1.5."""
 
-    role, version, moved = "policy", "0", True
-    what = SimpleNamespace(agents=("Ann",))
+    role, version, has_moved = "policy", "0", True
+    config = SimpleNamespace(agents=("Ann",))
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         return [replace(row, reference=(-1.5,) * row.target_count) for row in rows]
