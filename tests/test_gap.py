@@ -225,13 +225,13 @@ CALLED = "<think>x</think><wiki_search>a</wiki_search><observation>b</observatio
     (f"{CALLED}<answer>x</answer>", ""),
     (f"<observation>b</observation>{CALLED}<answer>x</answer>", "has an observation before the first message"),
     ("<think>x</think><web_search>a</web_search><observation>b</observation><answer>x</answer>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     ("<wiki_search>a<observation>b</observation><answer>x</answer>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     ("<wiki_search>a</wiki_search> and <wiki_search>b</wiki_search><observation>b</observation><answer>x</answer>",
      "goes on after '<wiki_search>a</wiki_search>', where a message ends"),
     ("<answer>x</answer><observation>b</observation>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     (f"{CALLED}<answer>x</answer> and more", "does not end with its answer"),
     (f"{CALLED}<answer>x</answer><answer>y</answer>", "does not end with its answer"),
     ("<wiki_search>a</wiki_search><observation><answer>x</answer></observation>", "does not end with its answer"),
@@ -248,7 +248,7 @@ def test_a_file_of_calls_of_other_tools_is_refused(tools: Path, tmp_path: Path) 
     recipe = made(tools, f"traces={file_of(tmp_path, ('Who is a?', trace))}")
     with (
         open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match="row 1 has an observation that no call of a tool of this"),
+        pytest.raises(UserError, match="row 1 has an observation without a call of a tool of this"),
     ):
         run_steps(recipe, run, Silent(), recipe.steps()[1:2])
     recipe.close()
@@ -304,7 +304,7 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
         in heard.messages[0]
     )
     assert heard.messages[1].startswith("lengths of 1 rows: 50% within ")
-    assert heard.messages[2].startswith("one row, with what is not trained in brackets:\n[[")
+    assert heard.messages[2].startswith("one row, untrained tokens in brackets:\n[[")
     plain = text.replace("[[", "").replace("]]", "")
     assert "DOC A" in plain and "<observation>C</observation>" in plain
     assert plain.count("<|user|>") == 1, "results go on within the agent's message"

@@ -138,7 +138,7 @@ def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, c
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
     said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
-    assert "again has tasks that a run before it has, too: 0002, 0008" in said
+    assert "again and an earlier run have the same tasks: 0002, 0008" in said
     assert [one.name for one in Path().iterdir()] == ["again"]
 
 

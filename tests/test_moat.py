@@ -369,7 +369,7 @@ def test_what_a_critic_says_that_cannot_be_read_is_counted(tmp_path, unreadable,
     [
         (["rollout.samples=1"], "gives no pair of plans"),
         (["share=true"], "share=true trains adapters"),
-        (["dataset=gsm8k", "dataset.source=sample"], "not played on gsm8k"),
+        (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
         (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),
         (["correct.critic.model=nobody/nothing"], "nobody/nothing"),
         (["grounder=nobody/nothing"], "nobody/nothing"),

@@ -109,7 +109,7 @@ def test_dialogues_that_failed_or_were_not_graded_leave_their_groups_and_are_cou
     own = words(tmp_path, "steps.count=1", "steps.patience=1", environment="Graded")
     said, (record,) = stopped(tmp_path / "small", "rl/grpo", own)
     assert (record["groups_small"], record["groups"], record["paths"]) == (4, 0, 0)
-    assert "there was no path to learn from; left out: 4 paths without a reward" in said
+    assert "had no path to train on; left out: 4 paths without a reward" in said
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_a_step_of_which_every_row_is_too_long_stops_the_run(tmp_path: Path) -> 
     own = words(tmp_path, "update.max_length=75", "steps.count=2", term)
     made("rl/grpo", own).check()
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert "rows of a step are longer than a training takes (75 tokens)" in said
+    assert "rows of a step are longer than the maximum of the training, 75 tokens" in said
     assert all(record["rows_too_long"] for record in records), "steps before it had some that fit"
 
 
