@@ -229,7 +229,7 @@ CALLED = "<think>x</think><wiki_search>a</wiki_search><observation>b</observatio
     ("<wiki_search>a<observation>b</observation><answer>x</answer>",
      "has an observation without a call of a tool of this run (wiki_search) before it"),
     ("<wiki_search>a</wiki_search> and <wiki_search>b</wiki_search><observation>b</observation><answer>x</answer>",
-     "goes on after '<wiki_search>a</wiki_search>', where a message ends"),
+     "continues after '<wiki_search>a</wiki_search>', where a message ends"),
     ("<answer>x</answer><observation>b</observation>",
      "has an observation without a call of a tool of this run (wiki_search) before it"),
     (f"{CALLED}<answer>x</answer> and more", "does not end with its answer"),
