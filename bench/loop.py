@@ -117,7 +117,9 @@ def recorded(recipe: Optima, run: Run) -> Work:
         for tree in trees
         for outcome, _ in tree.trajectories()
         for agent in recipe.agents
-        for segment in recipe.seen(tree, Selection(outcome.leaf, agent, context), base).segments
+        for segment in recipe.training_view(
+            tree, Selection(outcome.leaf, agent, context), base
+        ).segments
     ]
     train, rows = recipe.settings.train, recipe.rows(run, 0, base)
     order = Order([""] * len(rows), recipe.seeded(train, 0).seed, train.batch_rows)

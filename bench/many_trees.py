@@ -31,7 +31,7 @@ WORDS = (
 
 
 def make_part(folder: Path, shard: tuple[int, int]) -> None:
-    """A run that has sampled and valued its part of the trees."""
+    """A run that has sampled and value_tree its part of the trees."""
     from coterie.recipes.dense_tree.recipe import DenseTree
     from coterie.recipes.registry import recipe as recipe_of
     from coterie.recipes.registry import settings
@@ -63,7 +63,7 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
                     key = ItemKey(0, "rollout", task.id, f"{one.search:03d}/{one.number:02d}")
                     run.store.finish(key, tree=None if one.number else tree, metrics=metrics)
                 run.store.finish(ItemKey(0, "grown", task.id), metrics={"rollouts": len(rollouts)})
-                done = asyncio.run(recipe.valued(run, tree))
+                done = asyncio.run(recipe.value_tree(run, tree))
                 run.store.finish(done.key, metrics=done.metrics, credit=done.credit)
         for step in steps:
             run.finish(step, recipe.fingerprint(step), {"seconds": 0.0})
@@ -118,7 +118,7 @@ def measure(folder: Path) -> None:
     began = time.perf_counter()
     from coterie.progress import Silent
     from coterie.recipes.dense_tree.recipe import DenseTree
-    from coterie.recipes.merging import merge
+    from coterie.recipes.merge import merge
     from coterie.recipes.recorded_run import recorded_run
     from coterie.recipes.registry import recipe as recipe_of
 

@@ -46,8 +46,8 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
 from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import TokenSampler
+from coterie.runs.actors import Cast
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
-from coterie.runs.casting import Cast
 from coterie.tools.sandbox.pool import Sandbox
 
 CASES: tuple[tuple[str, Method], ...] = (
@@ -144,7 +144,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
             source = "easy" if name == "colbench_code" else "sample"
             rows = [] if name in MICRO_WORLDS else [f"dataset.source={source}"]
             words = [f"method={method}", f"environment.turns={TURNS}", *rows]
-            environment = benchmark_settings(BenchmarkSettings, name, words).made()
+            environment = benchmark_settings(BenchmarkSettings, name, words).build_environment()
             speaker = getattr(environment, "script", None) or ModelUserSimulator(
                 chat, user_simulator
             )

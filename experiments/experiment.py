@@ -27,8 +27,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import micro_world, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
+from coterie.runs.evaluation_results import STAGE, HeldOutResult, grade_means, held_out_results
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.held_out import STAGE, HeldOut, grade_means, held_out_results
 from coterie.runs.loop import fork, run_steps
 from coterie.terminal.console import results
 from coterie.terminal.progress import ConsoleProgress
@@ -39,7 +39,7 @@ NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-
 SIGNIFICANCE = 0.05
 MIN_TASKS = 500
 """Held-out tasks a seed that a claim needs."""
-Results = Mapping[int, Mapping[str, HeldOut]]
+Results = Mapping[int, Mapping[str, HeldOutResult]]
 """Held-out results of one method by seed and task."""
 _score, _tokens = attrgetter("score"), attrgetter("tokens")
 
@@ -105,7 +105,7 @@ class Experiment:
         self.folder, self.words, self.seeds = folder, list(words), seeds
         self.say, self.progress = say, progress
         self.rows: list[PolicyResult] = []
-        self.tasks: dict[tuple[str, int], Mapping[str, HeldOut]] = {}
+        self.tasks: dict[tuple[str, int], Mapping[str, HeldOutResult]] = {}
         """Held-out results of each method's newest policy, by (method, seed)."""
 
     def path(self, method: str, seed: int) -> Path:
@@ -156,7 +156,7 @@ class Experiment:
         method: str,
         seed: int,
         version: int,
-        tasks: Mapping[str, HeldOut],
+        tasks: Mapping[str, HeldOutResult],
         means: Mapping[str, float] | None = None,
         trainings: Sequence[Metrics] = (),
     ) -> None:
@@ -226,7 +226,7 @@ def sampled_scores(run: Run, version: int, stage: str) -> list[list[float]]:
 
 
 def compare(
-    ours: Results, theirs: Results, value: Callable[[HeldOut], float], margin: float = 0.0
+    ours: Results, theirs: Results, value: Callable[[HeldOutResult], float], margin: float = 0.0
 ) -> tuple[PairedTest, str]:
     """Test ``ours`` against ``theirs`` (one-sided paired bootstrap over tasks and seeds), and describe the test."""
     pairs = [
@@ -279,7 +279,7 @@ def brief(
 
     ``p`` is the larger one of both tests, ``effect`` the change in tokens.
     """
-    scaled = scale(theirs, lambda one: HeldOut(one.score, round(one.tokens * share)))
+    scaled = scale(theirs, lambda one: HeldOutResult(one.score, round(one.tokens * share)))
     tokens, _ = compare(scaled, ours, _tokens)
     score, tried = compare(ours, theirs, _score, -loss)
     p, effect = max(tokens.p, score.p), token_ratio(ours, theirs) - 1
@@ -287,7 +287,7 @@ def brief(
     return Claim(id_, claim, True, p < SIGNIFICANCE, round(p, 5), round(effect, 4), tried)
 
 
-def scale(results: Results, change: Callable[[HeldOut], HeldOut]) -> Results:
+def scale(results: Results, change: Callable[[HeldOutResult], HeldOutResult]) -> Results:
     """Change every result."""
     return {
         seed: {task: change(one) for task, one in tasks.items()} for seed, tasks in results.items()

@@ -28,7 +28,7 @@ from statistics import fmean
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import summary
@@ -161,7 +161,7 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
         if training != STAGE:
             return []
         records = step_records(run.store, 0, STAGE)
-        questions = int(records[max(records)][DRAWS]) * recipe.settings.rl.rollout.drawn
+        questions = int(records[max(records)][DRAWS]) * recipe.settings.rl.rollout.draw_count
         tokens = int(run.metrics(Step(0, STAGE))["trained_tokens"])
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 

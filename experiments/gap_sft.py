@@ -34,9 +34,9 @@ from coterie.errors import UserError
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
-from coterie.runs.casting import open_cast
+from coterie.runs.actors import open_actors
+from coterie.runs.evaluation_results import STAGE, HeldOutResult
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.held_out import STAGE, HeldOut
 from coterie.runs.loop import run_steps
 from experiments.experiment import (
     Claim,
@@ -92,7 +92,7 @@ def cut(id_: str, claim: str, values: BySeed, share: float) -> Claim:
     """
     measured: list[Results] = [
         {
-            seed: {task: HeldOut(one, 0) for task, one in tasks.items() if one is not None}
+            seed: {task: HeldOutResult(one, 0) for task, one in tasks.items() if one is not None}
             for seed, tasks in values[form].items()
         }
         for form in (PARALLEL, SEQUENTIAL)
@@ -110,7 +110,7 @@ def cut(id_: str, claim: str, values: BySeed, share: float) -> Claim:
         f"{claim} ({means[0]:.2f} against {means[1]:.2f}, on {both:,} of {every:,} "
         "questions, of which no dialogue failed)"
     )
-    return above(id_, text, scale(theirs, lambda one: HeldOut(share * one.score, 0)), ours)
+    return above(id_, text, scale(theirs, lambda one: HeldOutResult(share * one.score, 0)), ours)
 
 
 def count_rounds(run: Run) -> Measured:
@@ -145,7 +145,7 @@ async def _time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
     sampler = await recipe.sampler(run, 1, 0.0)
     seconds: dict[str, float | None] = {}
     x.progress.start(len(tasks), "seconds of a question")
-    async with open_cast(environment, run.folder / "far", openers=recipe.openers()) as cast:
+    async with open_actors(environment, run.folder / "far", openers=recipe.openers()) as cast:
         driver = cast.driver({recipe.agent: sampler}, recipe.settings.seed)
         for task in tasks:
             began = time.monotonic()

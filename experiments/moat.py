@@ -32,9 +32,9 @@ from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
 from coterie.rollout.scripted import ScriptedSampler
-from coterie.runs.casting import open_cast
+from coterie.runs.actors import open_actors
+from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import HeldOut
 from coterie.runs.play import play
 from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
@@ -71,16 +71,16 @@ class ContinuedSFT(Moat):
         self.counts = counts
         """Rows of each role in each iteration."""
 
-    def taught(self, i: int, before: Sequence[Stage], learnt: Sequence[object]) -> list[Stage]:
+    def supervised(self, i: int, before: Sequence[Stage], depends: Sequence[object]) -> list[Stage]:
         """After the start it depends on the rows of joint alignment, too."""
         s = self.settings.align.train
         own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
-        return super().taught(i, before, (*learnt, *own))
+        return super().supervised(i, before, (*depends, *own))
 
-    def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
+    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""
         if iteration == 0:
-            return super().teach(run, iteration, role, progress)
+            return super().teach(run, iteration, progress, role)
         s, place = self.settings, iteration - 1
         before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
         tasks = self.environment.tasks(
@@ -90,15 +90,15 @@ class ContinuedSFT(Moat):
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
             whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
             train = train.model_copy(update=whole)
-        rows = [row for task in tasks for row in self.right_rows(task, role)]
-        model = self.to_train(run, role, iteration)
+        rows = [row for task in tasks for row in self.gold_rows(task, role)]
+        model = self.load_newest(run, role, iteration)
         own = self.seeded(train, iteration)
         return train_role(run, iteration, model, rows, own, progress, role=role)
 
 
 def reproduce(x: Experiment) -> list[Claim]:
     """Run joint alignment, its halves and the control; test the claims."""
-    j: dict[str, list[dict[int, dict[str, HeldOut]]]] = {}
+    j: dict[str, list[dict[int, dict[str, HeldOutResult]]]] = {}
     for seed in x.seeds:
         joint = moat(x, seed, "joint")
         with x.run(JOINT, joint) as run:
@@ -152,8 +152,8 @@ def measure(
         samplers = await recipe.samplers(run, version, own.evaluate.temperature)
         stats = [one.engine.stats for one in samplers.values()]
         episodes = [Episode(task, 0, version, "evaluate") for task in tasks]
-        async with open_cast(environment, run.folder, openers=recipe.openers()) as cast:
-            driver = cast.driver(samplers, own.seed)
+        async with open_actors(environment, run.folder, openers=recipe.openers()) as actors:
+            driver = actors.driver(samplers, own.seed)
             tokens = lambda: sum(one.sampled_tokens for one in stats)  # noqa: E731
             await play(store, driver, episodes, x.progress, tokens)
 
@@ -166,13 +166,15 @@ def measure(
         x.add_run(method + FAR, run, version, (), store)
 
 
-def add_likelihoods(measures: list[dict[int, dict[str, HeldOut]]], recipe: Moat, run: Run) -> None:
+def add_likelihoods(
+    measures: list[dict[int, dict[str, HeldOutResult]]], recipe: Moat, run: Run
+) -> None:
     """Add the log-likelihoods of a run's held-out tasks, measure after measure."""
     steps = [step for step in recipe.steps() if step.stage in (WHOLE, HALF)]
     measures += [{} for _ in steps[len(measures) :]]
     for measure, step in zip(measures, steps, strict=True):
         measure[recipe.settings.seed] = {
-            key.task: HeldOut(float(values["loglikelihood"]), 0)
+            key.task: HeldOutResult(float(values["loglikelihood"]), 0)
             for key, values in run.store.metrics(step.iteration, step.stage).items()
             if "loglikelihood" in values
         }
@@ -213,16 +215,16 @@ def gate(x: Experiment) -> Gate:
 async def play_plans(x: Experiment, recipe: Moat, run: Run) -> None:
     """Play all held-out tasks with sampled and with right plans."""
     s, tasks = recipe.settings.rollout, recipe.heldout_tasks()
-    grounder = await recipe.speaker(run, GROUNDER, 0, s.ground_temperature)
+    grounder = await recipe.role_sampler(run, GROUNDER, 0, s.ground_temperature)
     renderer = (await recipe.models(run).speak(PLANNER, 0)).renderer
     right = ScriptedSampler(renderer, lambda task: [gold(task).plan], DATA)
     planners: dict[str, tuple[Sampler, int]] = {
-        "gate_sampled": (await recipe.speaker(run, PLANNER, 0, s.temperature), s.samples),
+        "gate_sampled": (await recipe.role_sampler(run, PLANNER, 0, s.temperature), s.samples),
         "gate_gold": (right, 1),
     }
     stats = grounder.engine.stats
-    async with recipe.cast(run) as cast:
+    async with recipe.actors(run) as actors:
         for stage, (planner, samples) in planners.items():
             episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(samples)]
-            driver = cast.driver({PLANNER: planner, GROUNDER: grounder}, recipe.settings.seed)
+            driver = actors.driver({PLANNER: planner, GROUNDER: grounder}, recipe.settings.seed)
             await play(run.store, driver, episodes, x.progress, lambda: stats.sampled_tokens)

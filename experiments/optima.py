@@ -22,9 +22,9 @@ from pathlib import Path
 from coterie.environments.registry import make_environment, played_type
 from coterie.evaluation.self_consistency import task_curve
 from coterie.recipes.optima.recipe import Optima
-from coterie.runs.benchmark import BenchmarkSettings, evaluate, everybody
+from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent
+from coterie.runs.evaluation_results import HeldOutResult, held_out_draws, held_out_results
 from coterie.runs.folder import open_run
-from coterie.runs.held_out import HeldOut, held_out_draws, held_out_results
 from coterie.trajectories.store import Store
 from experiments.experiment import Claim, Experiment, above, brief, longer, make_recipe
 
@@ -57,7 +57,9 @@ def reproduce(x: Experiment) -> list[Claim]:
             curves = {task: task_curve(some, similarity) for task, some in draws.items()}
             for k in (1, MAJORITY):
                 points = {task: curve[k - 1] for task, curve in curves.items()}
-                scores = {task: HeldOut(one.majority, one.tokens) for task, one in points.items()}
+                scores = {
+                    task: HeldOutResult(one.majority, one.tokens) for task, one in points.items()
+                }
                 x.add(f"{name} x {k}", seed, version, scores)
         with play(x, "isft", methods["isft"], 0, "ceiling", {"method": "cot"}) as store:
             x.add("ceiling", seed, 0, held_out_results(store, 0))
@@ -120,7 +122,7 @@ def play(
         async def evaluated() -> None:
             sampler = await recipe.sampler(run, version, benchmark.temperature)
             stats = sampler.engine.stats
-            players = everybody(benchmark, sampler)
+            players = sampler_per_agent(benchmark, sampler)
             await evaluate(benchmark, players, path, x.progress, lambda: stats.sampled_tokens)
 
         asyncio.run(evaluated())

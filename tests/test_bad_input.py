@@ -38,7 +38,7 @@ def test_a_value_out_of_range(cli: Cli) -> None:
 
 def test_a_combination_that_can_not_work(cli: Cli) -> None:
     said = refused(cli, "run", "optima/idpo", "train.method=lora")
-    assert "each training goes on from the one before" in said
+    assert "each training continues from the last one" in said
 
 
 def test_a_model_path_that_is_no_model(cli: Cli, tmp_path: Path) -> None:

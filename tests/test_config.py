@@ -57,7 +57,7 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("rollout=4", "rollout is a group of keys"),
         ("=4", "key=value"),
         ("seed", "key=value"),
-        ("rollout.samples=1", "nothing to choose from"),
+        ("rollout.samples=1", "gives no choice"),
         ("select.rule=random", "select.counts"),
         ("rollout={samples: 4", "rollout is a group of keys"),
     ],

@@ -48,7 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("store") / "evaluation.sqlite"
     words = [*CLOSED, "tasks=5", f"samples={SAMPLES}", "temperature=1"]
     settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
-    tasks = [task.id for task in settings.made().tasks("train", 5, 0)]
+    tasks = [task.id for task in settings.build_environment().tasks("train", 5, 0)]
     played = evaluate(
         settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0, split="train"
     )
@@ -62,7 +62,9 @@ def questions(file: Path) -> list[str]:
 
 def played_questions() -> list[str]:
     settings = benchmark_settings(BenchmarkSettings, "mhqa", CLOSED)
-    return [str(task.public["question"]) for task in settings.made().tasks("train", 5, 0)]
+    return [
+        str(task.public["question"]) for task in settings.build_environment().tasks("train", 5, 0)
+    ]
 
 
 def test_a_rate_is_the_share_of_graded_dialogues_that_pass(store: Path) -> None:

@@ -46,11 +46,11 @@ def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) ->
     recipe = recipe_of(settings(name, (), stored))
     for write in (True, False):
         with open_run(run_folder, name, recipe.settings, write=write) as run:
-            assert run.made == MADE
+            assert run.created == MADE
             assert "It is 02 Jan 2025 00:00." in shown(recipe.load_policy(run, 0).renderer)
     fork(recipe, run_folder, run_folder.parent / "fork", recipe.settings)
     with open_run(run_folder.parent / "fork", name, recipe.settings) as forked:
-        assert forked.made == MADE
+        assert forked.created == MADE
     assert today() == date.today()
 
 

@@ -64,8 +64,8 @@ def test_training_depends_on_the_sets_and_their_content(tmp_path: Path) -> None:
         (["mix={ultra_interac: 5}"], "did you mean 'ultra_interact'?"),
         (["mix={ultra_interact: 0}"], "must be at least 1"),
         (["mix={ultra_interact: many}"], "must be a whole number"),
-        (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "would both be called x.jsonl"),
-        (["mix={ultra_interact: 5}", "learns=successes"], "leave out mix.sets"),
+        (["mix={a/x.jsonl: 1, b/x.jsonl: 2}"], "have the same name x.jsonl"),
+        (["mix={ultra_interact: 5}", "learns=successes"], "remove mix.sets"),
     ],
 )
 def test_sets_that_there_are_not_and_counts_below_one_are_refused(

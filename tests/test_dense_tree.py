@@ -15,9 +15,9 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.growing import rollouts
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
+from coterie.runs.tree_growth import rollouts
 from experiments.dense_tree import SPARSE
 from tests import games
 
@@ -73,7 +73,7 @@ def test_each_task_has_a_tree_with_values_and_no_held_out_task_has_one(run: Run)
 
 def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None:
     recipe, s = dense(), dense().settings
-    found = list(selected(run, 0))
+    found = list(load_selections(run, 0))
     assert len(found) == 8 == run.metrics(Step(0, "select"))["selected"]
     for tree, one in found:
         assert one.rejected is not None
@@ -87,7 +87,7 @@ def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None
 
 
 def test_pairs_are_trained_on_in_the_context_that_they_have_in_common(run: Run) -> None:
-    for pair, (tree, one) in zip(dense().train_pairs(run, 0), selected(run, 0), strict=True):
+    for pair, (tree, one) in zip(dense().train_pairs(run, 0), load_selections(run, 0), strict=True):
         (chosen,), (rejected,) = pair.chosen, pair.rejected
         (mine,), (its,) = chosen.targets, rejected.targets
         assert chosen.ids[: mine.start] == rejected.ids[: its.start]
@@ -102,13 +102,13 @@ def controlled(grown: Path, folder: Path, learns: str) -> list[tuple[str, str | 
     fork(recipe, grown, folder, recipe.settings)
     played(recipe, folder, "select")
     with open_run(folder, recipe.name, recipe.settings, write=False) as control:
-        return [(one.leaf, one.rejected) for _, one in selected(control, 0)]
+        return [(one.leaf, one.rejected) for _, one in load_selections(control, 0)]
 
 
 def test_random_sides_are_the_same_pairs_some_of_them_turned(
     grown: Path, run: Run, tmp_path: Path
 ) -> None:
-    ours = [(one.leaf, one.rejected) for _, one in selected(run, 0)]
+    ours = [(one.leaf, one.rejected) for _, one in load_selections(run, 0)]
     found = controlled(grown, tmp_path / "run", "random_sides")
     assert [set(one) for one in found] == [set(one) for one in ours]
     assert 0 < sum(one != other for one, other in zip(found, ours, strict=True)) < len(ours)
@@ -130,7 +130,7 @@ def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) 
     recipe = dense(*words)
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
         assert {len(some) for some in rollouts(run.store, 0).values()} == {8}
-        pairs = list(selected(run, 0))
+        pairs = list(load_selections(run, 0))
         assert pairs
         for tree, one in pairs:
             scores = {leaf: outcome.score for leaf, outcome in tree.outcomes.items()}
@@ -144,18 +144,18 @@ def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) 
 def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
     grown: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coterie.runs import growing
+    from coterie.runs import tree_growth
 
-    recorded, whole = 0, growing.Growing.record
+    recorded, whole = 0, tree_growth.TreeWriter.record
 
-    def until(self: growing.Growing, *given: object) -> None:
+    def until(self: tree_growth.TreeWriter, *given: object) -> None:
         nonlocal recorded
         whole(self, *given)  # type: ignore[arg-type]
         recorded += 1
         if recorded == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(growing.Growing, "record", until)
+    monkeypatch.setattr(tree_growth.TreeWriter, "record", until)
     with pytest.raises(KeyboardInterrupt):
         played(dense(), tmp_path / "run", "rollout")
     monkeypatch.undo()
@@ -217,7 +217,7 @@ def test_temperatures_below_zero_are_refused() -> None:
 
 
 def test_an_environment_of_several_agents_is_refused() -> None:
-    with pytest.raises(UserError, match="grows trees of one agent"):
+    with pytest.raises(UserError, match="needs one agent"):
         recipe_of(settings("dense_tree/tiny", [f"environment={games.__file__}:Rounds"]))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.runs.held_out import STAGE
+from coterie.runs.evaluation_results import STAGE
 from coterie.trajectories.store import Store
 from tests.conftest import Cli
 from tests.published_templates import published

@@ -7,7 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.held_out import HeldOut
+from coterie.runs.evaluation_results import HeldOutResult
 from experiments import moat
 from experiments.experiment import (
     Experiment,
@@ -26,7 +26,9 @@ from tests.conftest import SMALL, Cli, refused
 def results(*of_seeds: list[tuple[float, int]]) -> Results:
     """(score, tokens) of each task, by seed."""
     return {
-        seed: {str(task): HeldOut(score, tokens) for task, (score, tokens) in enumerate(tasks)}
+        seed: {
+            str(task): HeldOutResult(score, tokens) for task, (score, tokens) in enumerate(tasks)
+        }
         for seed, tasks in enumerate(of_seeds)
     }
 
@@ -76,7 +78,9 @@ def test_brief_needs_few_tokens_and_hardly_a_lower_score() -> None:
 def test_tasks_are_paired_by_name_and_seed() -> None:
     ours = results([(1.0, 1), (0.0, 1)] * 10, [(0.0, 1), (1.0, 1)] * 10)
     theirs: Results = {
-        seed: {task: HeldOut(one.score - 0.5, 1) for task, one in reversed(list(tasks.items()))}
+        seed: {
+            task: HeldOutResult(one.score - 0.5, 1) for task, one in reversed(list(tasks.items()))
+        }
         for seed, tasks in reversed(list(ours.items()))
     }
     found = above("a", "a", ours, theirs, margin=0.49)

@@ -18,9 +18,9 @@ from coterie.environments.workflow.trace import Query, Trace
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.data import format_row
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.gap.told import pieces, unsaid
+from coterie.recipes.gap.trace_environment import format_error, split_trace
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.reports.page import write_page
@@ -71,7 +71,7 @@ def trained(recipe: Gap, run: Run) -> str:
     task, selection = next(iter(run.store.selections(0, "select")))
     tree = run.store.tree(0, "rollout", task)
     (row,) = rows(view(tree, selection.leaf, selection.agent))
-    text = shown_row(renderer, row)
+    text = format_row(renderer, row)
     assert "…" not in text or len(text) > 1000
     return text
 
@@ -162,10 +162,10 @@ class Heard(Silent):
     """Keeps what is said."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 def test_a_file_of_held_out_questions_alone_is_refused(tools: Path, tmp_path: Path) -> None:
@@ -223,15 +223,15 @@ CALLED = "<think>x</think><wiki_search>a</wiki_search><observation>b</observatio
 
 @pytest.mark.parametrize(("trace", "reason"), [
     (f"{CALLED}<answer>x</answer>", ""),
-    (f"<observation>b</observation>{CALLED}<answer>x</answer>", "has an observation before anything is said"),
+    (f"<observation>b</observation>{CALLED}<answer>x</answer>", "has an observation before the first message"),
     ("<think>x</think><web_search>a</web_search><observation>b</observation><answer>x</answer>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     ("<wiki_search>a<observation>b</observation><answer>x</answer>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     ("<wiki_search>a</wiki_search> and <wiki_search>b</wiki_search><observation>b</observation><answer>x</answer>",
-     "goes on after '<wiki_search>a</wiki_search>', where a message ends"),
+     "continues after '<wiki_search>a</wiki_search>', where a message ends"),
     ("<answer>x</answer><observation>b</observation>",
-     "has an observation that no call of a tool of this run (wiki_search) comes before"),
+     "has an observation without a call of a tool of this run (wiki_search) before it"),
     (f"{CALLED}<answer>x</answer> and more", "does not end with its answer"),
     (f"{CALLED}<answer>x</answer><answer>y</answer>", "does not end with its answer"),
     ("<wiki_search>a</wiki_search><observation><answer>x</answer></observation>", "does not end with its answer"),
@@ -240,7 +240,7 @@ def test_a_trace_that_the_agent_could_not_have_said_is_named(
     tools: Path, trace: str, reason: str
 ) -> None:
     syntax = made(tools).environment.syntax
-    assert isinstance(syntax, Tags) and unsaid(trace, syntax) == reason
+    assert isinstance(syntax, Tags) and format_error(trace, syntax) == reason
 
 
 def test_a_file_of_calls_of_other_tools_is_refused(tools: Path, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_file_of_calls_of_other_tools_is_refused(tools: Path, tmp_path: Path) 
     recipe = made(tools, f"traces={file_of(tmp_path, ('Who is a?', trace))}")
     with (
         open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match="row 1 has an observation that no call of a tool of this"),
+        pytest.raises(UserError, match="row 1 has an observation without a call of a tool of this"),
     ):
         run_steps(recipe, run, Silent(), recipe.steps()[1:2])
     recipe.close()
@@ -273,7 +273,7 @@ def test_a_long_row_is_shown_by_its_beginning_and_its_end_at_once(tools: Path) -
     renderer, _ = load_renderer("tiny-exchange")
     ids = renderer.encode_turn("<think>begin</think>" + "word " * 8000 + "<answer>x</answer>")
     began = time.process_time()
-    text = shown_row(renderer, Row(ids, (Target(len(ids) - 5, len(ids), "expert"),)))
+    text = format_row(renderer, Row(ids, (Target(len(ids) - 5, len(ids), "expert"),)))
     assert time.process_time() - began < 5
     assert text.startswith("[[<think>begin") and " … " in text and "answer>" in text[-40:]
 
@@ -300,10 +300,11 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
         text = trained(recipe, run)
     recipe.close()
     assert (
-        "1 left out: row 3 has an observation that is never closed (character 17)" in heard.said[0]
+        "1 left out: row 3 has an observation that is never closed (character 17)"
+        in heard.messages[0]
     )
-    assert heard.said[1].startswith("lengths of 1 rows: 50% within ")
-    assert heard.said[2].startswith("one row, with what is not trained in brackets:\n[[")
+    assert heard.messages[1].startswith("lengths of 1 rows: 50% within ")
+    assert heard.messages[2].startswith("one row, untrained tokens in brackets:\n[[")
     plain = text.replace("[[", "").replace("]]", "")
     assert "DOC A" in plain and "<observation>C</observation>" in plain
     assert plain.count("<|user|>") == 1, "results go on within the agent's message"
@@ -313,12 +314,16 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
 
 
 def test_a_trace_in_pieces_is_the_trace() -> None:
-    told = pieces(TRACE)
-    assert len(told.said) == 3 and len(told.shown) == 2
-    joined = "".join(said + shown for said, shown in zip(told.said, (*told.shown, ""), strict=True))
+    told = split_trace(TRACE)
+    assert len(told.messages) == 3 and len(told.observations) == 2
+    joined = "".join(
+        said + shown for said, shown in zip(told.messages, (*told.observations, ""), strict=True)
+    )
     assert joined == TRACE
-    assert told.said[0].endswith("</wiki_search>") and told.said[2] == "<answer>yes</answer>"
-    parse_plan(told.said[0])
+    assert (
+        told.messages[0].endswith("</wiki_search>") and told.messages[2] == "<answer>yes</answer>"
+    )
+    parse_plan(told.messages[0])
 
 
 def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_path: Path) -> None:

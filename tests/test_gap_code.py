@@ -11,7 +11,7 @@ from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.data import format_row
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -72,7 +72,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         renderer, _ = load_renderer(recipe.settings.model)
         task, one = next(iter(run.store.selections(0, "select")))
         (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
-        text = shown_row(renderer, row)
+        text = format_row(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(DataExport(run.folder, "llamafactory", tmp_path / "files"))
@@ -90,10 +90,10 @@ def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
 
 
 def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nobody knows how livecodebench is done"):
+    with pytest.raises(UserError, match="livecodebench has no expert"):
         made(tmp_path, traces="expert")
     source = str(jsonl(tmp_path / "aime.jsonl", EXAMS["aime24"]))
-    with pytest.raises(UserError, match="nobody knows how aime24 is done"):
+    with pytest.raises(UserError, match="aime24 has no expert"):
         made(tmp_path, "dataset=aime24", source=source, traces="expert")
 
 

@@ -23,15 +23,14 @@ from coterie.progress import Silent
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted import ScriptedSampler
-from coterie.runs.casting import open_cast
+from coterie.runs.actors import open_actors
 from coterie.runs.folder import open_run
 from coterie.runs.play import play
-from coterie.runs.reinforce.paths import Path as AgentPath
-from coterie.runs.reinforce.paths import paths_of
+from coterie.runs.reinforce.paths import AgentPath, paths_of
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 
@@ -64,7 +63,7 @@ def paths(
     async def work(store: Any) -> None:
         own = {AnswerJudge: opened} if judge is not None else {}
         opens: Any = {**recipe.openers(), **own}
-        async with open_cast(recipe.environment, folder, openers=opens) as cast:
+        async with open_actors(recipe.environment, folder, openers=opens) as cast:
             for sample, script in enumerate(scripts):
                 sampler = ScriptedSampler(renderer, lambda _, said=script: said)  # type: ignore[misc]
                 driver = cast.driver({recipe.agent: sampler}, 0)

@@ -12,7 +12,7 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.reinforce.loop import step_records
@@ -84,5 +84,5 @@ def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path)
 
 
 def test_fine_tuning_and_reinforcement_learning_train_the_same_weights() -> None:
-    with pytest.raises(UserError, match="goes on from what fine-tuning left"):
+    with pytest.raises(UserError, match="continues from the fine-tuned weights"):
         settings("gap/tiny", ["method=sft_rl", "rl.update.method=lora"])

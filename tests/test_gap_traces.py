@@ -65,9 +65,9 @@ def test_a_row_that_is_no_trace_is_named(row: Any, said: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "trace, reason",
     [
-        ("<observation>a<observation>b</observation></observation><answer>x</answer>", "observation in an"),
+        ("<observation>a<observation>b</observation></observation><answer>x</answer>", "nested observation"),
         ("<answer>x</answer><observation>a", "never closed"),
-        ("a</observation><answer>x</answer>", "has not begun"),
+        ("a</observation><answer>x</answer>", "is not open"),
         ("<observation>a</observation>", "has no answer"),
         ("<answer> </answer>", "has no answer"),
     ],

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coterie.runs.held_out import evaluation, held_out_draws
+from coterie.runs.evaluation_results import evaluation, held_out_draws
 from coterie.runs.play import summary
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store

@@ -138,7 +138,7 @@ def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, c
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
     said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
-    assert "again has tasks that a run before it has, too: 0002, 0008" in said
+    assert "again and an earlier run have the same tasks: 0002, 0008" in said
     assert [one.name for one in Path().iterdir()] == ["again"]
 
 
@@ -163,7 +163,7 @@ def test_runs_that_are_no_parts_of_one_are_refused(name: str, made: Made, cli: C
 
 def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
     part = made.parts[0]
-    assert "not merged with itself" in refused(cli, "merge", part, part, "--folder", "merged")
+    assert "different run folders" in refused(cli, "merge", part, part, "--folder", "merged")
     whole = refused(cli, "merge", made.whole, part, "--folder", "merged")
     assert "rollout.shard: [0, 1] -> [0, 3]" in whole
     assert "two or more" in refused(cli, "merge", part, "--folder", "merged")
@@ -172,6 +172,6 @@ def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
     with open_run(Path("other"), other.recipe, other) as run:
         write_config(run)
     said = refused(cli, "merge", part, "other", "--folder", "merged")
-    assert "other is a run of optima/isft, whose runs can't be merged" in said
+    assert "other is a run of optima/isft, whose runs cannot be merged" in said
     Path("merged").mkdir()
     assert "exists already" in refused(cli, "merge", *made.parts, "--folder", "merged")

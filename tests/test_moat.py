@@ -146,9 +146,9 @@ def test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out
     for sample, (turn, score) in enumerate(zip(acts, (1.0, 0.5), strict=True)):
         tree.end(Outcome(turn.id, sample, Ending("answered"), None, score))
     assert [scoring._success(tree, plan) for plan in plans] == [0.75, 0.0]
-    found, counts = scoring.usable(tree, task, leak_guard=True)
+    found, counts = scoring.valid_plans(tree, task, leak_guard=True)
     assert found == plans[:1] and counts["leaks"] == 1
-    assert scoring.usable(tree, task, leak_guard=False)[0] == plans
+    assert scoring.valid_plans(tree, task, leak_guard=False)[0] == plans
 
 
 def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows(done):
@@ -244,7 +244,7 @@ def test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checke
     class Babbles:
         name = "critic:test"
 
-        async def look(self, task: Task, candidate: Candidate) -> Correction:
+        async def review(self, task: Task, candidate: Candidate) -> Correction:
             return Correction("corrected", "Subgoal 1: x", "R1 = Guess(7)")
 
     @asynccontextmanager
@@ -279,7 +279,7 @@ def test_what_carried_out_gives_the_right_answer_is_kept(done, tmp_path, monkeyp
         return [replace(one, score=float(n == 0)) for n, one in enumerate(candidates(*given))]
 
     monkeypatch.setattr(moat_recipe, "_candidates", right)
-    monkeypatch.setattr(moat_recipe, "_checked", lambda recipe, task, said, candidate: said)
+    monkeypatch.setattr(moat_recipe, "_validate", lambda recipe, task, said, candidate: said)
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
         run_steps(other, forked, Silent(), [Step(1, "correct")])
         counts = forked.metrics(Step(1, "correct"))
@@ -367,9 +367,9 @@ def test_what_a_critic_says_that_cannot_be_read_is_counted(tmp_path, unreadable,
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rollout.samples=1"], "leaves no pair of plans"),
+        (["rollout.samples=1"], "gives no pair of plans"),
         (["share=true"], "share=true trains adapters"),
-        (["dataset=gsm8k", "dataset.source=sample"], "not played on gsm8k"),
+        (["dataset=gsm8k", "dataset.source=sample"], "no preset for gsm8k"),
         (["dataset=none", "environment=examples/environment.py:Guess"], "planner and a grounder"),
         (["correct.critic.model=nobody/nothing"], "nobody/nothing"),
         (["grounder=nobody/nothing"], "nobody/nothing"),

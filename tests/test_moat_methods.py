@@ -90,7 +90,7 @@ def test_corrections_of_a_step_may_use_the_results_of_those_before(tmp_path: Pat
     candidate: Any = None
     for number, verdict in ((1, "unreadable"), (2, "corrected"), (3, "corrected")):
         said = Correction("corrected", "Subgoal 1: x", f"R{number} = CLICK(R1, QUERY: x)")
-        found = moat_recipe._checked(recipe, tasks[number - 1], said, candidate)
+        found = moat_recipe._validate(recipe, tasks[number - 1], said, candidate)
         assert found.verdict == verdict
 
 

@@ -25,8 +25,8 @@ from coterie.recipes.registry import recipe, settings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.growing import rollouts
 from coterie.runs.loop import run_steps
+from coterie.runs.tree_growth import rollouts
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.pair import Pair

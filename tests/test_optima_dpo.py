@@ -17,8 +17,8 @@ from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.growing import Growing, rollouts
 from coterie.runs.loop import run_steps
+from coterie.runs.tree_growth import TreeWriter, rollouts
 from coterie.trajectories.view import view
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, Cli, once
@@ -255,16 +255,16 @@ class Interrupt(Exception):
 def test_a_run_cut_off_between_searches_equals_one_that_was_not(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, whole = opened(), Growing.record
+    own, whole = opened(), TreeWriter.record
     left = [4]
 
-    def record(self: Growing, *arguments: Any) -> None:
+    def record(self: TreeWriter, *arguments: Any) -> None:
         if not left[0]:
             raise Interrupt
         left[0] -= 1
         whole(self, *arguments)
 
-    monkeypatch.setattr(Growing, "record", record)
+    monkeypatch.setattr(TreeWriter, "record", record)
     with open_run(tmp_path / "cut", own.name, own.settings) as cut:
         with pytest.raises(Interrupt):
             run_steps(own, cut, Silent())
@@ -338,8 +338,8 @@ def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, bo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["iterations=1"], "has no DPO in it"),
-        (["train.method=lora"], "each training goes on from the one before"),
+        (["iterations=1"], "has no DPO iteration"),
+        (["train.method=lora"], "each training continues from the last one"),
         (["dpo.search.merge_distance=2"], "must be at most 1"),
         (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],

@@ -12,7 +12,7 @@ from coterie.environments.plan_ground.task_fields import pages_of
 from coterie.environments.protocol import Grade, Shared
 from coterie.environments.traits import openers_of
 from coterie.errors import UserError
-from coterie.runs.casting import open_cast
+from coterie.runs.actors import open_actors
 from coterie.tools.actions.corpus import FewPages
 from coterie.tools.actions.questions import ChatReader
 from coterie.tools.retrieval.index import build_index
@@ -131,9 +131,9 @@ def test_a_chat_model_reads_where_one_is_named(tmp_path: Path) -> None:
         where = world("hotpot_qa", *words)
         assert where.needs == (Sandbox, ChatReader)
         task = where.tasks("heldout", 1, 0)[0]
-        async with open_cast(where, tmp_path, openers={Sandbox: Sandbox}) as cast:
-            assert ChatReader in cast.shared
-            return await play(where, task, cast.shared)
+        async with open_actors(where, tmp_path, openers={Sandbox: Sandbox}) as actors:
+            assert ChatReader in actors.shared
+            return await play(where, task, actors.shared)
 
     with service(says(200, fine)) as server:
         words = [f"dataset.source={hotpot(tmp_path / 'rows')}",

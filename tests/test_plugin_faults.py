@@ -124,7 +124,7 @@ def test_tasks_that_are_none_are_refused(given: str, tmp_path: Path, cli: Cli) -
 def test_stages_that_are_none_are_refused(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "mine.py").write_text(f"{RECIPE}    def stages(self): return None\n")
     words = (f"{tmp_path}/mine.py:Mine", "environment=exchange", *SMALL, "--dry-run")
-    assert "stages() that do not give a list of Stage" in refused(cli, "run", *words)
+    assert "a stages() that does not return a list of Stage" in refused(cli, "run", *words)
 
 
 STAGE = f"""\

@@ -57,7 +57,7 @@ def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
     assert moved.code == 0 and '"benchmark": "Guess"' in moved.out
     guess.write_text(guess.read_text() + "\n# another one\n")
     said = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
-    assert "files that the settings name have changed" in said
+    assert "a file named in the settings has changed" in said
 
 
 def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:
@@ -281,7 +281,7 @@ RECIPES = {
     "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n    settings_type = 5\n"
     "    def stages(self): return []\n": "settings_type that is not settings",
     "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
-    "    def stages(self): return []\n": "does not say on what it is played",
+    "    def stages(self): return []\n": "has no default environment or data set",
 }
 
 

@@ -21,7 +21,7 @@ from coterie.datasets.preferences import (
 )
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree.data import HeldOut, as_pair
+from coterie.recipes.dense_tree.data import HeldOutQuestions, as_pair
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl
@@ -235,7 +235,7 @@ LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?
 
 
 def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> None:
-    held_out = HeldOut([LONG, "What is 2+3?"])
+    held_out = HeldOutQuestions([LONG, "What is 2+3?"])
     asked = [
         f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
         LONG.replace(" ", "\n "),
@@ -244,4 +244,4 @@ def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> Non
     assert all(held_out.is_asked([("user", "Hello."), ("user", text)]) for text in asked)
     others = [("assistant", LONG), ("user", LONG[:-8]), ("user", "What is 2+3? And then?")]
     assert not any(held_out.is_asked([one]) for one in others)
-    assert not HeldOut(()).is_asked([("user", "")])
+    assert not HeldOutQuestions(()).is_asked([("user", "")])

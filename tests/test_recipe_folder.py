@@ -80,4 +80,4 @@ def test_its_presets_are_common_values_with_those_of_a_data_set_over_them(toy: N
 def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
     assert quickstart_sizes("exchange") == {"environment": {"name": "exchange"}}
     said = refused(cli, "quickstart", "--task", "mmlu")
-    assert "a quickstart is not played on mmlu" in said and "hotpot_qa" in said
+    assert "a quickstart has no preset for mmlu" in said and "hotpot_qa" in said

@@ -14,18 +14,17 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.recipes.rl.recipe import Reinforce
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.reinforce.learner import Learning
-from coterie.runs.reinforce.loop import Updated, minibatches, step_metrics, step_records
-from coterie.runs.reinforce.paths import Path as AgentPath
-from coterie.runs.reinforce.paths import paths_of
-from coterie.runs.reinforce.preparing import Rules, prepare, telling
-from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.learner import LearnerConfig
+from coterie.runs.reinforce.loop import UpdateMetrics, minibatches, step_metrics, step_records
+from coterie.runs.reinforce.paths import AgentPath, paths_of
+from coterie.runs.reinforce.preparation import BatchRules, informative_tasks, prepare
+from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import (
     AdvantageSettings,
     GroupSettings,
@@ -192,7 +191,7 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     recipe = made(
         "rl/dapo", [*SMALL, term, "steps.count=9", "steps.patience=2", "rollout.rounds=1"]
     )
-    with pytest.raises(UserError, match="all paths of each task had the same reward") as caught:
+    with pytest.raises(UserError, match="every rollout of a task got the same reward") as caught:
         run_whole(recipe, tmp_path / "run")
     assert "too easy or too hard" in str(caught.value)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
@@ -200,7 +199,7 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
     assert all(one["policy/updates"] == 0 for one in records.values())
     again = made("rl/dapo", [*SMALL, term, "steps.count=2", "steps.patience=1", "rollout.rounds=2"])
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="all advantages are zero"):
         run_whole(again, tmp_path / "again")
     with open_run(tmp_path / "again", again.name, again.settings) as run:
         (record,) = step_records(run.store, 0, STAGE).values()
@@ -267,12 +266,12 @@ def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, .
 
 REFUSED = [
     (["rollout.top_p=0.9"], "samples from a part of the distribution"),
-    (["rollout.samples=1"], "compared with the others"),
+    (["rollout.samples=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),
     (["reward.overlong_limit=9"], "mean nothing without overlong"),
-    (["update.epochs=3"], "mean nothing in reinforcement learning"),
-    (["policies=each", "advantage.baseline=values"], "no critic for each policy"),
+    (["update.epochs=3"], "have no effect in reinforcement learning"),
+    (["policies=each", "advantage.baseline=values"], "does not support a critic"),
     (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten mean nothing with"),
     (["loss.importance=truncate"], "set loss.old=recomputed"),
 ]
@@ -286,14 +285,14 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
 
 def test_lone_paths_are_refused_wherever_there_is_reinforcement_learning() -> None:
     own = ["method=rl", "rl.rollout.rounds=1", "rl.rollout.samples=1"]
-    with pytest.raises(UserError, match="compared with the others"):
+    with pytest.raises(UserError, match="other path of a task to compare with"):
         settings("gap/tiny", own)
     settings("gap/tiny", [*own, "rl.advantage.baseline=values"])
 
 
 def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
-        (["update.processes=2"], "start ranks"),
+        (["update.processes=2"], "do not work in reinforcement learning"),
         (["steps.minibatches=3", "rollout.tasks=2"], "minibatches=3 is more than rollout.tasks=2"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
@@ -427,9 +426,9 @@ def test_tokens_of_thoughts_are_a_metric_of_a_step_where_the_template_has_though
         reward = PathReward(PathRewardSettings())
         paths = paths_of(run.store, 0, stage, tasks, list(recipe.players()), reward)
     assert paths and all(0 < path.thought_tokens <= path.tokens for path in paths)
-    judged = prepare(Drawn(1), [], None, Rules(AdvantageSettings()), GroupSettings())
+    judged = prepare(StepSamples(1), [], None, BatchRules(AdvantageSettings()), GroupSettings())
     for each, count in ((paths, 1), ([replace(path, thought_tokens=0) for path in paths], 0)):
-        metrics = step_metrics(Drawn(1, paths=each), judged, Updated(), (1.0, 1.0))
+        metrics = step_metrics(StepSamples(1, paths=each), judged, UpdateMetrics(), (1.0, 1.0))
         assert list(metrics).count("thought_tokens") == count
 
 
@@ -451,7 +450,7 @@ def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
         path("b", "Ann", "3", 1.0), path("b", "Ann", "4", 1.0),
         path("c", "Ann", "5", 1.0), path("c", "Ann", "6", None),
     ]  # fmt: skip
-    assert telling(paths) == ["a"]
+    assert informative_tasks(paths) == ["a"]
 
 
 def test_observations_change_no_reward_of_length() -> None:
@@ -481,8 +480,8 @@ class Policy:
     """What preparing reads of a learner: which weights it has."""
 
     def __init__(self, agents: Sequence[str], version: str) -> None:
-        self.role, self.version, self.moved = "policy", version, False
-        self.what = Learning("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
+        self.role, self.version, self.has_moved = "policy", version, False
+        self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
 
 
 def test_paths_of_other_weights_are_dropped_and_counted(
@@ -492,10 +491,10 @@ def test_paths_of_other_weights_are_dropped_and_counted(
     run_whole(recipe, tmp_path / "run")
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         paths = _sampled(recipe, run)
-    drawn = Drawn(1, paths=paths)
+    drawn = StepSamples(1, paths=paths)
     for version, stale in (("0", 0), ("0.1", len(paths))):
         policy: Any = Policy([*recipe.players()], version)
-        found = prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings())
+        found = prepare(drawn, [policy], None, BatchRules(AdvantageSettings()), GroupSettings())
         assert found.counts["paths_stale"] == stale
         assert len(found.paths) == len(paths) - stale
 
@@ -512,8 +511,10 @@ def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
     policy: Any = Policy([*recipe.players()], "0")
     kept = {}
     for truncated in ("train", "mask"):
-        rules = Rules(AdvantageSettings(truncated=truncated))
-        found = prepare(Drawn(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings())
+        rules = BatchRules(AdvantageSettings(truncated=truncated))
+        found = prepare(
+            StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings()
+        )
         kept[truncated] = {
             (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
         }

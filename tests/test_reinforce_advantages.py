@@ -14,10 +14,10 @@ from coterie.models.heads import add_head
 from coterie.models.loading import load
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import PathRewardSettings
-from coterie.runs.reinforce.advantages import compared, valued
-from coterie.runs.reinforce.paths import Path
-from coterie.runs.reinforce.preparing import Rules, prepare
-from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.advantages import critic_batch, group_batch
+from coterie.runs.reinforce.paths import AgentPath
+from coterie.runs.reinforce.preparation import BatchRules, prepare
+from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
 from coterie.training.settings import PolicyLossSettings
 from coterie.trajectories.row import Row, Target
@@ -34,7 +34,7 @@ def path(
     steps: Any = (),
     seen: int = 3,
     short: bool = False,
-) -> Path:
+) -> AgentPath:
     """Two rows of an agent (one, of a short path), with 2 and 1 tokens of its own behind so much that it was shown."""
     shown = tuple(range(10, 10 + seen))
     first = Row((*shown, 5, 6), (Target(seen, seen + 2, "policy@0", "one"),), logprobs=(-1.0, -2.0))
@@ -42,7 +42,7 @@ def path(
     own = (first,) if short else (first, second)
     rows = tuple(replace(row, path_tokens=2 if short else 3) for row in own)
     sampled = Sampled("task", leaf, reward, steps, "Ann")
-    return Path("task", "Ann", Outcome(leaf, 0, ending, None, reward), 2, rows, sampled)
+    return AgentPath("task", "Ann", Outcome(leaf, 0, ending, None, reward), 2, rows, sampled)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes
 ) -> None:
     """One reward at the end; nothing is discounted. What comes after a cut is worth what the critic says there."""
     paths = [path("ended", 1.0), path("cut", 1.0, LENGTH), path("act", 0.0, steps=((1, 2.0),))]
-    found = valued(
+    found = critic_batch(
         [*paths, path("lost", None), path("long", 1.0, seen=64)], critic, TRAINING, PLAIN
     )
     assert [one.outcome.leaf for one in found.paths] == ["ended", "cut", "act"]
@@ -85,14 +85,14 @@ def test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes
 
 def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> None:
     settings = PLAIN.model_copy(update={"whiten": True})
-    found = valued([path("a", 1.0), path("b", 0.0)], critic, TRAINING, settings)
+    found = critic_batch([path("a", 1.0), path("b", 0.0)], critic, TRAINING, settings)
     tokens = [value for one in found.paths for row in one.rows for value in row.advantages or ()]
     assert sum(tokens) == pytest.approx(0, abs=1e-6)
     assert tokens[0] == pytest.approx((5 / 6) ** 0.5), "of six equally far from their mean"
 
 
 def test_an_advantage_of_a_path_stands_on_all_its_segments_and_counts_them_once() -> None:
-    found = compared([path("a", 1.0), path("b", 0.0)], AdvantageSettings())
+    found = group_batch([path("a", 1.0), path("b", 0.0)], AdvantageSettings())
     assert [[row.advantages for row in one.rows] for one in found.paths] == [
         [(0.5, 0.5), (0.5,)],
         [(-0.5, -0.5), (-0.5,)],
@@ -103,8 +103,8 @@ def test_an_advantage_of_a_path_stands_on_all_its_segments_and_counts_them_once(
 class Policy:
     """A learner whose reference gives each token -1.5."""
 
-    role, version, moved = "policy", "0", True
-    what = SimpleNamespace(agents=("Ann",))
+    role, version, has_moved = "policy", "0", True
+    config = SimpleNamespace(agents=("Ann",))
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         return [replace(row, reference=(-1.5,) * row.target_count) for row in rows]
@@ -114,31 +114,33 @@ def test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_th
     None
 ):
     policy: Any = Policy()
-    drawn = Drawn(1, paths=[path("a", 1.0), path("b", 1.0)])
-    rules = Rules(AdvantageSettings(), kl=0.1)
+    drawn = StepSamples(1, paths=[path("a", 1.0), path("b", 1.0)])
+    rules = BatchRules(AdvantageSettings(), kl=0.1)
     found = prepare(drawn, [policy], None, rules, GroupSettings())
     costs = tuple(pytest.approx(-0.1 * (own + 1.5)) for own in (-1.0, -2.0, -3.0))
     for one in found.paths:
         assert one.sampled.steps == tuple(enumerate(costs))
         assert one.sampled.total == pytest.approx(1.0 + 0.1 * (6 - 4.5))
-    assert not prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings()).telling
+    assert not prepare(
+        drawn, [policy], None, BatchRules(AdvantageSettings()), GroupSettings()
+    ).informative
 
 
 def test_costs_make_no_group_tell_something_of_which_all_rewards_are_equal() -> None:
     policy: Any = Policy()
-    rules = Rules(AdvantageSettings(), kl=0.1)
+    rules = BatchRules(AdvantageSettings(), kl=0.1)
     equal = [path("a", 1.0), path("b", 1.0, short=True)]
-    found = prepare(Drawn(1, paths=equal), [policy], None, rules, GroupSettings())
+    found = prepare(StepSamples(1, paths=equal), [policy], None, rules, GroupSettings())
     first, second = (one.rows[0].advantages for one in found.paths)
     assert first != second, "what they cost is learned from"
-    assert not found.telling and found.counts["groups_flat"] == 1
-    policy.moved = False
-    found = prepare(Drawn(1, paths=equal), [policy], None, rules, GroupSettings())
+    assert not found.informative and found.counts["groups_flat"] == 1
+    policy.has_moved = False
+    found = prepare(StepSamples(1, paths=equal), [policy], None, rules, GroupSettings())
     assert [any(one.rows[0].advantages) for one in found.paths] == [False, False], "rounding alone"
-    policy.moved = True
+    policy.has_moved = True
     other = [path("a", 1.0), path("b", 0.0)]
-    found = prepare(Drawn(1, paths=other), [policy], None, rules, GroupSettings())
-    assert found.telling == {"task"} and found.counts["groups_flat"] == 0
+    found = prepare(StepSamples(1, paths=other), [policy], None, rules, GroupSettings())
+    assert found.informative == {"task"} and found.counts["groups_flat"] == 0
 
 
 def test_each_method_says_which_mean_it_takes_and_no_divergence_is_there_unless_it_is_said() -> (

@@ -9,7 +9,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.reinforce.loop import step_records
 from coterie.trajectories.item import Metrics
@@ -109,7 +109,7 @@ def test_dialogues_that_failed_or_were_not_graded_leave_their_groups_and_are_cou
     own = words(tmp_path, "steps.count=1", "steps.patience=1", environment="Graded")
     said, (record,) = stopped(tmp_path / "small", "rl/grpo", own)
     assert (record["groups_small"], record["groups"], record["paths"]) == (4, 0, 0)
-    assert "there was no path to learn from; left out: 4 paths without a reward" in said
+    assert "had no path to train on; left out: 4 paths without a reward" in said
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
         "of two steps, two rounds, six dialogues by two"
     )
     assert f"left out: {paths} paths without a reward" in said
-    assert "a path without a reward was not graded" in said
+    assert "Paths without a reward were not graded" in said
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_run_of_which_every_path_is_masked_stops(tmp_path: Path) -> None:
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert any(record["groups_telling"] for record in records), "they are compared all the same"
     assert len(records) == 2 and "paths that were cut off" in said
-    assert "or advantage.truncated=train" in said
+    assert "or set advantage.truncated=train" in said
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_a_step_of_which_every_row_is_too_long_stops_the_run(tmp_path: Path) -> 
     own = words(tmp_path, "update.max_length=75", "steps.count=2", term)
     made("rl/grpo", own).check()
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert "rows of a step are longer than a training takes (75 tokens)" in said
+    assert "rows of a step are longer than the maximum of the training, 75 tokens" in said
     assert all(record["rows_too_long"] for record in records), "steps before it had some that fit"
 
 
@@ -244,5 +244,5 @@ def test_flat_groups_are_learned_from_by_what_needs_no_advantage_and_yet_end_the
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert [record["policy/updates"] for record in records] == [1, 2]
     assert [record["groups_flat"] for record in records] == [4, 4]
-    assert "all paths of each task had the same reward" in said
+    assert "every rollout of a task got the same reward" in said
     assert settings("rl/grpo", []).steps.patience == 10  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.pass_rates import step_rates
 from coterie.runs.reinforce.loop import STEP

@@ -11,10 +11,10 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.rewards.advantages import Sampled
-from coterie.runs.reinforce.loop import told, update
-from coterie.runs.reinforce.paths import Path as AgentPath
-from coterie.runs.reinforce.preparing import Rules, prepare
-from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.loop import describe_step, update
+from coterie.runs.reinforce.paths import AgentPath
+from coterie.runs.reinforce.preparation import BatchRules, prepare
+from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import (
     AdvantageSettings,
     GroupSettings,
@@ -39,7 +39,7 @@ def path(task: str, leaf: str, reward: float | None, *writers: str, length: int 
     return AgentPath(task, "Ann", outcome, len(rows), rows, Sampled(task, leaf, reward, (), "Ann"))
 
 
-BONUS = Rules(AdvantageSettings(), entropy=True)
+BONUS = BatchRules(AdvantageSettings(), entropy=True)
 """All rows have a gradient."""
 
 
@@ -47,8 +47,8 @@ class Policy:
     """A learner without a model: which weights it has, and what it was trained on."""
 
     def __init__(self, version: str, longest: int = 9) -> None:
-        self.role, self.version, self.moved = "policy", version, False
-        self.what = SimpleNamespace(agents=("Ann",), like=None)
+        self.role, self.version, self.has_moved = "policy", version, False
+        self.config = SimpleNamespace(agents=("Ann",), like=None)
         self.trainer = self
         self.longest = longest
         self.steps: list[list[Row]] = []
@@ -64,8 +64,8 @@ class Policy:
 
 def prepared(paths: Sequence[AgentPath], version: str, groups: GroupSettings | None = None) -> Any:
     policy: Any = Policy(version)
-    rules = Rules(AdvantageSettings())
-    return prepare(Drawn(1, paths=[*paths]), [policy], None, rules, groups or GroupSettings())
+    rules = BatchRules(AdvantageSettings())
+    return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules, groups or GroupSettings())
 
 
 def test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted() -> None:
@@ -96,7 +96,7 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_someth
         path("second", "8", 1.0, own), path("second", "9", 0.0, own),
     ]  # fmt: skip
     found = prepared(paths, "0.1", GroupSettings(tasks=1, rounds=3))
-    assert {one.task for one in found.paths} == {"first"} == found.telling
+    assert {one.task for one in found.paths} == {"first"} == found.informative
     names = ("groups", "groups_flat", "groups_small", "paths_failed", "paths_stale")
     assert [found.counts[name] for name in names] == [3, 1, 1, 1, 1]
 
@@ -127,16 +127,14 @@ def test_trained_tokens_are_targets_of_policies_in_all_epochs_and_not_prompts_or
         path("c", "3", 0.0, "p@0", length=10),
     ]
     critic = Policy("0")
-    critic.role, critic.what.like = "critic", "policy"
+    critic.role, critic.config.like = "critic", "policy"
     learners: Any = [Policy("0"), critic]
     assert update(paths, learners, StepSettings(epochs=2), BONUS, "seed").targets == 2 * 3 * 2
 
 
 def test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do() -> None:
     paths = [path(task, task, 1.0, "p@0", length=99) for task in "abc"]
-    with pytest.raises(
-        UserError, match=r"all 3 rows of a step are longer than .* \(9 tokens\)"
-    ) as e:
+    with pytest.raises(UserError, match=r"all 3 rows of a step are longer than .* 9 tokens") as e:
         updated(paths, Policy("0"), minibatches=2)
     assert "raise update.max_length" in str(e.value)
 
@@ -144,8 +142,10 @@ def test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do() -> N
 def test_what_was_left_out_of_a_step_is_said_in_its_line() -> None:
     known = {"reward": 0.5, "score": 0.5, "tokens": 9.0, "groups_telling": 1}
     none = {"paths_failed": 0, "paths_stale": 0, "rows_too_long": 0}
-    assert "left out" not in told(1, 2, {**known, **none})
-    said = told(1, 2, {**known, **none, "paths_stale": 3, "rows_too_long": 2, "groups_small": 1})
+    assert "left out" not in describe_step(1, 2, {**known, **none})
+    said = describe_step(
+        1, 2, {**known, **none, "paths_stale": 3, "rows_too_long": 2, "groups_small": 1}
+    )
     assert said.endswith(
         "left out: 3 paths of other weights, 2 rows that are too long, 1 groups with fewer than two paths"
     )

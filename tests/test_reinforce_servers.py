@@ -19,7 +19,7 @@ from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.runs.folder import Step
 from coterie.runs.reinforce.loop import Reinforcement
 from coterie.training.checkpoint import weight_hash

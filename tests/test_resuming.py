@@ -159,7 +159,7 @@ def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
     other = settings("optima/isft", [*SMALL, "seed=1"])
     with open_run(tmp_path / "run", recipe.name, other) as run, pytest.raises(UserError) as refused:
         run_steps(Optima(other), run, Silent())
-    assert "begun under other settings" in refused.value.what
+    assert "started under other settings" in refused.value.what
     assert "seed: 0 -> 1" in refused.value.what
 
 
@@ -214,7 +214,7 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     weights["model.norm.weight"][0] += 1
     save_file(weights, tmp_path / "second/model.safetensors", {"format": "pt"})
     said = cli("rollout", "mine")
-    assert said.code == 2 and "files that the settings name have changed" in said.err
+    assert said.code == 2 and "a file named in the settings has changed" in said.err
     assert cli("rollout", "mine", "model=tiny-exchange").code == 2
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
-from coterie.recipes import sweeping
 from coterie.recipes.base import Recipe
-from coterie.recipes.sweeping import (
+from coterie.recipes.sweep import (
     Point,
     SweepRow,
     mean_of_seeds,
@@ -17,8 +16,8 @@ from coterie.recipes.sweeping import (
     run_sweep,
     split_values,
 )
+from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run, Step, open_run, write_config
-from coterie.runs.held_out import evaluation
 from coterie.runs.loop import check_finished
 from tests.conftest import Cli
 from tests.test_moat import SMALL
@@ -74,19 +73,19 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
-    whole = sweeping.run_steps
+    whole = sweep.run_steps
     cut = [Step(0, "align"), Step(0, "improve")]
 
     def interrupted(recipe: Recipe, run: Run, progress: Progress) -> None:
         whole(recipe, run, progress, cut)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "run_steps", interrupted)
+    monkeypatch.setattr(sweep, "run_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(sweep, lambda _: None, Silent())
     before = seconds(sweep[0].folder, sweep)
     assert list(before) == cut
-    monkeypatch.setattr(sweeping, "run_steps", whole)
+    monkeypatch.setattr(sweep, "run_steps", whole)
     found, _ = done(sweep)
     after = seconds(sweep[0].folder, sweep)
     assert {step: after[step] for step in cut} == before
@@ -169,8 +168,8 @@ def test_commas_divide_values_but_not_in_brackets_and_quotes(text: str, values: 
     ("words", "seeds", "says"),
     [
         (["iterations=2"], 1, "no key has several values"),
-        (["iterations=1,,2"], 1, "empty value"),
-        (["iterations=2,2"], 1, "one twice"),
+        (["iterations=1,,2"], 1, "empty or repeated value"),
+        (["iterations=2,2"], 1, "repeated value"),
         (["reward.lambda_token=1,1.0"], 1, "=1 and reward.lambda_token=1.0 are the same"),
         (["seed=1,2"], 2, "given twice"),
         (["rollout.sample=2,3"], 1, "rollout.samples"),
@@ -189,7 +188,7 @@ def test_what_is_no_sweep_is_refused(
 
 def test_runs_that_evaluate_nothing_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     words = [*TINY[1:], "dataset=lumos_web", "dataset.source=sample", "environment.turns=8"]
-    with pytest.raises(UserError, match="=2: moat/web on lumos_web evaluates nothing"):
+    with pytest.raises(UserError, match="=2: moat/web on lumos_web has no evaluation"):
         plan_sweep("moat/web", [*words, "rollout.samples=2,3"], tmp_path / "sweep", 1)
     assert not (tmp_path / "sweep").exists()
 

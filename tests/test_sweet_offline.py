@@ -151,7 +151,7 @@ def test_only_tasks_and_repeats_that_are_wanted_and_not_held_out_are_read(tmp_pa
         assert (metrics["n"], metrics["held_out"]) == (2, 2)
     (tmp_path / "none").mkdir()
     alone = wrote(tmp_path / "none/b.jsonl", [other])
-    with pytest.raises(UserError, match="is of a held-out task"), read(alone):
+    with pytest.raises(UserError, match="has a held-out task"), read(alone):
         pass
 
 
@@ -191,7 +191,7 @@ def test_files_that_are_missing_or_of_another_environment_are_refused(
     said = cli(*run, *once(*TINY, "offline=none.jsonl"))
     assert said.code == 2 and "offline=none.jsonl is not a file" in said.err
     said = cli(*run, "offline=theirs.jsonl", "engine.device=cpu")
-    assert said.code == 2 and "not of ColBench's form" in said.err
+    assert said.code == 2 and "needs ColBench tasks" in said.err
 
 
 def test_what_is_played_depends_on_the_file_and_only_on_its_content(tmp_path: Path) -> None:

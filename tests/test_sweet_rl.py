@@ -15,13 +15,13 @@ from coterie.models.loading import is_adapter
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.recipes.sweet_rl.critic import open_critic
-from coterie.recipes.sweet_rl.data import PRIVILEGED, played, rewards, seen
+from coterie.recipes.sweet_rl.data import PRIVILEGED, dialogue_view, dialogues_to_branch, rewards
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
@@ -77,7 +77,7 @@ def test_pairs_for_the_critic_are_a_success_over_a_failure_of_the_same_task(run:
 
 def test_each_turn_of_a_dialogue_gets_its_candidates_under_its_own_prompt(run: Run) -> None:
     own = opened()
-    dialogues = played(run, own.settings.candidates.share)
+    dialogues = dialogues_to_branch(run, own.settings.candidates.share)
     assert len(dialogues) == 4  # a tenth of 48
     assert [one.sample for one in dialogues] == [0] * 4
     for one in dialogues:
@@ -129,10 +129,10 @@ def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run
                 assert all(line in mine for line in lines if line in prompt)
                 count += 1
     assert count > 100
-    for tree, selection in selected(run, 0):
+    for tree, selection in load_selections(run, 0):
         task = run.store.task(tree.task)
         reference = task.secrets["reference"].reveal("critic")
-        shown = seen(task, tree, selection.leaf, PRIVILEGED, model)
+        shown = dialogue_view(task, tree, selection.leaf, PRIVILEGED, model)
         assert reference in decode(shown.segments[0].ids)
         plain = view(tree, selection.leaf, "agent")
         assert [p.turn.ids for s in shown.segments for p in s.pieces if p.turn] == [
@@ -278,8 +278,8 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["rollout.repeats=1"], "leaves no pair"),
-        (["critic.judge=smollm2"], "critic.judge is for critic.kind=judge"),
+        (["rollout.repeats=1"], "gives no pair"),
+        (["critic.judge=smollm2"], "critic.judge needs critic.kind=judge"),
         (["user_simulator=http://127.0.0.1:1/v1"], "give a server as user_simulator.url=URL"),
     ],
 )

@@ -19,7 +19,7 @@ from coterie.evaluation.picking import PickerSettings, read_pick
 from coterie.evaluation.self_consistency import Draw, scaling
 from coterie.progress import Silent
 from coterie.runs.benchmark import BenchmarkSettings, Consistency, benchmark_settings, evaluate
-from coterie.runs.best_picked import Picked, best_picked
+from coterie.runs.best_of_n import BestOfN, score_best_of_n
 from coterie.trajectories.store import Store
 from tests.conftest import Cli
 from tests.test_data_filter import CLOSED, SAMPLES, Graduated
@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("store") / "evaluation.sqlite"
     words = [*CLOSED, f"tasks={TASKS}", f"samples={SAMPLES}", "temperature=1"]
     settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
-    tasks = [task.id for task in settings.made().tasks("heldout", TASKS, 0)]
+    tasks = [task.id for task in settings.build_environment().tasks("heldout", TASKS, 0)]
 
     def play() -> Consistency:
         work = evaluate(settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0)
@@ -78,11 +78,11 @@ def judge(choose: Callable[[list[str]], str]) -> Answer:
 
 def by_judge(
     store: Path, file: Path, samples: int, choose: Callable[[list[str]], str], times: int = 1
-) -> tuple[Picked, list[dict[str, Any]]]:
-    async def work(url: str) -> Picked:
+) -> tuple[BestOfN, list[dict[str, Any]]]:
+    async def work(url: str) -> BestOfN:
         settings = PickerSettings(model="paid", url=url, concurrency=1)
         with Store.open(store, read_only=True) as opened:
-            return await best_picked(opened, 0, "evaluate", TASKS, samples, settings, file)
+            return await score_best_of_n(opened, 0, "evaluate", TASKS, samples, settings, file)
 
     with service(judge(choose)) as server:
         *_, found = [asyncio.run(work(server.url)) for _ in range(times)]
@@ -148,7 +148,7 @@ def paid(text: str) -> Answer:
 
 def heldout_answers(count: int) -> list[str]:
     settings = benchmark_settings(BenchmarkSettings, "mhqa", CLOSED)
-    return [gold_answer(task) for task in settings.made().tasks("heldout", count, 0)]
+    return [gold_answer(task) for task in settings.build_environment().tasks("heldout", count, 0)]
 
 
 def test_the_cost_of_a_right_answer_and_the_dialogues_as_rows(cli: Cli) -> None:

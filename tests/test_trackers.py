@@ -14,7 +14,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.recipes import plan
-from coterie.runs import tracking
+from coterie.runs import run_tracker
 from coterie.training.loop import train
 from coterie.training.trackers import make_tracker
 from tests.conftest import SMALL, once
@@ -116,7 +116,7 @@ class Lines:
 def test_a_run_has_one_tracker_on_the_axis_of_its_steps(cli, monkeypatch):
     """Also over a restart, after which the steps go on where they were."""
     monkeypatch.setattr(Lines, "opened", [])
-    monkeypatch.setattr(tracking, "make_tracker", lambda *_: Lines())
+    monkeypatch.setattr(run_tracker, "make_tracker", lambda *_: Lines())
     monkeypatch.setattr(plan, "check_tracker", lambda *_: None)
     words = (*SMALL, "train.batch_rows=4", "tracker=wandb")
     assert cli("run", "optima/isft", *words, "--folder", "run").code == 0

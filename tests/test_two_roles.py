@@ -284,11 +284,11 @@ def with_other_tokenizer(folder: Path) -> str:
         ([Role("a", "tiny-exchange"), Role("a", "tiny-exchange")], "two roles are called 'a'"),
         (
             [Role("a", "tiny-exchange", shares="b")],
-            "shares its base with 'b', which is no other role",
+            "shares its base with 'b', which is not another role",
         ),
         (
             [Role("a", "tiny-exchange", shares="a")],
-            "shares its base with 'a', which is no other role",
+            "shares its base with 'a', which is not another role",
         ),
         (
             [Role("a", "tiny-exchange"), Role("b", "tiny-persona", shares="a")],
@@ -304,7 +304,7 @@ def with_other_tokenizer(folder: Path) -> str:
                 Role("b", "tiny-exchange", "a"),
                 Role("c", "tiny-exchange", "b"),
             ],
-            "'c' shares the base of 'b', which shares another one's",
+            "'c' shares the base of 'b', which itself shares the base of 'a'",
         ),
     ],
     ids=["base", "twice", "unknown", "itself", "bases", "head", "chain"],

@@ -45,7 +45,7 @@ def made(
 ) -> Environment:
     file = jsonl(folder / "test.jsonl", *rows)
     given = [f"dataset.source={file}", *words]
-    return benchmark_settings(BenchmarkSettings, dataset, given).made()
+    return benchmark_settings(BenchmarkSettings, dataset, given).build_environment()
 
 
 def play(environment: Environment, *scripts: Sequence[str]) -> list[Finished]:
@@ -261,7 +261,7 @@ def test_programs_are_asked_of_rows_with_tests_alone() -> None:
 
 
 def test_two_data_sets_are_refused_and_an_environment_is_named() -> None:
-    with pytest.raises(UserError, match="math is a data set, and dataset=aime24 is another one"):
+    with pytest.raises(UserError, match="math and dataset=aime24 are different data sets"):
         benchmark_settings(BenchmarkSettings, "math", ["dataset=aime24"])
 
 

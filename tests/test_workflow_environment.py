@@ -47,7 +47,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(corpus: Path, *words: str) -> Environment:
     given = [*SETS, f"tools.config={corpus}", *words]
-    return benchmark_settings(BenchmarkSettings, "mhqa", given).made()
+    return benchmark_settings(BenchmarkSettings, "mhqa", given).build_environment()
 
 
 @dataclass
@@ -374,7 +374,7 @@ def test_judgements(reply: str, expected: bool | None) -> None:
 
 def test_the_agent_needs_a_tool_that_can_be_opened() -> None:
     with pytest.raises(UserError, match="wiki_search"):
-        benchmark_settings(BenchmarkSettings, "mhqa", SETS).made()
+        benchmark_settings(BenchmarkSettings, "mhqa", SETS).build_environment()
 
 
 def test_the_short_prompt_leaves_out_the_tools(corpus: Path) -> None:

@@ -23,8 +23,8 @@ from coterie.environments.traits import agents_of
 from coterie.errors import UserError
 from coterie.rollout.episodes import Episode, Finished
 from coterie.rollout.samplers import TokenSampler
+from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.casting import open_cast
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
@@ -156,8 +156,8 @@ async def _play(
     }
     found = {}
     with tempfile.TemporaryDirectory() as logs:
-        opened = open_cast(environment, Path(logs), openers={Sandbox: Sandbox})
-        async with opened as cast, cast.driver(samplers, seed).play_all(episodes) as playing:
+        opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})
+        async with opened as actors, actors.driver(samplers, seed).play_all(episodes) as playing:
             async for one in playing:
                 found[one.episode.key] = _told(one)
     return found

@@ -31,7 +31,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
 from coterie.trajectories.row import rows
 from coterie.trajectories.view import view
@@ -119,7 +119,7 @@ def trained_on(recipe: Recipe, run: Run, i: int) -> list[list[object]]:
     if isinstance(recipe, Optima):
         found = recipe.rows(run, i, recipe.load_policy(run, i))
     else:
-        chosen = (view(tree, one.leaf, one.agent) for tree, one in selected(run, i))
+        chosen = (view(tree, one.leaf, one.agent) for tree, one in load_selections(run, i))
         found = [row for shown in chosen for row in rows(shown)]
     return [[row.ids, [(t.start, t.stop) for t in row.targets], row.origin] for row in found]
 

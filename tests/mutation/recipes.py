@@ -74,7 +74,7 @@ FAULTS = (
         around(lambda original, critic, reference, how: original(reference, critic, how)),
         [REWARD],
     ),
-    Fault(f"{R}sweet_rl.data:played", reverse, [FIRST_DIALOGUE]),
+    Fault(f"{R}sweet_rl.data:dialogues_to_branch", reverse, [FIRST_DIALOGUE]),
     Fault(
         f"{R}sweet_rl.critic:HeadCritic",
         around(lambda original, model, pool, rule: original(model, "last", rule)),
@@ -87,17 +87,21 @@ FAULTS = (
         [WORTH],
     ),
     Fault(f"{R}moat.scoring:_success", returns(1.0), [SUCCESS]),
-    Fault(f"{R}moat.scoring:usable", given(leak_guard=False), [SUCCESS]),
+    Fault(f"{R}moat.scoring:valid_plans", given(leak_guard=False), [SUCCESS]),
     Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
     Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
-    Fault(f"{R}gap.data:HeldOutQuestions.asked_in", returns(False), [HELD_OUT]),
-    Fault(f"{R}gap.told:unsaid", returns(""), [TRACE_AGENT]),
-    Fault(f"{R}gap.told:pieces", result(edited(said=lambda said: said[:-1])), [TRACE_PIECES]),
+    Fault(f"{R}gap.data:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}gap.trace_environment:format_error", returns(""), [TRACE_AGENT]),
+    Fault(
+        f"{R}gap.trace_environment:split_trace",
+        result(edited(messages=lambda messages: messages[:-1])),
+        [TRACE_PIECES],
+    ),
     Fault(f"{R}gap.data:GapData._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(
-        f"{R}dense_tree.data:DenseTreeData._turned",
+        f"{R}dense_tree.data:DenseTreeData._random_side",
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),

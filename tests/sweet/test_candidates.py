@@ -15,8 +15,8 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.environments.coding import AGENT, CRITIC, with_reference
 from coterie.models.loading import load
-from coterie.recipes.sweet_rl.critic import JudgeOfTurns, open_critic, scored
-from coterie.recipes.sweet_rl.data import played
+from coterie.recipes.sweet_rl.critic import JudgeCritic, open_critic, score_candidates
+from coterie.recipes.sweet_rl.data import dialogues_to_branch
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rewards.judge import Judge
 from coterie.rollout.best_of import BestOfSampler
@@ -47,9 +47,9 @@ from tests.test_sweet_offline import REFERENCE_CODE, made
 def test_the_first_dialogue_of_every_task_gets_candidates_before_the_second_of_any(
     run: Run,
 ) -> None:
-    assert [one.sample for one in played(run, 0.5)] == [0, 0, 0]
-    assert [one.sample for one in played(run, 1.0)] == [0, 0, 0, 1, 1, 1]
-    assert [one.sample for one in played(run, 0.01)] == [0]
+    assert [one.sample for one in dialogues_to_branch(run, 0.5)] == [0, 0, 0]
+    assert [one.sample for one in dialogues_to_branch(run, 1.0)] == [0, 0, 0, 1, 1, 1]
+    assert [one.sample for one in dialogues_to_branch(run, 0.01)] == [0]
 
 
 def test_candidates_are_the_base_policys_under_the_prompt_of_the_turn(run: Run) -> None:
@@ -205,15 +205,15 @@ def test_a_turn_that_the_critic_fails_on_is_counted_and_costs_no_other(run: Run)
     found = candidates(tree)
     firsts = {group[0].id for group in found}
     bad = found[0]
-    done = asyncio.run(scored(Failing({bad[0].id}), task, tree, "s"))
+    done = asyncio.run(score_candidates(Failing({bad[0].id}), task, tree, "s"))
     assert done.metrics == {"turns": len(found) - 1, "unscored": 1} and done.failure is None
     assert {one.node: one.value for one in done.credit} == {
         turn.id: float(place) for group in found[1:] for place, turn in enumerate(group)
     }
-    done = asyncio.run(scored(Failing(firsts), task, tree, "s"))
+    done = asyncio.run(score_candidates(Failing(firsts), task, tree, "s"))
     assert done.failure == "no room" and not done.credit
     with pytest.raises(EngineGone):
-        asyncio.run(scored(Failing({bad[0].id}, EngineGone), task, tree, "s"))
+        asyncio.run(score_candidates(Failing({bad[0].id}, EngineGone), task, tree, "s"))
 
 
 @pytest.mark.parametrize("privileged", [True, False])
@@ -233,7 +233,7 @@ def test_a_judge_reads_what_was_said_and_the_reference_if_it_may(
         make_turn(group[0].parent, Speaker("agent", AGENT), [Part(f"my thoughts OUTPUT: {word}?")])
         for word in ("Which", "Why")
     ]
-    critic = JudgeOfTurns(own.environment, Judge(say, opponents=1), privileged)
+    critic = JudgeCritic(own.environment, Judge(say, opponents=1), privileged)
     assert asyncio.run(critic.advantages(task, tree, replies)) == [0.5, 0.5]
     for one in asked:
         assert (SECRET in one) == privileged

@@ -13,7 +13,7 @@ from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.settings import UpdateSettings

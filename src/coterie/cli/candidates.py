@@ -71,7 +71,7 @@ def cast_of(
     Raises:
         UserError: An agent without a policy, an unknown agent, or a policy that does not exist.
     """
-    agents = agents_of(settings.made())
+    agents = agents_of(settings.build_environment())
     for name in own:
         if name not in agents:
             raise UserError(
@@ -184,4 +184,4 @@ def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Pla
 
 
 def _role(recipe: Recipe, agent: str) -> str:
-    return recipe.players().get(agent, recipe.leading)
+    return recipe.players().get(agent, recipe.main_role)

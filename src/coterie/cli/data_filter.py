@@ -20,10 +20,10 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.reinforcing import STAGE as STEPS
+from coterie.recipes.reinforcement import STAGE as STEPS
 from coterie.runs.benchmark import benchmark_settings
+from coterie.runs.evaluation_results import STAGE
 from coterie.runs.folder import read_config
-from coterie.runs.held_out import STAGE
 from coterie.runs.pass_rates import PassRates, pass_rates, step_rates
 from coterie.trajectories.store import Store
 

@@ -25,9 +25,9 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.opening import first_prompts
+from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.runs.place import EVALUATION
 from coterie.terminal.progress import duration
 
 TIMEOUT = 180.0

@@ -45,13 +45,13 @@ from coterie.runs.benchmark import (
     BenchmarkSettings,
     benchmark_settings,
     evaluate,
-    everybody,
+    sampler_per_agent,
     store_name,
 )
-from coterie.runs.best_picked import best_picked
-from coterie.runs.dumped import dumped, write_rows
+from coterie.runs.best_of_n import score_best_of_n
+from coterie.runs.evaluation_results import STAGE
+from coterie.runs.export_rows import dialogue_rows, write_rows
 from coterie.runs.folder import Run
-from coterie.runs.held_out import STAGE
 from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 from coterie.trajectories.store import Store
@@ -99,7 +99,7 @@ async def figures_of(settings: EvaluatedSettings, figures: Figures) -> Figures:
             return figures
         picks = figures.store.with_suffix(".picks.jsonl")
         try:
-            found = await best_picked(
+            found = await score_best_of_n(
                 *(store, attempt, STAGE, figures.found.n, settings.samples, settings.picker, picks)
             )
         except EngineError as error:
@@ -114,7 +114,9 @@ async def _dump(
     settings: EvaluatedSettings, name: str, figures: Figures, store: Store, attempt: int
 ) -> None:
     file = Path(f"{expanded(name)}_step_{figures.version}.jsonl")
-    rows = await dumped(*(store, attempt, STAGE, settings.made(), settings.played, figures.version))
+    rows = await dialogue_rows(
+        *(store, attempt, STAGE, settings.build_environment(), settings.played, figures.version)
+    )
     write_rows(file, rows)
 
 
@@ -197,7 +199,7 @@ def played(
 def _check(settings: EvaluatedSettings, split: Split) -> None:
     """Refuse data, a judge and a person that can't be had before a policy is loaded."""
     check_evaluated(settings)
-    environment = settings.made()
+    environment = settings.build_environment()
     check_graded(environment)
     draw_tasks(environment, split, 1, settings.seed)
     if isinstance(environment, Scripted):
@@ -285,7 +287,7 @@ async def _by_endpoint(
         path = FOLDER / await store_name(_plain(settings), speaker, split)
         found = await evaluate(
             settings,
-            everybody(settings, TextSampler(endpoint, settings.sampling(server.timeout))),
+            sampler_per_agent(settings, TextSampler(endpoint, settings.sampling(server.timeout))),
             path,
             ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
@@ -326,7 +328,7 @@ def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRend
 
 
 def _tasks(settings: ModelSettings, split: Split) -> list[Task]:
-    return settings.made().tasks(split, settings.tasks, settings.seed)
+    return settings.build_environment().tasks(split, settings.tasks, settings.seed)
 
 
 @contextmanager

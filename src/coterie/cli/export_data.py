@@ -158,7 +158,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     from pyarrow.parquet import write_table
 
     players = recipe.players()
-    agents = [agent for agent, one in players.items() if one == (role or recipe.leading)]
+    agents = [agent for agent, one in players.items() if one == (role or recipe.main_role)]
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}

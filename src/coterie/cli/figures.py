@@ -29,8 +29,8 @@ from coterie.reports.examples import Example, Shown, example, rollout
 from coterie.reports.page import Report, Section, write_page
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
-from coterie.runs.best_picked import Picked
-from coterie.runs.held_out import STAGE, Evaluation
+from coterie.runs.best_of_n import BestOfN
+from coterie.runs.evaluation_results import STAGE, Evaluation
 from coterie.runs.loop import command_line
 from coterie.terminal.console import results
 from coterie.terminal.means import beside, in_words, means_table, share
@@ -55,7 +55,7 @@ class Figures:
     """Returns the renderer of an agent's model; ``None`` for a server."""
     cost: float | None = None
     """Of all its dialogues, in the currency of the prices; ``None`` without prices, or if some were played before."""
-    picked: Picked | None = None
+    picked: BestOfN | None = None
     """Best of n by a judge, if there is one."""
 
 
@@ -128,7 +128,7 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
     return {"cost": round(cost, 6), "cost_of_pass": each}
 
 
-def _picked_row(picked: Picked | None) -> dict[str, Any]:
+def _picked_row(picked: BestOfN | None) -> dict[str, Any]:
     if picked is None:
         return {}
     interval = [round(end, 4) for end in picked.interval]
@@ -140,7 +140,7 @@ def _picked_row(picked: Picked | None) -> dict[str, Any]:
     }
 
 
-def _picked_line(label: str, picked: Picked) -> str:
+def _picked_line(label: str, picked: BestOfN) -> str:
     low, high = picked.interval
     text = f"{label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}"
     return text + f"; {picked.unreadable} tasks without a reply that can be read" * bool(
@@ -215,7 +215,7 @@ def evaluation_report(
     benchmark: str, settings: BenchmarkSettings, figures: Sequence[Figures], command: str
 ) -> Report:
     """Return the page of an evaluation: scores of all policies, and their rollouts side by side."""
-    metric = settings.made().metric
+    metric = settings.build_environment().metric
     several = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
     single = [(one.label, one.found) for one in figures if isinstance(one.found, Evaluation)]
     if several:
@@ -294,7 +294,7 @@ def _interval(estimate: Estimate) -> str:
 def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[Example, ...]:
     """Return tasks with the rollouts of all policies."""
     decoders = {one.label: one.decoder for one in figures if one.decoder}
-    agents = agents_of(settings.made())
+    agents = agents_of(settings.build_environment())
     vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
     same = all(one == vocabularies[0] for one in vocabularies)
     with ExitStack() as stack:
@@ -317,7 +317,7 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
                         who = "" if same else f"{one.label}: "
                         named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
                         samples.append(replace(sample, rows=named))
-            environment = settings.made()
+            environment = settings.build_environment()
             first = stores[0].task(task)
             examples.append(
                 example(first, samples, partial(_renderer, decoders), environment=environment)

@@ -27,7 +27,7 @@ def merge(
 
         coterie merge runs/part-0 runs/part-2 --folder runs/whole --partial
     """
-    from coterie.recipes.merging import merge as merge_parts
+    from coterie.recipes.merge import merge as merge_parts
     from coterie.terminal.progress import ConsoleProgress
 
     console = notes()

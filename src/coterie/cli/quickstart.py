@@ -26,8 +26,8 @@ from coterie.recipes.registry import (
     settings,
 )
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import open_run, read_config
-from coterie.runs.held_out import evaluation
 
 
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:

@@ -18,8 +18,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
+from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run, Step, open_run, read_config
-from coterie.runs.held_out import evaluation
 from coterie.runs.loop import check_finished, fork, run_steps
 from coterie.terminal.means import beside, in_words, means_table, share
 from coterie.terminal.progress import ConsoleProgress

@@ -115,7 +115,7 @@ def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Expor
     from coterie.recipes.registry import recipe as recipe_of
 
     with recorded_run(run, recipe_of) as (recipe, opened):
-        role = recipe.leading
+        role = recipe.main_role
         version = exported_version(recipe, opened, role, iteration)
         path = recipe.policy_path(opened, version, role)
     own = recipe.settings.engine.vllm

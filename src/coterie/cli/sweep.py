@@ -15,7 +15,7 @@ from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
-    from coterie.recipes.sweeping import Point, SweepRow
+    from coterie.recipes.sweep import Point, SweepRow
     from coterie.reports.page import Report
 
 WIDTH = 120
@@ -53,7 +53,7 @@ def sweep(
 
         coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
-    from coterie.recipes.sweeping import plan_sweep, run_sweep, split_words
+    from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
     from coterie.reports.page import write_page
     from coterie.runs.loop import command_line
     from coterie.terminal.progress import ConsoleProgress

@@ -1,4 +1,4 @@
-"""What recipes have in common: stages, roles with their models and versions, playing, fingerprints."""
+"""Base class of recipes: stages, roles and their model versions, playing of episodes, fingerprints."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from coterie.engines.protocol import POLICY, Engine, Sampling
 from coterie.environments.checks import check_needs
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import content, make_environment
-from coterie.environments.traits import agents_of, openers_of
+from coterie.environments.traits import Openers, agents_of, openers_of
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
@@ -22,12 +22,12 @@ from coterie.recipes.plan import Plan, make_plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.casting import Cast, Openers, open_cast
+from coterie.runs.actors import Actors, open_actors
+from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Run, Step
-from coterie.runs.place import EVALUATION
 from coterie.runs.play import play, summary
 from coterie.runs.roles import Role, Roles
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, weight_dtype
@@ -42,41 +42,41 @@ Work = (
     Callable[[Run, int, Progress], Metrics | None]
     | Callable[[Run, int, Progress], Awaitable[Metrics | None]]
 )
-"""What a stage does, with engines if it is asynchronous; it gives what is to be remembered of it."""
+"""Function of a stage. Returns its metrics. An asynchronous function may use engines."""
 
 
 class Recipe(ABC):
-    """A recipe under its settings; subclasses say which stages and roles there are."""
+    """Base class of recipes. Subclasses define :meth:`stages`, and :meth:`roles` if they train several models."""
 
     settings: RecipeSettings
     environment: Environment
     name: str
     edits: Mapping[str, Edit] = MappingProxyType({})
-    """The recontext rules of its selections, by name."""
+    """Recontext rules of the selections, by name."""
     by_task: tuple[str, ...] = ()
-    """Stages of which each item is the work of one task, the sampling first, and other names under which they write
-    such items. `coterie merge` puts them together; without any, runs of the recipe can't be merged."""
+    """Names under which stages write one item per task, the sampling stage first. `coterie merge` merges these items;
+    runs of a recipe without any cannot be merged."""
 
     def __init__(self, settings: RecipeSettings) -> None:
         self.settings = settings
         self.name = settings.recipe
         self.environment = make_environment(settings)
-        own = openers_of(self.environment, Path())
-        check_needs(self.environment, {**own, **self.openers()})
+        environment_openers = openers_of(self.environment, Path())
+        check_needs(self.environment, {**environment_openers, **self.openers()})
         self._roles: Roles | None = None
 
-    # -- what a recipe says -------------------------------------------------------------------
+    # -- for subclasses -----------------------------------------------------------------------
 
     @abstractmethod
     def stages(self) -> list[Stage]: ...
 
     def roles(self) -> tuple[Role, ...]:
-        """Its models by role. The first one is what is evaluated and served."""
+        """Return the roles and their models. The first role is evaluated and served."""
         return (Role(POLICY, self.settings.model),)
 
     def players(self) -> Mapping[str, str]:
-        """Which role plays each agent of the environment: by default the first one all of them."""
-        return dict.fromkeys(agents_of(self.environment), self.leading)
+        """Map each agent of the environment to the role that plays it. Default: the first role plays all agents."""
+        return dict.fromkeys(agents_of(self.environment), self.main_role)
 
     @property
     def title(self) -> str:
@@ -85,15 +85,15 @@ class Recipe(ABC):
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         """Yield the role, tree and selection of everything that an iteration trains on."""
         players = self.players()
-        for tree, one in selected(run, iteration):
-            yield players[one.agent], tree, one
+        for tree, selection in load_selections(run, iteration):
+            yield players[selection.agent], tree, selection
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for what can't work, in seconds."""
+        """Return the size of the run. Raises ``UserError`` for invalid settings within seconds."""
         return make_plan(self)
 
     def trainings(self) -> Mapping[str, TrainingSettings]:
-        """Settings of its trainings on rows or pairs, by key; the plan checks them."""
+        """Return the settings of trainings on rows or pairs by key. The plan checks them."""
         return {}
 
     def longest_rows(self) -> tuple[int | None, int]:
@@ -101,29 +101,29 @@ class Recipe(ABC):
         return None, 1
 
     def training_tasks(self) -> int:
-        """Training tasks that an iteration draws; 0 if none are."""
+        """Return the number of training tasks per iteration."""
         values = flatten(self.settings.model_dump(mode="json"))
-        named = (values.get(key) for key in ("rollout.tasks", "tasks"))
-        return next((n for n in named if isinstance(n, int)), self.settings.evaluate.tasks)
+        candidates = (values.get(key) for key in ("rollout.tasks", "tasks"))
+        return next((n for n in candidates if isinstance(n, int)), self.settings.evaluate.tasks)
 
     def dialogues(self) -> int:
-        """Training dialogues over all iterations, at most; 0 where it is not known."""
+        """Return the maximum number of training dialogues of all iterations; 0 if unknown."""
         return 0
 
     def whole_task(self, task: Task) -> Task:
-        """The task of which this one is a part: no part of a held-out task is trained on."""
+        """Return the task that this task is a part of. No part of a held-out task is trained on."""
         return task
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        """Return a few training rows for people: texts, each with True if it is trained."""
+        """Return a few training rows to print, as texts with True where a text is trained on."""
         return []
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
-        """Tokens that must fit into the context after the longest first prompt."""
+        """Return the tokens that must fit into the context after the longest first prompt."""
         return self.settings.max_tokens
 
     def openers(self) -> Openers:
-        """How each thing is opened that an environment may need of a run."""
+        """Return functions that open the resources an environment may need, by type."""
         return {Sandbox: Sandbox}
 
     def stage(
@@ -137,41 +137,51 @@ class Recipe(ABC):
         trains: str | Sequence[str] = (),
         alone: bool = False,
     ) -> Stage:
-        """A stage, ``after`` others. One that trains, or is ``alone``, finds no servers on the devices."""
+        """Make a stage.
 
-        trained = (trains,) if isinstance(trains, str) else tuple(trains)
+        Args:
+            iteration: Iteration of the stage.
+            name: Name of the stage, unique in its iteration.
+            do: Function of the run, iteration and progress that returns the metrics.
+            after: Stages whose results it reads.
+            depends: Settings that its results depend on. A change makes the results invalid.
+            trains: Roles that it trains.
+            alone: Stop servers first, to free the devices. A stage that trains always does so.
+        """
+
+        roles = (trains,) if isinstance(trains, str) else tuple(trains)
 
         def done(run: Run, iteration: int, progress: Progress) -> Metrics:
             models = self.models(run)
-            if alone or trained:
+            if alone or roles:
                 models.make_room()
-            found = do(run, iteration, progress)
-            measured = models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
-            return measured or {}
+            result = do(run, iteration, progress)
+            metrics = models.run_async(_await(result)) if inspect.isawaitable(result) else result
+            return metrics or {}
 
-        needed = tuple(stage.step for stage in after)
-        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(trained)}"
-        return Stage(Step(iteration, name), done, needed, tuple(depends), trained, kind)
+        required = tuple(stage.step for stage in after)
+        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
+        return Stage(Step(iteration, name), done, required, tuple(depends), roles, kind)
 
-    # -- what the loop asks -------------------------------------------------------------------
+    # -- for the loop -------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
         return [stage.step for stage in self.stages()]
 
     def at(self, step: Step) -> Stage:
-        """The stage of a step; ``KeyError`` if there is none."""
+        """Return the stage of a step. Raises ``KeyError`` if the recipe has no such step."""
         return {stage.step: stage for stage in self.stages()}[step]
 
     def check(self) -> None:
-        """Refuse what can't work, in seconds."""
+        """Raise ``UserError`` for settings that cannot work, within seconds."""
         self.plan()
 
     def fingerprint(self, step: Step) -> str:
-        """Hash of what the step's own results depend on: settings, and which stages it reads."""
+        """Return a hash of the settings and stages that the step's results depend on."""
         stage, common = self.at(step), (self._models, self._content, self.settings.seed)
         args = sorted(self.settings.engine.template_args.items())
-        own = ([str(one) for one in stage.after], *stage.depends, *([args] if args else []))
-        return digest(step.stage, *common, *own)[:16]
+        depends = ([str(one) for one in stage.after], *stage.depends, *([args] if args else []))
+        return digest(step.stage, *common, *depends)[:16]
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
@@ -182,7 +192,7 @@ class Recipe(ABC):
         return content(self.settings, self.environment)
 
     def close(self) -> None:
-        """End the servers of its stages."""
+        """Stop the servers of the stages."""
         if self._roles is not None:
             self._roles.close()
             self._roles = None
@@ -190,7 +200,7 @@ class Recipe(ABC):
     # -- roles and tasks ----------------------------------------------------------------------
 
     def models(self, run: Run) -> Roles:
-        """The models of its roles; open until :meth:`close`, or until another run is asked for."""
+        """Return the models of the roles, open until :meth:`close` or a call with another run."""
         if self._roles is None or self._roles.run is not run:
             self.close()
             dtype = weight_dtype(self.settings)
@@ -198,27 +208,27 @@ class Recipe(ABC):
         return self._roles
 
     @property
-    def leading(self) -> str:
-        """The role that is evaluated and served, and is meant where none is named: the first one."""
+    def main_role(self) -> str:
+        """The first role, which is evaluated and served, and is the default of other methods."""
         return self.roles()[0].name
 
     def versions(self, run: Run, role: str | None = None) -> list[int]:
-        """The versions that a role has: as it began, and what each finished training left."""
-        name = role or self.leading
-        trained = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
-        return [0, *(step.iteration + 1 for step in trained)]
+        """Return the versions of a role: 0 initially, and one per finished training."""
+        name = role or self.main_role
+        finished = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
+        return [0, *(step.iteration + 1 for step in finished)]
 
     def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:
-        return self.models(run).path(role or self.leading, version)
+        return self.models(run).path(role or self.main_role, version)
 
     def load_policy(
         self, run: Run, version: int, role: str | None = None, *, merge: bool = False
     ) -> LoadedModel:
-        """A version of a role with its tokenizer and renderer.
+        """Load a version of a role with its tokenizer and renderer.
 
-        A LoRA adapter is merged into float32 weights; into bfloat16 weights only with ``merge``.
+        A LoRA adapter is merged into float32 weights, and into bfloat16 weights only with ``merge``.
         """
-        return self.models(run).load(role or self.leading, version, merge=merge)
+        return self.models(run).load(role or self.main_role, version, merge=merge)
 
     def heldout_tasks(self) -> list[Task]:
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
@@ -228,22 +238,25 @@ class Recipe(ABC):
 
     # -- playing ------------------------------------------------------------------------------
 
-    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
-        """Who plays besides its roles, and what its environment needs."""
+    def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
+        """Open the simulated users and resources that the environment needs."""
         logs = run.folder / "user_simulator"
-        return open_cast(self.environment, logs, openers=self.openers())
+        return open_actors(self.environment, logs, openers=self.openers())
 
     def evaluation(
         self, version: int, after: Sequence[Stage] = (), depends: Sequence[object] | None = None
     ) -> Stage:
-        """The stage in which the policies of an iteration are evaluated. By default it depends on how they are."""
+        """Make the stage that evaluates the policies of an iteration.
+
+        ``depends`` defaults to the settings of the evaluation and the engine.
+        """
         s = self.settings
         own = (s.evaluate.fingerprint(), s.max_tokens, *s.engine.identity())
-        given = own if depends is None else depends
-        return self.stage(version, EVALUATION, self.evaluate, after, given)
+        depends_on = own if depends is None else depends
+        return self.stage(version, EVALUATION, self.evaluate, after, depends_on)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """One episode on each held-out task, by the newest version of each role."""
+        """Play one episode on each held-out task with the newest version of each role."""
         episodes = [Episode(task, 0, version, EVALUATION) for task in self.heldout_tasks()]
         return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
 
@@ -257,7 +270,7 @@ class Recipe(ABC):
     ) -> TokenSampler:
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
-        speaking = await self.models(run).speak(role or self.leading, version)
+        speaking = await self.models(run).speak(role or self.main_role, version)
         renderer, context = speaking.renderer, speaking.context_length
         return TokenSampler(
             speaking.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
@@ -266,7 +279,7 @@ class Recipe(ABC):
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
     ) -> dict[str, TokenSampler]:
-        """The sampler of each agent in an iteration: that of the newest version of its role by then."""
+        """Return a sampler for each agent, with the newest version of its role in the iteration."""
         players = self.players()
         by_role = {
             role: await self.sampler(
@@ -277,7 +290,7 @@ class Recipe(ABC):
         return {agent: by_role[role] for agent, role in players.items()}
 
     def newest(self, run: Run, role: str, iteration: int) -> int:
-        """The newest version of a role that the trainings before an iteration left."""
+        """Return the newest version of a role before the trainings of an iteration."""
         return max(version for version in self.versions(run, role) if version <= iteration)
 
     async def play(
@@ -288,7 +301,7 @@ class Recipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage, by the roles of the iteration."""
+        """Play episodes of one iteration and stage with the newest version of each role."""
         samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
         return await self.play_by(run, episodes, samplers, progress)
 
@@ -299,11 +312,11 @@ class Recipe(ABC):
         samplers: Mapping[str, TokenSampler],
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage, each agent by its sampler."""
+        """Play episodes of one iteration and stage with the given samplers."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
         engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
-        async with self.cast(run) as cast:
-            driver = cast.driver(samplers, self.settings.seed)
+        async with self.actors(run) as actors:
+            driver = actors.driver(samplers, self.settings.seed)
             await play(run.store, driver, episodes, progress, partial(_sampled, engines))
         return summary(run.store, iteration, stage)
 
@@ -312,5 +325,5 @@ def _sampled(engines: Sequence[Engine]) -> int:
     return sum(engine.stats.sampled_tokens for engine in engines)
 
 
-async def _awaited(found: Awaitable[Metrics | None]) -> Metrics | None:
-    return await found
+async def _await(result: Awaitable[Metrics | None]) -> Metrics | None:
+    return await result

@@ -1,8 +1,8 @@
-"""What a recipe says of itself, so that nothing outside its folder need know it.
+"""Registry entries of recipes.
 
-Each folder ``recipes/NAME`` has a module ``description`` with a :class:`RecipeDescription` called ``DESCRIPTION``, by
-which :mod:`coterie.recipes.registry` finds it. Every command reads it, also ``coterie --help``: it imports neither
-torch nor the rest of its folder, and the functions in it import what they need when they are called.
+Each folder ``recipes/NAME`` has a module ``description`` with a :class:`RecipeDescription` called ``DESCRIPTION``,
+which :mod:`coterie.recipes.registry` finds. Every command reads it, including ``coterie --help``, so it imports neither
+torch nor the rest of its folder. Its functions import what they need when they are called.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenCritic:
-    """A critic that is ready to score."""
+    """An open critic."""
 
     renderer: "ChatRenderer | None"
-    """Of the token ids that it reads; ``None`` if it reads text."""
+    """Renderer of the token ids that the critic reads; ``None`` if it reads text."""
     score: "Callable[[Task, Tree, Sequence[Turn]], Awaitable[list[float]]]"
-    """A number for each candidate of one turn, higher for better."""
+    """Function that scores the candidates of one turn; higher is better."""
 
 
 class RunCritic(Protocol):
-    """The critic that runs of a recipe's settings have. Both methods refuse a run whose critic is not trained."""
+    """Critic of a recipe's runs. Both methods raise ``UserError`` for a run whose critic is not trained."""
 
     def fingerprint(self, run: "Run") -> str:
-        """What its scores depend on: settings and weights."""
+        """Return a hash of the settings and weights that the scores depend on."""
         ...
 
     def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]: ...
@@ -44,21 +44,21 @@ class RunCritic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecipeDescription:
-    """A recipe, in terms of what commands ask of it."""
+    """Registry entry of a recipe."""
 
     name: str
-    """That of its folder. Its methods are called ``name/method``."""
+    """Name of the folder. Methods are called ``name/method``."""
     package: str
-    """Its folder as a package. The values of ``name/method`` are in its file ``presets/method.yaml``."""
+    """Package of the folder. Its file ``presets/method.yaml`` has the values of ``name/method``."""
     settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
-    """The settings of its methods, in the order in which they are listed."""
+    """Settings of the methods, in the order of the list."""
     recipe: "Callable[[RecipeSettings], Recipe]"
     report: "Callable[[Recipe, Run], Report]"
-    """What the report page of a run shows, finished or not."""
+    """Function that makes the report of a run, finished or not."""
     critic: "Callable[[Recipe], RunCritic | None] | None" = None
-    """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""
+    """Function that returns the critic for ``coterie evaluate critic=RUN``, or ``None`` if the run has no critic."""
     quickstart: str | None = None
-    """The method of ``coterie quickstart``, whose sizes are in ``presets/quickstart.yaml``."""
+    """Method of ``coterie quickstart``; ``presets/quickstart.yaml`` has its sizes."""
 
 
 def describe(
@@ -69,15 +69,15 @@ def describe(
     critic: str | None = None,
     quickstart: str | None = None,
 ) -> RecipeDescription:
-    """Return the description of the recipe in a package, whose parts are imported when they are used.
+    """Return the registry entry of the recipe in a package. Its parts are imported on first use.
 
     Args:
-        package: The recipe's folder as a package.
-        settings: Settings of its methods as ``.module:Name``, relative to the package.
+        package: Package of the recipe.
+        settings: Settings of the methods as ``.module:Name``, relative to the package.
         recipe: Class or function that makes the recipe from settings.
-        report: Function of a recipe and its run.
+        report: Function that makes the report of a recipe and its run.
         critic: Function that returns the critic of a recipe's runs.
-        quickstart: The method of ``coterie quickstart``.
+        quickstart: Method of ``coterie quickstart``.
     """
 
     def part(name: str) -> Any:

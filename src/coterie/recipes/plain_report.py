@@ -14,8 +14,8 @@ from coterie.recipes.base import Recipe
 from coterie.reports import sections
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
+from coterie.runs.evaluation_results import evaluation, grade_means
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import evaluation, grade_means
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
@@ -92,7 +92,7 @@ def decoder(recipe: Recipe) -> Callable[[str], ChatRenderer]:
 
     @cache
     def of(agent: str) -> ChatRenderer:
-        return load_renderer(models[players.get(agent, recipe.leading)], args)[0]
+        return load_renderer(models[players.get(agent, recipe.main_role)], args)[0]
 
     return of
 

@@ -32,7 +32,7 @@ from coterie.models.loading import (
 )
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.opening import first_prompts
-from coterie.runs.place import EVALUATION
+from coterie.runs.eta import EVALUATION
 from coterie.runs.roles import check_roles
 from coterie.runs.stage import check_stages
 from coterie.tools.sandbox.jail import make_jail

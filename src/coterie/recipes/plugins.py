@@ -1,4 +1,4 @@
-"""Recipes that are plug-ins: a ``Recipe`` subclass, or a description, of a file, a module or an entry point."""
+"""Recipes from plug-ins: a ``Recipe`` subclass or a description from a file, a module or an entry point."""
 
 from functools import cache
 from typing import TYPE_CHECKING
@@ -16,43 +16,45 @@ if TYPE_CHECKING:
 
 @cache
 def plugin(kind: Kind, name: str) -> RecipeDescription:
-    """What a plug-in says of itself, or what can be said of its class.
+    """Return the description of a plug-in, or make one for its class.
 
-    Raises ``UserError`` for what is not a recipe, and for one that lacks something.
+    Raises ``UserError`` for an object that is not a recipe, and for a recipe with missing methods.
     """
-    found = find(kind, name)
-    if isinstance(found.thing, RecipeDescription):
+    located = find(kind, name)
+    if isinstance(located.thing, RecipeDescription):
         if is_spec(name):
             raise UserError(
-                f"{found} is a description, whose methods have names of their own",
-                "name the class of a recipe, or give the description to an entry point of coterie.recipes",
+                f"{located} is a description, which has several methods",
+                "name the class of a recipe, or register the description as an entry point of coterie.recipes",
             )
-        return found.thing
+        return located.thing
     from coterie.recipes.base import Recipe
 
-    if not (isinstance(found.thing, type) and issubclass(found.thing, Recipe)):
+    if not (isinstance(located.thing, type) and issubclass(located.thing, Recipe)):
         raise UserError(
-            f"{found} is not a recipe",
+            f"{located} is not a recipe",
             "derive a class from coterie.recipes.base.Recipe, or give a RecipeDescription",
         )
-    lacking = sorted(found.thing.__abstractmethods__)
-    if lacking:
-        raise UserError(f"{found} has no {', '.join(lacking)}", "add what is missing")
-    own = _settings(found)
-    return RecipeDescription(found.name, "", lambda: (own,), found.thing, _report)
+    missing = sorted(located.thing.__abstractmethods__)
+    if missing:
+        raise UserError(f"{located} has no {', '.join(missing)}", "define it")
+    own = _settings(located)
+    return RecipeDescription(located.name, "", lambda: (own,), located.thing, _report)
 
 
-def _settings(found: Found) -> "type[RecipeSettings]":
-    """The settings of a class, as those of a method that is called by the plug-in's name."""
+def _settings(located: Found) -> "type[RecipeSettings]":
+    """Return the settings of a recipe class, with the plug-in's name as the name of the method."""
     from pydantic import create_model
 
     from coterie.config.construct import settings_type_of
     from coterie.recipes.settings import RecipeSettings
 
-    own = settings_type_of(found, RecipeSettings)
-    made: type[RecipeSettings] = create_model(own.__name__, __base__=own, __module__=own.__module__)
-    made.recipe = found.name
-    return made
+    own = settings_type_of(located, RecipeSettings)
+    settings: type[RecipeSettings] = create_model(
+        own.__name__, __base__=own, __module__=own.__module__
+    )
+    settings.recipe = located.name
+    return settings
 
 
 def _report(recipe: "Recipe", run: "Run") -> "Report":

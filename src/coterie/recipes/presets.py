@@ -1,9 +1,9 @@
-"""The packaged values of a method: one YAML file, a table of its data sets.
+"""Preset values of a method, from one YAML file:
 
-common:                     what all data sets below have, and plug-ins
-datasets: {NAME: {...}}     what each has of its own, laid over the common values
-open: true                  the common values are for whatever has none of its own, micro-worlds too
-micro_world: {...}          the values of the micro-world, if there is one, whole: nothing is laid under them
+common:                     values for all data sets below and for plug-ins
+datasets: {NAME: {...}}     values of single data sets, which override the common values
+open: true                  also use the common values for data sets and micro-worlds without values
+micro_world: {...}          values of the micro-world, without the common values
 """
 
 from collections.abc import Mapping
@@ -18,29 +18,29 @@ from coterie.config.resolve import overlaid
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """Values by what is played."""
+    """Preset values of a method by data set or environment."""
 
     common: Mapping[str, Any]
     values: Mapping[str, Mapping[str, Any]]
-    """The micro-world comes first, if there is one, then the data sets by name."""
+    """Micro-world first, if there is one, then data sets by name."""
 
     open: bool = False
-    """Whether the common values are for whatever has none of its own."""
+    """True if data sets and environments without values use the common values."""
 
     def of(self, name: str) -> dict[str, Any]:
-        """A copy of the values for what is played; ``KeyError`` if there are none."""
+        """Return a copy of the values for a data set or environment. Raises ``KeyError`` without values."""
         return overlaid(self.values[name])
 
 
 NONE = Presets({}, {})
-"""Of a recipe that has none: its settings' defaults are its values."""
+"""Presets of a recipe without a file; the defaults of its settings apply."""
 
 
 def read_presets(file: Traversable) -> Presets:
     table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     common, rows = table.pop("common", {}), table.pop("datasets", {})
     micro_world, is_open = table.pop("micro_world", None), table.pop("open", False)
-    assert not table, f"{file} has parts that mean nothing: {', '.join(table)}"
+    assert not table, f"{file} has unknown parts: {', '.join(table)}"
     return Presets(
         common,
         {

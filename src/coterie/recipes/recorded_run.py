@@ -1,4 +1,4 @@
-"""A run folder that is there already, opened with the recipe that its config names."""
+"""Opening of existing run folders."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +17,9 @@ R = TypeVar("R", bound=Recipe)
 def recorded_run(
     folder: Path, make: Callable[[RecipeSettings], R], words: Sequence[str] = ()
 ) -> Iterator[tuple[R, Run]]:
-    """The recipe that ``make`` gives of the stored settings, and the run, which can only be read.
+    """Open a run read-only, with the recipe that ``make`` returns for its stored settings.
 
-    ``words`` lie over the stored settings. Raises ``UserError`` for a folder that is no run.
+    ``words`` override stored settings. Raises ``UserError`` for a folder that is not a run.
     """
     name, stored = read_config(folder)
     recipe = make(settings(name, words, stored))

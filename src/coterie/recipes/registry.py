@@ -1,7 +1,6 @@
-"""Recipes by name: the folders here, what each says of itself, and the settings of its methods.
+"""Registry of recipes, found by their folders and described by their :mod:`coterie.recipes.description`.
 
-What is asked of a recipe goes through its :mod:`description <coterie.recipes.description>`; no name of a recipe stands
-here. Heavy imports happen inside functions, for every command imports this module.
+Heavy imports are inside functions, because every command imports this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,43 +27,45 @@ if TYPE_CHECKING:
 
 @cache
 def descriptions() -> tuple[RecipeDescription, ...]:
-    folders = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
+    folders = [module.name for module in iter_modules(recipes.__path__) if module.ispkg]
     modules = (import_module(f"{recipes.__name__}.{name}.description") for name in sorted(folders))
     return tuple(module.DESCRIPTION for module in modules)
 
 
 def described(name: str) -> RecipeDescription:
-    """The description of the recipe that has a method; raises :class:`UserError` if there is none."""
+    """Return the description of the recipe with a method. Raises :class:`UserError` for an unknown method."""
     if is_spec(name):
         return plugin(recipe_kind(), name)
     folder = name.partition("/")[0]
-    found = next((one for one in descriptions() if one.name == folder), None)
+    description = next(
+        (candidate for candidate in descriptions() if candidate.name == folder), None
+    )
     if folder in installed(recipe_kind()):
-        found = plugin(recipe_kind(), folder)
-    if found is None or name not in _methods(found):
+        description = plugin(recipe_kind(), folder)
+    if description is None or name not in _methods(description):
         known = (*names(), *installed(recipe_kind()))
         near = nearest(name, known, cutoff=0.3)
         hint = f"did you mean {near!r}? " if near else ""
         raise UserError(
             f"no recipe is called {name!r}", f"{hint}there is: {', '.join(known)}; {OWN}"
         )
-    return found
+    return description
 
 
 def recipe_kind() -> Kind:
-    """What entry points and their collisions are looked up by."""
+    """Return the kind of plug-in for recipes, with the built-in names that entry points must not use."""
     return Kind(
         "recipe", {one.name: f"{one.package}.description:DESCRIPTION" for one in descriptions()}
     )
 
 
 def names() -> tuple[str, ...]:
-    """All methods of all recipes, such as are typed after ``coterie run``."""
+    """Return the methods of all built-in recipes."""
     return tuple(method for one in descriptions() for method in _methods(one))
 
 
 def settings_type(name: str) -> "type[RecipeSettings]":
-    """The settings of a method; raises :class:`UserError` if there is no such method."""
+    """Return the settings type of a method. Raises :class:`UserError` for an unknown method."""
     return _methods(described(name))[name]
 
 
@@ -78,7 +79,7 @@ def run_report(recipe: "Recipe", run: "Run") -> "Report":
 
 
 def critic_of(recipe: "Recipe") -> "RunCritic | None":
-    """The critic that runs of the recipe have; ``None`` if they have none."""
+    """Return the critic of a recipe's runs; ``None`` if they have no critic."""
     critic = described(recipe.name).critic
     return critic(recipe) if critic else None
 
@@ -88,12 +89,12 @@ def quickstart_method() -> str:
 
 
 def micro_world(name: str) -> str:
-    """The environment of a method for which none is given: its micro-world."""
+    """Return the micro-world of a method, its default environment."""
     return played_by(name)[0]
 
 
 def _default(name: str) -> "Choice":
-    """What a method is played on if nothing is said: its micro-world or first data set, or what its settings say."""
+    """Return the default environment or data set: from the settings, else the first preset."""
     from coterie.environments.registry import Choice, is_micro_world
 
     choice = _own(name)
@@ -102,7 +103,7 @@ def _default(name: str) -> "Choice":
         choice = Choice(None, first) if is_micro_world(first) else Choice(first)
     if choice == Choice():
         raise UserError(
-            f"{name} does not say on what it is played", "add environment=NAME or dataset=NAME"
+            f"{name} has no default environment or data set", "add environment=NAME or dataset=NAME"
         )
     return choice.over(Choice(), settings_type(name).questions)
 
@@ -115,17 +116,17 @@ def _own(name: str) -> "Choice":
 
 
 def played_by(name: str) -> list[str]:
-    """The data sets for which a method has a preset, after its micro-world."""
+    """Return the micro-world and data sets with presets of a method."""
     return list(_presets(name).values)
 
 
 def preset(name: str, played: str) -> dict[str, Any]:
-    """The packaged values of a method for a data set or its micro-world."""
+    """Return the preset values of a method for a data set or its micro-world."""
     return _packaged(_presets(name), played, name)
 
 
 def quickstart_sizes(played: str) -> dict[str, Any]:
-    """The sizes of a quickstart on a data set, to be laid over its preset."""
+    """Return the sizes of a quickstart, which override the preset of the data set."""
     sizes = _presets_of(described(quickstart_method()), "quickstart")
     return _packaged(sizes, played, "a quickstart")
 
@@ -137,8 +138,13 @@ def settings(
     *,
     over: Mapping[str, Any] | None = None,
 ) -> "RecipeSettings":
-    """A method's preset for what is to be played, overlaid by ``over``, by a run folder's
-    stored values and by ``key=value`` words. A run folder as the model is the last policy of the run.
+    """Resolve the settings of a method.
+
+    Args:
+        name: Method.
+        words: ``key=value`` arguments, which override all else. ``model=RUN`` is the last policy of a run folder.
+        stored: Values of a run folder, which override ``over``.
+        over: Values that override the preset.
     """
     from coterie.config.resolve import resolve
     from coterie.environments.registry import Choice, is_name_word, played_type, with_file
@@ -147,7 +153,7 @@ def settings(
     words = list(map(_of_run, with_file(words)))
     choice = played_choice(name, words, stored)
     if Choice.of(stored) not in (Choice(), choice):
-        stored = {}  # values for something else: not to be laid over this one's preset
+        stored = {}  # values for another data set must not override this preset
     base = settings_type(name)
     own = played_type(base, choice)
     layers = [
@@ -162,22 +168,22 @@ def settings(
 
 
 def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
-    """The settings of a method with the keys of what words say is played."""
+    """Return the settings type of a method with the keys of the environment and data set in ``words``."""
     from coterie.environments.registry import played_type, with_file
 
     return played_type(settings_type(name), played_choice(name, with_file(words), {}))
 
 
 def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
-    """Return what a method is played on: what words name, else what is stored, else its default."""
+    """Return the environment and data set of a method: from ``words``, else ``stored``, else its default."""
     from coterie.environments.registry import Choice
 
-    before, asked = Choice.of(stored), Choice.among(words)
-    if asked.environment is None and asked.dataset in _presets(name).values:
-        asked = Choice(asked.dataset, _own(name).environment)
-    if before.environment is None:
-        before = _default(name) if asked == Choice() else Choice()
-    return asked.over(before, settings_type(name).questions)
+    stored_choice, choice = Choice.of(stored), Choice.among(words)
+    if choice.environment is None and choice.dataset in _presets(name).values:
+        choice = Choice(choice.dataset, _own(name).environment)
+    if stored_choice.environment is None:
+        stored_choice = _default(name) if choice == Choice() else Choice()
+    return choice.over(stored_choice, settings_type(name).questions)
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
@@ -187,7 +193,7 @@ def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
 
 
 def _values(name: str, choice: "Choice") -> dict[str, Any]:
-    """The packaged values for what is played: of plug-ins the method's common ones."""
+    """Return the preset values for a choice; plug-ins get the common values."""
     from coterie.environments.registry import NAMES
 
     presets, played = _presets(name), choice.dataset or choice.environment or ""
@@ -229,7 +235,7 @@ def _packaged(presets: "Presets", played: str, who: str) -> dict[str, Any]:
     known = list(presets.values)
     if played not in known:
         raise UserError(
-            f"{who} is not played on {played}",
+            f"{who} has no preset for {played}",
             f"{did_you_mean(played, known)}use one of: {', '.join(known)}",
         )
     return presets.of(played)

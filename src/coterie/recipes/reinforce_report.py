@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from coterie.environments.traits import agents_of
 from coterie.recipes.base import Recipe
 from coterie.recipes.plain_report import decoder
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcement import STAGE
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
 from coterie.reports.page import Section
@@ -13,8 +13,8 @@ from coterie.rewards.advantages import group_advantages
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.loop import step_records
-from coterie.runs.reinforce.paths import Path, paths_of
-from coterie.runs.reinforce.sampling import place
+from coterie.runs.reinforce.paths import AgentPath, paths_of
+from coterie.runs.reinforce.sampling import step_stage
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.trajectories.item import Metrics
 
@@ -101,13 +101,13 @@ def _groups(
     middle, last = numbers[len(numbers) // 2], numbers[-1]
     counts = {numbers[0]: 2, middle: 2, last: 2}
     for number, most in counts.items():
-        at, count = place(STAGE, number), 0
+        at, count = step_stage(STAGE, number), 0
         for task in run.store.tree_tasks(iteration, at):
             paths = paths_of(
                 *(run.store, iteration, at, [task], agents_of(recipe.environment)),
                 PathReward(s.reward),
             )
-            by_agent: dict[str, list[Path]] = {}
+            by_agent: dict[str, list[AgentPath]] = {}
             for path in paths:
                 by_agent.setdefault(path.agent, []).append(path)
             for own in by_agent.values():
@@ -123,7 +123,7 @@ def _groups(
 
 
 def _group(
-    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[Path]
+    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
 ) -> Example:
     known: Sequence[float | None] = [None] * len(paths)
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
@@ -164,7 +164,7 @@ def _group(
     return example(run.store.task(paths[0].task), samples, decoder(recipe), why)
 
 
-def _facts(path: Path, advantage: float | None) -> dict[str, float | str]:
+def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
     total = path.sampled.total
     facts: dict[str, float | str] = {"reward": "none" if total is None else total}
     acts = sum(reward for _, reward in path.sampled.steps)

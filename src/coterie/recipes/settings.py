@@ -1,26 +1,26 @@
-"""The settings that all recipes have."""
+"""Settings that all recipes share."""
 
 from typing import ClassVar
 
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
-from coterie.runs.tracking import RunSettings
+from coterie.runs.run_tracker import RunSettings
 
 
 class EvaluateSettings(Settings):
-    """How a policy is evaluated."""
+    """Evaluation of a policy."""
 
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000; SWEET-RL: 1000", ge=1)
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
 
 
 class RecipeSettings(RunSettings, PlayedSettings):
-    """What every recipe is told."""
+    """Base class of the settings of recipes."""
 
     recipe: ClassVar[str]
     questions: ClassVar[str | None] = None
-    """The environment of data sets of plain questions: ``question`` (one agent) or ``debate``; default: the set's."""
+    """Environment for data sets of plain questions: ``question`` (one agent) or ``debate``. Default: from the set."""
     summary: ClassVar[str] = ""
     """One line for ``coterie list``."""
 

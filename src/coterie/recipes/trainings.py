@@ -1,4 +1,4 @@
-"""The trainings of recipes: a role on rows, on pairs against itself as it was, or by any objective."""
+"""SFT, DPO and other trainings of a role."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.runs.folder import Run
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.training.checkpoint import weight_hash
 from coterie.training.dpo import DPO
 from coterie.training.launch import launches, train_on_ranks
@@ -39,8 +39,8 @@ def train_role(
     objective: Objective[Any] | None = None,
     role: str,
 ) -> Metrics:
-    """Train a role's model on items; SFT on rows by default."""
-    folder, tracker = run.training_folder(iteration, role), run.tracking.of(role)
+    """Train a role's model on items. The default objective is SFT on rows."""
+    folder, tracker = run.training_folder(iteration, role), run.tracker.of(role)
     if launches(settings):
         report = train_on_ranks(
             model, items, settings, folder, objective or SFT(), progress, tracker
@@ -52,7 +52,7 @@ def train_role(
             progress=progress,
             tracker=tracker,
         )
-    return trained_metrics(report, len(items))
+    return training_metrics(report, len(items))
 
 
 def imitate(
@@ -63,30 +63,35 @@ def imitate(
     progress: Progress,
     *,
     role: str | None = None,
-    see: Callable[[Tree, Selection], View] | None = None,
+    make_view: Callable[[Tree, Selection], View] | None = None,
 ) -> Metrics:
-    """SFT of a role's newest version on the turns that it spoke of what an iteration selected.
+    """Train a role's newest version by SFT on its own turns of the selected trajectories.
 
-    By default it is the recipe's leading role, under the prompts that it was shown; ``see`` may show others.
-    Raises ``UserError`` if nothing was selected.
+    ``role`` defaults to the recipe's main role, and ``make_view`` to the view of sampling. Raises ``UserError`` if
+    nothing was selected.
     """
-    role = role or recipe.leading
-    own = {agent for agent, player in recipe.players().items() if player == role}
-    found = [
+    role = role or recipe.main_role
+    agents = {agent for agent, player in recipe.players().items() if player == role}
+    training_rows = [
         row
-        for tree, one in selected(run, iteration)
-        if one.agent in own
-        for row in rows(see(tree, one) if see else view(tree, one.leaf, one.agent), one.weight)
+        for tree, selection in load_selections(run, iteration)
+        if selection.agent in agents
+        for row in rows(
+            make_view(tree, selection)
+            if make_view
+            else view(tree, selection.leaf, selection.agent),
+            selection.weight,
+        )
         if row.targets
     ]
-    if not found:
+    if not training_rows:
         raise UserError(
-            f"iteration {iteration} selected nothing that {role} could be trained on",
+            f"iteration {iteration} selected no turns of {role} to train on",
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
     model = recipe.models(run).load_to_train(role, recipe.newest(run, role, iteration))
     seeded = recipe.seeded(settings, iteration)
-    return train_role(run, iteration, model, found, seeded, progress, role=role)
+    return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
 
 
 def prefer(
@@ -100,8 +105,12 @@ def prefer(
     *,
     role: str,
 ) -> Metrics:
-    """DPO on pairs; the reference is the model as it is now, whose log-probs are kept beside the training."""
-    known = with_reference(
+    """Train a role by DPO on pairs. The reference is the model before this training.
+
+    ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the rejected
+    side l. Log-probs of the reference are stored next to the training.
+    """
+    pairs_with_reference = with_reference(
         model.model,
         pairs,
         settings,
@@ -111,13 +120,13 @@ def prefer(
         progress=progress,
     )
     return train_role(
-        *(run, iteration, model, known, settings, progress),
+        *(run, iteration, model, pairs_with_reference, settings, progress),
         objective=DPO(objective),
         role=role,
     )
 
 
-def trained_metrics(report: TrainingReport, items: int) -> Metrics:
+def training_metrics(report: TrainingReport, items: int) -> Metrics:
     dropped = report.dropped_too_long + report.dropped_empty
     return {
         "rows": items - dropped,

@@ -7,8 +7,8 @@ from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.reports.charts import Chart, Point, Series, number
 from coterie.reports.page import Headline, Section, duration, signed
+from coterie.runs.evaluation_results import Evaluation
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import Evaluation
 from coterie.trajectories.calls import ToolCall, ToolResult
 
 

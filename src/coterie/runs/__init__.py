@@ -1,1 +1,1 @@
-"""Run folders: settings, store and checkpoints of one run, and the loop over its stages."""
+"""Run folders, the loop over stages, roles, and evaluation."""

@@ -1,7 +1,7 @@
-"""Evaluates any policy on a benchmark's held-out tasks: a run's checkpoints, a model, an endpoint.
+"""Evaluation of a policy (checkpoint, model or endpoint) on the held-out tasks of a benchmark.
 
-Each policy has a small store of its own, so that an evaluation that was cut off goes on, one that
-is done is only read, and one of more samples plays only those that are new.
+Each policy has its own store. An interrupted evaluation resumes, a finished one is only read, and one with more samples
+plays only the new samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.traits import Votes, agents_of
+from coterie.environments.traits import Openers, Votes, agents_of
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling
@@ -40,8 +40,8 @@ from coterie.progress import Progress
 from coterie.rollout.episodes import Episode
 from coterie.rollout.opening import opening
 from coterie.rollout.samplers import Sampler
-from coterie.runs.casting import Openers, open_cast
-from coterie.runs.held_out import (
+from coterie.runs.actors import open_actors
+from coterie.runs.evaluation_results import (
     STAGE,
     Evaluation,
     evaluation,
@@ -59,32 +59,32 @@ PRESETS: dict[Method, dict[str, Any]] = {
     "cot_sc": {"samples": 8, "temperature": 0.5},
     "mad": {"temperature": 0.5},
 }
-"""What a method sets if it is not said otherwise: agents that are told the same must differ somehow."""
+"""Default settings of methods. Agents with equal prompts need sampling to give different answers."""
 
 PUBLISHED: dict[str, tuple[str, ...]] = {"colbench_code": ("temperature=1", "max_tokens=1024")}
-"""How a benchmark's paper evaluates, as settings (ColBench: SWEET-RL's released code)."""
+"""Evaluation settings of a benchmark's paper (ColBench: SWEET-RL's released code)."""
 
 
 class BenchmarkSettings(PlayedSettings):
-    """How a benchmark is run. The same values on all policies make their figures comparable."""
+    """Settings of a benchmark. Policies are comparable under equal settings."""
 
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
     method: Method = key(
         "dialogue",
-        "`dialogue` is the benchmark's own; baselines: `cot` (one agent with all facts, without actions), `cot_sc` "
-        "(8 of these and a majority), `mad` (multi-agent debate), `autoform` (a dialogue in a form "
-        "that the agents choose), `react` (for an agent that acts).",
+        "`dialogue` is the benchmark's own method. Baselines: `cot` (one agent with all facts, without actions), "
+        "`cot_sc` (majority of 8 of these), `mad` (multi-agent debate), `autoform` (a dialogue in a format that the "
+        "agents choose), `react` (for an agent that acts).",
         source="Optima table 1",
     )
     samples: int = key(
         1,
-        "Dialogues a task; more than one gives coverage and majority by their number.",
+        "Dialogues per task. Several give coverage and majority accuracy by number of samples.",
         source="Optima section 3.3: 50 at temperature 0.5",
         ge=1,
         le=9999,
     )
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
-    max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
+    max_tokens: int = key(256, "Maximum tokens per turn.", source="Optima: 2000", ge=1)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0, le=MOST_SEED)
     user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
@@ -93,17 +93,16 @@ class BenchmarkSettings(PlayedSettings):
     def _samples_differ(self) -> Self:
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
-                f"samples={self.samples} at temperature=0 would be one dialogue {self.samples} "
-                "times; give temperature=0.5"
+                f"samples={self.samples} at temperature=0 gives {self.samples} equal dialogues; use temperature=0.5"
             )
         return self
 
     def sampling(self, timeout: float) -> Sampling:
-        """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
+        """Return the sampling settings. A turn that takes more than ``timeout`` seconds fails."""
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
-    def made(self) -> Environment:
-        """Where the tasks are played, by the method. Raises ``UserError`` for what can't be."""
+    def build_environment(self) -> Environment:
+        """Make the environment of the method. Raises ``UserError`` if the method does not fit."""
         return by_method(make_environment(self), self.method)
 
 
@@ -118,50 +117,50 @@ def benchmark_settings(
     *,
     where: str = RECIPE_KEYS,
 ) -> B:
-    """How a benchmark is run: a data set, or an environment that makes its own tasks, by the one name given.
+    """Resolve the settings of a benchmark, named by a data set or by an environment with its own tasks.
 
-    Raises ``UserError`` for a name that nothing has, and as :func:`resolve`.
+    Raises ``UserError`` for an unknown name, and like :func:`resolve`.
     """
     words = with_file([*([f"dataset={benchmark}"] if is_data_file(benchmark) else ()), *words])
     benchmark = "qa" if is_data_file(benchmark) else benchmark
-    asked = Choice.among(words)
-    environments = is_spec(benchmark) and is_environment(benchmark)
-    if environments or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
-        asked = replace(asked, environment=settled(benchmark))
+    words_choice = Choice.among(words)
+    is_environment_spec = is_spec(benchmark) and is_environment(benchmark)
+    if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
+        words_choice = replace(words_choice, environment=settled(benchmark))
     else:
-        _check_one_set(benchmark, asked.dataset)
-        asked = replace(asked, dataset=settled(benchmark))
-    choice = asked.over(Choice())
+        _check_one_set(benchmark, words_choice.dataset)
+        words_choice = replace(words_choice, dataset=settled(benchmark))
+    choice = words_choice.over(Choice())
     own = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
     return resolve(played_type(base, choice), values, own, where=where)
 
 
-def _check_one_set(benchmark: str, asked: str | None) -> None:
-    """Refuse two data sets, of which one would not be played."""
-    if asked is not None and asked != settled(benchmark):
+def _check_one_set(benchmark: str, dataset: str | None) -> None:
+    """Raise ``UserError`` if two different data sets are named."""
+    if dataset is not None and dataset != settled(benchmark):
         raise UserError(
-            f"{benchmark} is a data set, and dataset={asked} is another one",
-            f"name one of them, or in the place of {benchmark} an environment, such as code_maths",
+            f"{benchmark} and dataset={dataset} are different data sets",
+            f"name one of them, or replace {benchmark} with an environment, such as code_maths",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """A policy with several dialogues on each held-out task."""
+    """Results of a policy with several dialogues per held-out task."""
 
     n: int
     failed: int
-    """Dialogues that failed for good; each counts with a score of 0 and has no vote."""
+    """Failed dialogues. Each scores 0 and has no vote."""
     points: tuple[Point, ...]
-    """For 1, 2, ... dialogues a task."""
+    """Points for 1, 2, ... dialogues per task."""
     means: Mapping[str, float]
-    """Over all dialogues, of what else the environment's grades say, such as turns and leaks."""
+    """Means of the other metrics of grades over all dialogues, such as turns and leaks."""
     fresh: bool = False
 
 
-def everybody(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
-    return dict.fromkeys(agents_of(settings.made()), sampler)
+def sampler_per_agent(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
+    return dict.fromkeys(agents_of(settings.build_environment()), sampler)
 
 
 async def evaluate(
@@ -174,17 +173,16 @@ async def evaluate(
     again: bool = False,
     split: Split = "heldout",
 ) -> Evaluation | Consistency:
-    """Play the benchmark into the store at ``path``, or the rest of it; ``samplers`` has one for each agent.
+    """Play a benchmark into a store, or resume it.
 
-    Tasks are those of ``split``; each split has a store of its own. ``again`` plays it anew if it is done there, as
-    for a server whose weights may have changed.
-    Raises ``UserError`` for missing data, or if every dialogue fails.
+    Each ``split`` needs its own store at ``path``. ``again`` repeats a finished benchmark, for a server whose weights
+    may have changed. Raises ``UserError`` if data is missing or every dialogue fails.
     """
-    environment = settings.made()
+    environment = settings.build_environment()
     if settings.samples > 1 and not isinstance(environment, Votes):
         raise UserError(
-            f"samples={settings.samples}: answers in {settings.played} can't be voted on",
-            "use samples=1, or give the environment what traits.Votes has: answer_to, same, similarity",
+            f"samples={settings.samples}: {settings.played} has no vote over answers",
+            "use samples=1, or implement traits.Votes in the environment: answer_to, same, similarity",
         )
     make_folder(path.parent)
     with Store.open(path) as store:
@@ -197,21 +195,21 @@ async def evaluate(
         fresh = not store.finished_keys(attempt, STAGE)
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
-        async with open_cast(environment, logs, settings.user_simulator, openers) as cast:
-            driver = cast.driver(samplers, settings.seed)
+        async with open_actors(environment, logs, settings.user_simulator, openers) as actors:
+            driver = actors.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
         if settings.samples == 1:
             return replace(evaluation(store, attempt), fresh=fresh)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(draw.failed for some in draws.values() for draw in some)
-        assert isinstance(environment, Votes), "that was checked"
+        assert isinstance(environment, Votes), "checked above"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
         return Consistency(len(draws), failed, points, means, fresh)
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
-    """Samples of one task are neighbours: they start together, so that their prompt is read once."""
+    """Return the episodes. Samples of a task are adjacent, so that they share the prefill of their prompt."""
     return [Episode(task, i, attempt, STAGE) for task in tasks for i in range(samples)]
 
 
@@ -220,19 +218,21 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
 
 
 async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "heldout") -> str:
-    """A file name for the store of a policy (its weights' hash, or an endpoint's model).
+    """Return the file name of a policy's store.
 
-    It is the same for any number of samples: a store holds those that were played so far. Other
-    prompts have another store.
+    ``policy`` is the hash of the weights or the model of an endpoint. The name depends on the prompts, but not on the
+    number of samples.
     """
     rows = content(settings, make_environment(settings))
     same = settings.model_copy(update={"samples": 1})
-    environment = settings.made()
+    environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
-    shown = await opening(environment, task)
+    first_prompts = await opening(environment, task)
     prompts = [
-        part.text for agent in agents_of(environment) for part in shown[agent].messages[0].parts
+        part.text
+        for agent in agents_of(environment)
+        for part in first_prompts[agent].messages[0].parts
     ]
-    beside = "" if split == "heldout" else f"-{split}"
-    known = digest(policy, same.fingerprint(), rows, *prompts)[:12]
-    return f"{settings.played}-{known}{beside}.sqlite"
+    suffix = "" if split == "heldout" else f"-{split}"
+    identity = digest(policy, same.fingerprint(), rows, *prompts)[:12]
+    return f"{settings.played}-{identity}{suffix}.sqlite"

@@ -1,9 +1,9 @@
-"""A run folder: the resolved settings, the store, the checkpoints and the report of one run.
+"""Run folder: settings, store, checkpoints and report of one run.
 
-FOLDER/config.yaml                the recipe's name, the day on which the run was made, every setting
-FOLDER/store.sqlite               the record (one writer: a second process is refused)
-FOLDER/training/ROLE/iteration-00/  a training in progress, and its final weights
-FOLDER/commands.txt               the commands that started and resumed it, one a line
+FOLDER/config.yaml                  name of the recipe, date of creation, all settings
+FOLDER/store.sqlite                 the record, with one writing process at a time
+FOLDER/training/ROLE/iteration-00/  checkpoints and final weights of a training
+FOLDER/commands.txt                 the commands that started and resumed it, one a line
 FOLDER/report.html
 """
 
@@ -22,15 +22,15 @@ from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
-from coterie.runs.tracking import FINISHED, Tracking
+from coterie.runs.run_tracker import FINISHED, RunTracker
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
 COMMANDS = "commands.txt"
-MADE = "made"
-"""Key of a config for the day on which its run was made."""
+CREATED = "made"
+"""Key of the date of creation in a config."""
 MIN_FREE = 256 * 2**20
-"""Bytes that must be free on the disk before a run starts."""
+"""Free disk space in bytes that a run needs to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Step:
         return ItemKey(self.iteration, self.stage, "", FINISHED)
 
     @property
-    def begun(self) -> ItemKey:
+    def start_key(self) -> ItemKey:
         return ItemKey(self.iteration, self.stage, "", "begun")
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class Run:
     recipe: str
     settings: Settings
     store: Store
-    made: date
-    """The day that chat templates with a clock write, however long the run takes."""
-    tracking: Tracking
-    """Where its metrics go besides the store."""
+    created: date
+    """Date that chat templates write, constant during the run."""
+    tracker: RunTracker
+    """Experiment tracker."""
 
     @property
     def report(self) -> Path:
@@ -81,44 +81,44 @@ class Run:
                 file.write(command.replace("\n", " ") + "\n")
 
     def training_folder(self, iteration: int, role: str = POLICY) -> Path:
-        """Where the training of a role in one iteration leaves its checkpoints and final weights."""
+        """Return the folder of checkpoints and final weights of a role's training in an iteration."""
         return self.folder / "training" / role / f"iteration-{iteration:02d}"
 
     def is_finished(self, step: Step) -> bool:
         return self.store.finished(step.key)
 
-    def begun_under(self, step: Step) -> str | None:
-        """Fingerprint of the settings under which a step was begun; ``None`` if it was not."""
-        found = (self.store.metrics_at(step.begun) or {}).get("settings")
-        return None if found is None else str(found)
+    def start_fingerprint(self, step: Step) -> str | None:
+        """Return the fingerprint of the settings when a step started; ``None`` if it did not start."""
+        fingerprint = (self.store.metrics_at(step.start_key) or {}).get("settings")
+        return None if fingerprint is None else str(fingerprint)
 
     def begin(self, step: Step, fingerprint: str) -> None:
-        """Note under which settings a step is begun, so that it is not gone on with under others."""
-        if self.begun_under(step) is None:
-            self.store.finish(step.begun, metrics={"settings": fingerprint})
+        """Record the fingerprint of a step at its start, so that resuming with other settings is refused."""
+        if self.start_fingerprint(step) is None:
+            self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
         self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
-        self.tracking.stage(step.stage, metrics)
+        self.tracker.stage(step.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
         if not self.store.finished(ItemKey(iteration, "select", "")):
             self.store.select(iteration, "select", selections)
 
     def metrics(self, step: Step) -> Metrics:
-        """What was measured of a finished step; empty if it is not finished."""
+        """Return the metrics of a finished step; empty for an unfinished step."""
         return self.store.metrics_at(step.key) or {}
 
 
 @contextmanager
 def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
-    """Open a run folder, or make it. Its config is (re)written with ``settings``.
+    """Open or create a run folder.
 
-    In the block, chat templates write the day on which the folder was made (that of the run that is
-    open already, if this one is made from it).
+    Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
+    made from).
 
-    Raises :class:`UserError` if the folder belongs to another recipe or an earlier version, holds other things or
-    trainings without their record, can't be written to, is in use by another process, or lies on a disk that is full.
+    Raises :class:`UserError` if the folder belongs to another recipe or an earlier version, has other files or
+    trainings without a store, is not writable, is in use by another process, or is on a full disk.
     """
     _check_folder(folder, recipe)
     if write:
@@ -126,27 +126,27 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE:
             raise UserError(
-                f"only {free / 2**20:.0f} MiB are free on the disk of {folder}",
-                f"a run needs at least {MIN_FREE / 2**20:.0f} MiB: free some space or use "
-                "--folder on another disk",
+                f"only {free / 2**20:.0f} MiB are free on the disk of {folder}, and a run needs at least "
+                f"{MIN_FREE / 2**20:.0f} MiB",
+                "free some space, or use --folder on another disk",
             )
     path = folder / "store.sqlite"
-    trained = any(folder.glob("training/*/iteration-*"))
-    if trained and not path.is_file():
+    has_training = any(folder.glob("training/*/iteration-*"))
+    if has_training and not path.is_file():
         raise _without_record(path, "is gone")
-    made = _made(folder)
-    with Store.open(path, read_only=not write) as store, pinned(made):
-        if trained and store.is_empty():
+    created = _creation_date(folder)
+    with Store.open(path, read_only=not write) as store, pinned(created):
+        if has_training and store.is_empty():
             raise _without_record(path, "is empty")
-        with closing(Tracking(folder, settings, store)) as tracking:
-            yield Run(folder, recipe, settings, store, made, tracking)
+        with closing(RunTracker(folder, settings, store)) as tracker:
+            yield Run(folder, recipe, settings, store, created, tracker)
 
 
 @contextmanager
 def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterator[Run]:
-    """A run folder that is there, whole, when the block ends well, and else not at all.
+    """Create a run folder that appears only if the block succeeds.
 
-    Raises :class:`UserError` (with ``todo``) if there is something already, and as :func:`open_run`.
+    Raises :class:`UserError` (with ``todo``) if the folder exists, and like :func:`open_run`.
     """
     check_new_folder(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
@@ -155,8 +155,8 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 
 def write_config(run: Run) -> None:
-    """Write the recipe's name and settings, atomically."""
-    values = {"recipe": run.recipe, MADE: run.made, **run.settings.model_dump(mode="json")}
+    """Write the name of the recipe and the settings atomically."""
+    values = {"recipe": run.recipe, CREATED: run.created, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
     flush(temporary)
@@ -164,7 +164,7 @@ def write_config(run: Run) -> None:
 
 
 def read_config(folder: Path) -> tuple[str, dict[str, object]]:
-    """(recipe, settings as written) of a run folder; raises :class:`UserError` if it is none."""
+    """Return the recipe and the stored settings of a run folder. Raises :class:`UserError` for other folders."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise UserError(
@@ -172,17 +172,17 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
             "start one with: coterie run RECIPE --folder FOLDER",
         )
     values = read_yaml(path)
-    values.pop(MADE, None)
+    values.pop(CREATED, None)
     if "recipe" not in values:
-        raise UserError(f"{path} does not name its recipe", "put it back from a copy")
+        raise UserError(f"{path} does not name its recipe", "restore it from a copy")
     return str(values.pop("recipe")), values
 
 
-def _made(folder: Path) -> date:
-    """The day on which a run folder was made: as its config says, or today."""
+def _creation_date(folder: Path) -> date:
+    """Return the date of creation in the config; today for a new folder."""
     path = folder / "config.yaml"
-    found = read_yaml(path).get(MADE) if path.is_file() else None
-    return found if isinstance(found, date) else today()
+    created = read_yaml(path).get(CREATED) if path.is_file() else None
+    return created if isinstance(created, date) else today()
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
@@ -196,34 +196,33 @@ def differences(old: dict[str, object], new: Settings) -> list[str]:
 
 def _check_folder(folder: Path, recipe: str) -> None:
     if (folder / "config.yaml").is_file():
-        found, _ = read_config(folder)
-        if found != recipe:
+        name, _ = read_config(folder)
+        if name != recipe:
             raise UserError(
-                f"{folder} is a run of {found}, not of {recipe}",
-                "give another --folder, or the right recipe",
+                f"{folder} is a run of {name}, not of {recipe}",
+                "use another --folder or the right recipe",
             )
     elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
         raise UserError(
-            f"{folder} exists and is not a run folder", "give another --folder, or an empty one"
+            f"{folder} exists and is not a run folder", "use another --folder or an empty one"
         )
     if old := min(folder.glob("training/iteration-*"), default=None):
         raise UserError(
-            f"{folder} was written by an earlier version of coterie, which kept trainings in {old} "
-            "and not in a folder of each role",
-            "open it with the coterie version that wrote it, or run again into a new folder",
+            f"{folder} was written by an earlier version of coterie, with trainings in {old}",
+            "open it with the version that wrote it, or run again in a new folder",
         )
 
 
 def _without_record(path: Path, how: str) -> UserError:
-    """Starting over would adopt trainings of which nothing is known any more."""
+    """Return the error of a folder with trainings but no record, which must not be reused."""
     folder = path.parent
     return UserError(
-        f"{path}, the record of the run, {how}, and {folder / 'training'} holds its trainings",
-        f"put {path.name} back from a copy; to start over, remove {folder} or give another --folder",
+        f"{path}, the record of the run, {how}, but {folder / 'training'} has its trainings",
+        f"restore {path.name} from a copy; to start over, remove {folder} or use another --folder",
     )
 
 
 def _only_beginnings(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run that was stopped at its start leaves."""
+    """Return True if a folder has only files of a run that stopped at its start."""
     ours = ("store.sqlite", ".config.yaml.partial", "report.html", ".report.html.partial")
     return all(entry.name.startswith(ours) for entry in folder.iterdir())

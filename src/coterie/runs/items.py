@@ -1,4 +1,4 @@
-"""Does the items of a stage, many in flight; writes each as it finishes, and refuses to go on if all fail."""
+"""Concurrent execution of the items of a stage. Writes each item when it finishes; stops if all items fail."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,14 +18,14 @@ from coterie.trajectories.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An item that has finished, and what it made."""
+    """Result of a finished item."""
 
     key: ItemKey
     metrics: Metrics
     tree: Tree | None = None
     credit: tuple[Credit, ...] = ()
     failure: str | None = None
-    """Why it failed for good."""
+    """Reason of a permanent failure."""
 
 
 async def do_items(
@@ -38,10 +38,10 @@ async def do_items(
     in_flight: int,
     sampled_tokens: Callable[[], int] | None = None,
 ) -> None:
-    """Do the items of one iteration and stage that are left.
+    """Do the unfinished items of one iteration and stage.
 
-    ``what`` they are called, ``title`` is that of the progress. An item that fails says so itself (``Done.failure``).
-    Raises :class:`UserError` if every one of them fails, or the engine is gone.
+    ``what`` is a plural noun for the items in messages, ``title`` the title of the progress. An item reports its own
+    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is gone.
     """
     finished = {
         (stage, *done)
@@ -69,9 +69,9 @@ async def on_trees(
     in_flight: int,
     stage: str = "reward",
 ) -> None:
-    """Do what is left of a stage of which each tree of the iteration's rollouts is an item.
+    """Do the unfinished items of a stage with one item per tree of the iteration's rollouts.
 
-    A tree is read when its work begins: there are ``in_flight`` of them in memory at most.
+    Each tree is read when its item starts, so at most ``in_flight`` trees are in memory.
     """
 
     async def one(task: str) -> Done:
@@ -84,13 +84,13 @@ async def on_trees(
 
 @contextmanager
 def going_on(what: str, progress: Progress) -> Iterator[None]:
-    """Ends the progress, and tells the user of an engine that is gone, which is not an item's failure."""
+    """Close the progress at the end, and turn ``EngineGone`` into a ``UserError``."""
     try:
         yield
     except EngineGone as error:
         raise UserError(
-            f"{what} can't go on: {error}",
-            "fix the cause and run again: what is finished is kept, the rest is done then",
+            f"{what} cannot continue: {error}",
+            "fix the cause and run again; finished work is kept",
         ) from error
     finally:
         progress.close()
@@ -103,12 +103,12 @@ async def record(
     what: str,
     sampled_tokens: Callable[[], int] | None = None,
 ) -> None:
-    """Write each item of a stage as it finishes.
+    """Write each item of a stage when it finishes.
 
-    Failures are withheld until one succeeds, if none has in an earlier session: if all fail, that is no
-    property of the items, nothing is written, and :class:`UserError` says why.
+    Failures are written only after a first success, now or in an earlier session. If all items fail, the cause is not
+    in the items, so nothing is written and :class:`UserError` is raised.
     """
-    withheld: list[Done] = []
+    pending: list[Done] = []
     succeeded: bool | None = None
     async for done in items:
         if succeeded is None:
@@ -117,11 +117,11 @@ async def record(
             progress.advance(1)
         else:
             progress.advance(1, sampled_tokens=sampled_tokens())
-        withheld.append(done)
+        pending.append(done)
         succeeded = succeeded or done.failure is None
         if not succeeded:
             continue
-        for one in withheld:
+        for one in pending:
             store.finish(
                 one.key,
                 tree=one.tree,
@@ -129,15 +129,15 @@ async def record(
                 metrics=one.metrics,
                 failure=one.failure,
             )
-        withheld.clear()
-    if withheld:
+        pending.clear()
+    if pending:
         raise UserError(
-            f"all {len(withheld)} {what} failed; the first because: {withheld[0].failure}",
-            "fix the cause and run again; nothing was recorded of them",
+            f"all {len(pending)} {what} failed; the first with: {pending[0].failure}",
+            "fix the cause and run again; no failure was recorded",
         )
 
 
 def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
-    """Whether an item of a stage, that is one of a task, is finished and did not fail."""
+    """Return True if an item of a task is finished without failure."""
     finished = sum(bool(task) for task, _ in store.finished_keys(iteration, stage))
     return finished > sum(key.stage == stage for key, _ in store.failures(iteration))

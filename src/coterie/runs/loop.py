@@ -1,7 +1,7 @@
-"""The loop over the stages of a recipe: run, resume, refuse, fork.
+"""Loop over the stages of a recipe: run, resume, fork.
 
-A recipe gives its stages (:class:`~coterie.runs.stage.Stage`). One that is finished is never done again; one that was
-cut off is taken up where it was. A finished one whose settings have changed is refused, or kept out of a fork.
+Finished stages are not repeated and interrupted stages resume. A finished stage whose settings have changed is refused,
+or left out of a fork.
 """
 
 import shlex
@@ -15,16 +15,16 @@ from typing import Protocol
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.runs.eta import stage_place
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
-from coterie.runs.place import place_of
 from coterie.runs.stage import Stage, check_stages
 from coterie.trajectories.jsonl import copy
 
-UNSEEN = "(files that the settings name have changed, or engine.device=auto is another device here)"
+UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
 
 
 class Staged(Protocol):
-    """What the loop needs of a recipe."""
+    """Interface of a recipe for the loop."""
 
     name: str
 
@@ -33,15 +33,15 @@ class Staged(Protocol):
     def at(self, step: Step) -> Stage: ...
 
     def fingerprint(self, step: Step) -> str:
-        """Hash of the settings that this step's results depend on."""
+        """Return a hash of the settings that the results of a step depend on."""
         ...
 
     def check(self) -> None:
-        """Refuse, with :class:`UserError`, what can't work, before anything expensive."""
+        """Raise :class:`UserError` for settings that cannot work, before any expensive work."""
         ...
 
     def close(self) -> None:
-        """End what its stages have started and kept for the next ones, such as servers."""
+        """Stop everything that stages share, such as servers."""
         ...
 
 
@@ -60,10 +60,9 @@ def run_steps(
     *,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the given steps (default: all), skipping those that are finished; ``after`` follows each.
+    """Run the unfinished steps among ``steps`` (default: all), and call ``after`` after each.
 
-    Raises :class:`UserError` if a finished step's settings have changed, or if a step is asked for
-    whose input is missing.
+    Raises :class:`UserError` if the settings of a finished step have changed, or the input of a step is missing.
     """
     stages = {stage.step: stage for stage in recipe.stages()}
     check_stages(recipe.name, list(stages.values()))
@@ -73,7 +72,7 @@ def run_steps(
     try:
         for step in stages if steps is None else steps:
             if not run.is_finished(step):
-                progress.stage(place_of(run, list(stages.values()), stages[step]))
+                progress.stage(stage_place(run, list(stages.values()), stages[step]))
                 _run_stage(recipe, run, stages[step], progress)
                 after()
     finally:
@@ -82,63 +81,62 @@ def run_steps(
 
 def _run_stage(recipe: Staged, run: Run, stage: Stage, progress: Progress) -> None:
     step = stage.step
-    for needed in stage.after:
-        if not run.is_finished(needed):
+    for required in stage.after:
+        if not run.is_finished(required):
             raise UserError(
-                f"the {step} needs the {needed}, which is not finished",
-                f"run `coterie stage {needed.stage} {run.folder} --iteration {needed.iteration}` first, "
-                "or `coterie run` for all",
+                f"the {step} needs the {required}, which is not finished",
+                f"run `coterie stage {required.stage} {run.folder} --iteration {required.iteration}` first, "
+                "or `coterie run` for all stages",
             )
     run.begin(step, recipe.fingerprint(step))
-    began = time.monotonic()
+    start = time.monotonic()
     metrics = stage.do(run, step.iteration, progress)
-    seconds = round(time.monotonic() - began, 3)
+    seconds = round(time.monotonic() - start, 3)
     run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
 
 
 def check_finished(recipe: Staged, run: Run) -> None:
-    """Refuse changed settings on a step that is finished or begun, naming them."""
+    """Raise :class:`UserError` if the settings of a finished or started step have changed."""
     for step in [stage.step for stage in recipe.stages()]:
-        begun = run.begun_under(step)
-        if begun is not None and begun != recipe.fingerprint(step):
+        fingerprint = run.start_fingerprint(step)
+        if fingerprint is not None and fingerprint != recipe.fingerprint(step):
             changed = differences(read_config(run.folder)[1], run.settings)
-            done = "finished" if run.is_finished(step) else "begun"
+            done = "finished" if run.is_finished(step) else "started"
             raise UserError(
                 f"the {step} in {run.folder} was {done} under other settings:\n    "
                 + "\n    ".join(changed or [UNSEEN]),
-                "keep the settings, or add --fork FOLDER for a new run that keeps the steps that "
-                "these settings do not touch",
+                "keep the settings, or add --fork FOLDER for a new run with the steps that these settings do not "
+                "change",
             )
 
 
 def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list[Step]:
-    """Make a run at ``target`` with the finished steps of ``source`` that ``settings`` leave valid.
+    """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``.
 
-    The source may be a run of another recipe: steps that are the same in both are kept. Returns the
-    steps kept. The folder appears when it is whole. Raises :class:`UserError` if
-    ``target`` exists.
+    The source may be a run of another recipe with equal steps. The folder appears when it is complete. Returns the
+    copied steps. Raises :class:`UserError` if ``target`` exists.
     """
     with (
         open_run(source, read_config(source)[0], settings, write=False) as old,
         new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
-        kept = _kept(recipe, old)
-        copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
-        for step in kept:
+        steps = _valid_steps(recipe, old)
+        copy(old.store, new.store, {(step.iteration, step.stage) for step in steps})
+        for step in steps:
             for role in recipe.at(step).trains:
-                if (trained := old.training_folder(step.iteration, role)).exists():
-                    shutil.copytree(trained, new.training_folder(step.iteration, role))
-    return kept
+                if (folder := old.training_folder(step.iteration, role)).exists():
+                    shutil.copytree(folder, new.training_folder(step.iteration, role))
+    return steps
 
 
-def _kept(recipe: Staged, run: Run) -> list[Step]:
-    kept: list[Step] = []
+def _valid_steps(recipe: Staged, run: Run) -> list[Step]:
+    steps: list[Step] = []
     for stage in recipe.stages():
-        step, whole = stage.step, all(needed in kept for needed in stage.after)
-        if whole and run.is_finished(step) and _is_current(recipe, run, step):
-            kept.append(step)
-    return kept
-
-
-def _is_current(recipe: Staged, run: Run, step: Step) -> bool:
-    return run.begun_under(step) == recipe.fingerprint(step)
+        step, has_inputs = stage.step, all(required in steps for required in stage.after)
+        if (
+            has_inputs
+            and run.is_finished(step)
+            and run.start_fingerprint(step) == recipe.fingerprint(step)
+        ):
+            steps.append(step)
+    return steps

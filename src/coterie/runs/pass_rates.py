@@ -1,7 +1,4 @@
-"""How often a policy solves each task, by the dialogues that a store holds.
-
-By score, whatever was added to it for a reward.
-"""
+"""Pass rates of a policy by task, from the scores of stored dialogues (not from rewards)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,49 +6,49 @@ from dataclasses import dataclass
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.gold import question_of
 from coterie.runs.reinforce.loop import step_records
-from coterie.runs.reinforce.sampling import place
+from coterie.runs.reinforce.sampling import step_stage
 from coterie.trajectories.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """Of one task."""
+    """Pass rate of one task."""
 
     passed: int
     graded: int
-    """Dialogues that ended with a score. One that failed, or that a judge could not grade, says nothing."""
+    """Dialogues with a score. Failed and ungraded dialogues are not counted."""
 
     @property
     def rate(self) -> float:
-        """Share of the graded ones that passed."""
+        """Share of graded dialogues that passed."""
         return self.passed / self.graded
 
 
 @dataclass(frozen=True, slots=True)
 class PassRates:
-    """Of all tasks of a stage."""
+    """Pass rates of all tasks of a stage."""
 
     by_task: Mapping[str, PassRate]
     by_question: Mapping[str, PassRate]
-    """By the key of a question, for tasks whose ids are not those of rows."""
+    """Pass rates by key of the question, for tasks whose ids differ from the ids of rows."""
 
     def of(self, data_set: str, row: QuestionRow) -> PassRate | None:
-        """That of the task that a row became; ``None`` if it was not played, or never graded."""
+        """Return the pass rate of a row's task; ``None`` if it has no graded dialogue."""
         return self.by_task.get(f"{data_set}-{row.id}") or self.by_question.get(row.key)
 
 
 def pass_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
-    """Rates of the tasks that have a graded dialogue; one passes whose score is at least ``passing``."""
+    """Return the pass rates of a stage. A dialogue passes if its score is at least ``passing``."""
     return _rates(store, iteration, [stage], passing)
 
 
 def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
-    """The same of the tasks of a reinforcement learning, each by the newest step that has sampled it.
+    """Return the pass rates of reinforcement learning, of each task in the newest step that sampled it.
 
-    A step counts when it was taken: before that its groups may not be whole.
+    Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
     steps = sorted(step_records(store, iteration, stage))
-    return _rates(store, iteration, [place(stage, step) for step in steps], passing)
+    return _rates(store, iteration, [step_stage(stage, step) for step in steps], passing)
 
 
 def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
@@ -59,7 +56,7 @@ def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) 
     for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
         scores = [one.score for one in tree.outcomes.values() if one.score is not None]
         if scores:
-            found = PassRate(sum(score >= passing for score in scores), len(scores))
-            by_task[tree.task] = found
-            by_question[question_key(question_of(store.task(tree.task)))] = found
+            rate = PassRate(sum(score >= passing for score in scores), len(scores))
+            by_task[tree.task] = rate
+            by_question[question_key(question_of(store.task(tree.task)))] = rate
     return PassRates(by_task, by_question)

@@ -1,11 +1,11 @@
-"""Plays episodes into a store: each is written as it finishes, and what is written is not played again."""
+"""Playing of episodes into a store. Each episode is written when it finishes and is not repeated."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.progress import Progress
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, Finished
-from coterie.runs.held_out import grade_means
+from coterie.runs.evaluation_results import grade_means
 from coterie.runs.items import Done, going_on, record
 from coterie.trajectories.store import Metrics, Store
 
@@ -17,9 +17,9 @@ async def play(
     progress: Progress,
     sampled_tokens: Callable[[], int],
 ) -> None:
-    """Play the episodes that are left. All are of one iteration and stage.
+    """Play the unfinished episodes of one iteration and stage.
 
-    Raises :class:`UserError` if every one of them fails.
+    Raises :class:`UserError` if all of them fail.
     """
     iteration, stage = episodes[0].iteration, episodes[0].stage
     finished = {key for key in store.finished_keys(iteration, stage) if key[0]}
@@ -35,21 +35,23 @@ async def play(
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
-    """How many dialogues of a stage there are and how many failed; mean score, tokens, and what grades say.
+    """Return the number of dialogues and failures, and the mean score, tokens and metrics of grades.
 
-    A dialogue that failed, or that could not be graded, counts with a score of 0.
+    A failed or ungraded dialogue scores 0.
     """
-    found = [o.score for tree in store.trees(iteration, stage) for o in tree.outcomes.values()]
-    scores = [score for score in found if score is not None]
-    played = [m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task]
+    all_scores = [o.score for tree in store.trees(iteration, stage) for o in tree.outcomes.values()]
+    scores = [score for score in all_scores if score is not None]
+    dialogues = [
+        m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task
+    ]
     failed = sum(key.stage == stage for key, _ in store.failures(iteration))
-    failed += len(found) - len(scores)
+    failed += len(all_scores) - len(scores)
     n = len(scores) + failed
     return {
         "n": n,
         "failed": failed,
         "score": sum(scores) / n if n else 0.0,
-        "tokens": sum(int(metrics["tokens"]) for metrics in played) / n if n else 0.0,
+        "tokens": sum(int(metrics["tokens"]) for metrics in dialogues) / n if n else 0.0,
         **grade_means(store, iteration, stage, samples=None),
     }
 

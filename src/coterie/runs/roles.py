@@ -1,9 +1,9 @@
-"""The models of a run, by role: where each version lies, how it is loaded, and which engine samples from it.
+"""Models of a run by role: paths, loading and engines of each version.
 
-Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
-whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
-and scoring in this process it is merged into a base in float32, and stays beside a base in bfloat16, in which small
-updates would be rounded away; servers serve it as an adapter.
+Version 0 of a role is its initial model. Version ``i`` is the result of the training in iteration ``i - 1``: full
+weights or a LoRA adapter of the initial model, which the next training continues. For sampling and scoring in this
+process, an adapter is merged into float32 weights. With bfloat16 weights it stays separate, because merging would round
+small updates away. Servers serve it as an adapter.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -28,21 +28,21 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model under a name of its own."""
+    """A named model."""
 
     name: str
     model: str
     shares: str | None = None
-    """The role with which it shares one base in memory; both are then adapters of it."""
+    """Role to share one base model in memory with; both are then adapters."""
     head: bool = False
 
 
 def check_roles(roles: Sequence[Role]) -> None:
-    """Refuse, with :class:`UserError`, roles that can't work."""
+    """Raise :class:`UserError` for roles that cannot work."""
     known: dict[str, Role] = {}
     for role in roles:
         if role.name in known:
-            raise UserError(f"two roles are called {role.name!r}", "give each a name of its own")
+            raise UserError(f"two roles are called {role.name!r}", "give each a unique name")
         if not role.model:
             raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
         known[role.name] = role
@@ -55,29 +55,29 @@ def _check_shared(role: Role, known: Mapping[str, Role]) -> None:
     other = known.get(role.shares or "")
     if other is None or other is role:
         raise UserError(
-            f"the role {role.name!r} shares its base with {role.shares!r}, which is no other role",
+            f"the role {role.name!r} shares its base with {role.shares!r}, which is not another role",
             f"name one of: {', '.join(name for name in known if name != role.name)}",
         )
     if other.shares is not None:
         raise UserError(
-            f"{role.name!r} shares the base of {other.name!r}, which shares another one's",
+            f"{role.name!r} shares the base of {other.name!r}, which itself shares the base of {other.shares!r}",
             f"let both share with {other.shares!r}",
         )
     if role.head or other.head:
         raise UserError(
             f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
-            "give the one with the head a model of its own",
+            "give the role with the head its own model",
         )
     if identity(role.model) != identity(other.model):
         raise UserError(
             f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
             "in their weights or tokenizers",
-            "give both the same model, or leave out `shares`: each then has one of its own",
+            "give both the same model, or remove `shares` to give each its own model",
         )
 
 
 class Roles:
-    """The roles of one open run; to be closed."""
+    """Roles of one open run. Must be closed."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Roles:
     ) -> None:
         check_roles(roles)
         self.dtype = dtype
-        """Of the weights of all models in this process."""
+        """Data type of the weights of all models in this process."""
         self.known = {role.name: role for role in roles}
         self.settings = settings
         self.run = run
         self.engines = RunEngines(settings, roles[0].model, run.folder / "servers")
         self._shared: dict[str, LoadedModel] = {}
-        """Bases with the adapters of several roles, by the role that the others share with."""
+        """Base models with the adapters of several roles, by the role that owns the base."""
 
-    # -- where weights are ----------------------------------------------------------------------
+    # -- weights --------------------------------------------------------------------------------
 
     def path(self, name: str, version: int) -> Path | str:
         if version:
@@ -104,7 +104,7 @@ class Roles:
         return self.known[name].model
 
     def load(self, name: str, version: int, *, merge: bool = True) -> LoadedModel:
-        """A version of a role; an adapter is merged, but for sampling (``merge=False``) only into float32 weights."""
+        """Load a version of a role. Merges an adapter; with ``merge=False`` only into float32 weights."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
@@ -117,7 +117,7 @@ class Roles:
         return loaded
 
     def load_to_train(self, name: str, version: int) -> LoadedModel:
-        """A version of a role, to be trained on: an adapter is beside its base, and goes on."""
+        """Load a version of a role for training. An adapter stays separate and trainable."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
@@ -140,10 +140,10 @@ class Roles:
             attention=s.attention,
         )
 
-    # -- the engines that sample from them -------------------------------------------------------
+    # -- engines --------------------------------------------------------------------------------
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run asynchronous work on the loop that servers live on."""
+        """Run a coroutine on the event loop of the servers."""
         return self.engines.run(work)
 
     async def speak(self, name: str, version: int) -> Speaking:
@@ -161,11 +161,11 @@ class Roles:
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
-        """A version of a role in this process, such as a frozen base, whatever engines the others have."""
+        """Return an in-process engine of a version of a role, such as a frozen base."""
         return self.engines.embedded(self.load(name, version, merge=False), version, role=name)
 
     def make_room(self) -> None:
-        """Let go of devices before other work on them."""
+        """Free the devices."""
         self._shared.clear()
         self.engines.make_room()
 
@@ -174,7 +174,7 @@ class Roles:
         self.engines.close()
 
     def _base(self, role: Role) -> str | None:
-        """The role in whose place the base of several is kept; ``None`` for a role by itself."""
+        """Return the role that owns the shared base of a role; ``None`` if it does not share."""
         if role.shares is not None:
             return role.shares
         return role.name if any(one.shares == role.name for one in self.known.values()) else None
@@ -183,8 +183,8 @@ class Roles:
         path = self.path(role.name, version)
         if version and not is_adapter(path):
             raise UserError(
-                f"{role.name!r} shares a base, but its training left whole weights in {path}",
-                "train it with method=lora, or leave out `shares`",
+                f"{role.name!r} shares a base, but its training wrote full weights to {path}",
+                "train it with method=lora, or remove `shares`",
             )
         if base not in self._shared:
             self._shared[base] = self._load(self.known[base].model)
@@ -192,12 +192,12 @@ class Roles:
         if version:
             model = load_adapter(loaded.model, Path(path), name=role.name)
         else:
-            model = _as_it_began(loaded.model, role.name)
+            model = _fresh_adapter(loaded.model, role.name)
         self._shared[base] = replace(loaded, model=model)
         return self._shared[base]
 
 
-def _as_it_began(model: Any, name: str) -> Any:
+def _fresh_adapter(model: Any, name: str) -> Any:
     if isinstance(model, PeftModel) and name in model.peft_config:
         remove_adapter(model, name)
     return add_lora(model, r=1, alpha=1, name=name).eval()

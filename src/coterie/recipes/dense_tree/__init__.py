@@ -1,1 +1,1 @@
-"""DensePolicy: dense trees of trajectories, and preferences between siblings."""
+"""DensePolicy: preference pairs from dense trees of trajectories."""

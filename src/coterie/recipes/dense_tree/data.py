@@ -1,4 +1,4 @@
-"""What ``dense_tree``'s stages read and train on: tasks, trees, values, pairs, successful runs."""
+"""Tasks, trees, values, pairs and successful rollouts of DensePolicy."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from itertools import cycle, islice
 
 from coterie.datasets.preferences import PreferenceRow, Preferences
 from coterie.environments.acting.environment import Acting, drop_shots
-from coterie.environments.traits import agents_of, most_turns
+from coterie.environments.traits import Openers, agents_of, most_turns
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -24,11 +24,10 @@ from coterie.rollout.instructed import speakers as instructed
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
-from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.growing import rollouts
 from coterie.runs.items import Done
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
+from coterie.runs.tree_growth import rollouts
 from coterie.selection.budget import densest
 from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
 from coterie.tools.sandbox.pool import Sandbox
@@ -43,16 +42,14 @@ from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Message, digest
 from coterie.trajectories.view import Edit, View, recontext, view
 
-# Held-out questions that text from elsewhere may ask: it is not trained on.
-#
-# The released code trained on the tasks that it evaluated; its pairs, and anybody's, are looked through.
+# Filter outside preference sets, which may contain held-out questions (DensePolicy's code trained on test tasks).
 
 BEGINNING = 32
-"""Characters of a question by which it is looked up. A shorter one counts only as all of a message, or its end."""
+"""Characters that index a question. A shorter question matches only a whole message or its end."""
 
 
-class HeldOut:
-    """Questions, whatever their case and spacing."""
+class HeldOutQuestions:
+    """Index of questions that ignores case and spacing."""
 
     def __init__(self, questions: Iterable[str]) -> None:
         self._long: dict[str, list[str]] = {}
@@ -67,7 +64,7 @@ class HeldOut:
         return any(role == "user" and self._is_in(_plain(text)) for role, text in messages)
 
     def _is_in(self, text: str) -> bool:
-        starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
+        starts = [0, *(index + 1 for index, letter in enumerate(text) if letter == " ")]
         return any(
             text.startswith(question, start)
             for start in starts
@@ -80,9 +77,9 @@ def _plain(text: str) -> str:
 
 
 def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -> Pair:
-    """A row of the set ``name`` as a pair; of each side the reply is the target, its end of turn included."""
-    shown = [Message.of(role, text) for role, text in row.messages]
-    prompt = renderer.render(shown, Tree(row.id, "mix", 0), agent)
+    """Convert a row of the set ``name`` into a pair whose targets are the replies, including the end of the turn."""
+    messages = [Message.of(role, text) for role, text in row.messages]
+    prompt = renderer.render(messages, Tree(row.id, "mix", 0), agent)
 
     def side(reply: str) -> tuple[Row, ...]:
         ids = prompt + renderer.encode_turn(reply)
@@ -93,20 +90,20 @@ def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -
 
 
 GROWN = "grown"
-"""The stage under which trees are noted that grow no more."""
+"""Stage name of the items that mark complete trees."""
 PLAIN = "plain"
-"""The recontext rule of training: no examples, and nothing that a step was asked for besides."""
+"""Recontext rule of training: prompts without few-shot examples and sampling instructions."""
 SUCCESS = 1.0
-"""The score of a run that succeeded."""
+"""Score of a successful rollout."""
 
 
 def plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return messages without examples and without what a step was asked for besides."""
+    """Remove few-shot examples and sampling instructions from messages."""
     return drop_requests(drop_shots(messages))
 
 
 class DenseTreeData(Recipe):
-    """The data of a run under given settings."""
+    """Data of the DensePolicy stages."""
 
     settings: DenseTreeSettings
     by_task = ("rollout", GROWN, "reward")
@@ -116,22 +113,22 @@ class DenseTreeData(Recipe):
         super().__init__(settings)
         if len(self.environment.actors) != 1 or not agents_of(self.environment):
             raise UserError(
-                f"{self.name} grows trees of one agent, and {settings.played} has "
+                f"{self.name} needs one agent, and {settings.played} has "
                 f"{', '.join(self.environment.actors)}",
-                "use an environment in which one agent acts, such as environment=python_maths or babyai",
+                "use an environment with one agent, such as environment=python_maths or babyai",
             )
         (self.agent,) = agents_of(self.environment)
         self.steps_of_path = most_turns(self.environment)
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for missing preferences and a part without tasks, too."""
+        """Return the size of the run. Raises ``UserError`` for missing preference sets and a shard without tasks."""
         for source in self.settings.mix.sets:
             Preferences(source).files()
         if not self.train_tasks(0):
             part, parts = self.settings.rollout.shard
             raise UserError(
                 f"rollout.shard=[{part},{parts}] has no tasks",
-                "divide the run into fewer parts, or give it more rollout.tasks",
+                "use fewer shards, or raise rollout.tasks",
             )
         return super().plan()
 
@@ -146,41 +143,40 @@ class DenseTreeData(Recipe):
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """The training tasks of an iteration that are this run's part."""
+        """Return the training tasks of an iteration that belong to this run's shard."""
         s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
-        drawn = [s.tasks] * iteration
-        return self.environment.tasks("train", s.tasks, self.settings.seed, drawn)[part::parts]
+        previous = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
 
     # -- trees ----------------------------------------------------------------------------------
 
-    def search(self, branches: Branches, sampler: TokenSampler, known: Sequence[Rollout]) -> Search:
-        """The search of a task's tree, by one engine; ``known`` are its rollouts so far."""
+    def search(
+        self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
+    ) -> Search:
+        """Return the search of a task's tree, which continues after ``rollouts_so_far``."""
         return DenseSearch(
             *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
-            *(self.pairs_among, known),
+            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
             steps=self.steps_of_path,
             seed=self.settings.seed,
         )
 
     def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
-        """The agent's samplers by label, all of one engine; labels of one temperature share one."""
+        """Return the agent's sampler of each child label. Labels with the same temperature share a sampler."""
         s = self.settings.search
         temperatures = [s.temperature(label) for label in range(s.base)]
-        known = {t: sampler.at(t) for t in temperatures}
+        samplers = {t: sampler.at(t) for t in temperatures}
         if s.children == "temperature" or s.children == "sampling":
-            return [known[t] for t in temperatures]
-        return instructed(s.children, known[0.0], known[1.0], s.base)
-
-    def pairs_among(self, values: Sequence[NodeValue]) -> int:
-        return count_pairs(values, self.settings.pairs)
+            return [samplers[t] for t in temperatures]
+        return instructed(s.children, samplers[0.0], samplers[1.0], s.base)
 
     # -- values ---------------------------------------------------------------------------------
 
-    async def valued(self, run: Run, tree: Tree) -> Done:
-        """The values of a tree's nodes, as credit."""
+    async def value_tree(self, run: Run, tree: Tree) -> Done:
+        """Store V(node), the mean success of the rollouts through the node, as credit."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        played = rollouts(run.store, tree.iteration, tree.task)
-        values = tree_values(tree, played[tree.task], self.settings)
+        rollouts_by_task = rollouts(run.store, tree.iteration, tree.task)
+        values = tree_values(tree, rollouts_by_task[tree.task], self.settings)
         credit = [
             Credit(node, name, number, settings)
             for node, value in values.items()
@@ -197,50 +193,56 @@ class DenseTreeData(Recipe):
         return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
-        """The values of a tree's nodes, as the reward stage left them."""
+        """Read the node values of a tree that the reward stage stored."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        found: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
-        for one in run.store.credit_of(tree):
-            if one.settings == settings:
-                found[one.name][one.node] = one.value
-        visits, distances = found["visits"], found["distance"]
+        columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for credit in run.store.credit_of(tree):
+            if credit.settings == settings:
+                columns[credit.name][credit.node] = credit.value
+        visits, distances = columns["visits"], columns["distance"]
         return {
             node: NodeValue(mean, round(visits[node]), distances[node])
-            for node, mean in found["value"].items()
+            for node, mean in columns["value"].items()
         }
 
-    # -- what is selected -----------------------------------------------------------------------
+    # -- selection ------------------------------------------------------------------------------
 
     def tree_pairs(self, run: Run, tree: Tree) -> list[SiblingPair]:
-        """All pairs of a tree, in an order that does not depend on how it grew."""
+        """Return all pairs of a tree, in an order that does not depend on the order of its rollouts.
+
+        Siblings with ``V_chosen - V_rejected >= margin`` and enough visits are a pair.
+        """
         s = self.settings.pairs
         if s.rule == "first_difference":
             scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
-            found = first_differences(tree, scores, self.agent, s)
+            pairs = first_differences(tree, scores, self.agent, s)
         else:
-            found = dense_pairs(tree, self.values(run, tree), s)
-        return sorted(found, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
+            pairs = dense_pairs(tree, self.values(run, tree), s)
+        return sorted(pairs, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
 
     def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
-        """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
-        found = {
+        """Select pairs within the budget and count all pairs by task.
+
+        Keeps the ids of pairs in memory instead of the trees.
+        """
+        pairs_by_task = {
             tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
             for tree in run.store.outlines(iteration, "rollout")
         }
-        counts = {task: len(pairs) for task, pairs in found.items()}
-        kept = densest(counts, self.settings.budget, self.settings.seed)
+        counts = {task: len(pairs) for task, pairs in pairs_by_task.items()}
+        indices = densest(counts, self.settings.budget, self.settings.seed)
         context = self.context(self.train_tasks(iteration))
-        chosen = [
+        selections = [
             Selection(better, self.agent, context, rejected=worse)
-            for task in sorted(kept)
-            for better, worse in map(found[task].__getitem__, kept[task])
+            for task in sorted(indices)
+            for better, worse in map(pairs_by_task[task].__getitem__, indices[task])
         ]
         if self.settings.learns == "random_sides":
-            chosen = [self._turned(one) for one in chosen]
-        return chosen, counts
+            selections = [self._random_side(one) for one in selections]
+        return selections, counts
 
     def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
-        """As many whole successful runs as there would be pairs, of the same trees; none twice before all came once."""
+        """Select successful rollouts for the control: as many as pairs, each repeated only after all others."""
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf
@@ -250,87 +252,95 @@ class DenseTreeData(Recipe):
         ]
         random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
         context = self.context(self.train_tasks(iteration))
-        drawn = islice(cycle(leaves), len(pairs))
-        chosen = [Selection(leaf, self.agent, context) for leaf in drawn]
-        return chosen, counts
+        repeated = islice(cycle(leaves), len(pairs))
+        selections = [Selection(leaf, self.agent, context) for leaf in repeated]
+        return selections, counts
 
-    def _turned(self, pair: Selection) -> Selection:
+    def _random_side(self, pair: Selection) -> Selection:
         assert pair.rejected is not None, "it is a pair"
         if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
             return pair
         return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
 
-    # -- what is trained on ---------------------------------------------------------------------
+    # -- training data --------------------------------------------------------------------------
 
     def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
-        for tree, one in selected(run, iteration):
-            assert one.rejected is not None, "pairs were selected"
-            worse = replace(one, leaf=one.rejected)
-            sides = self.seen(tree, one), self.seen(tree, worse)
-            yield turn_pair(*sides, weight=one.weight, group=tree.task)
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "the selections are pairs"
+            worse = replace(selection, leaf=selection.rejected)
+            sides = self.training_view(tree, selection), self.training_view(tree, worse)
+            yield turn_pair(*sides, weight=selection.weight, group=tree.task)
 
-    def seen(self, tree: Tree, one: Selection) -> View:
-        """What the agent saw, without examples and without what a step was asked for besides."""
-        if one.context is None:
-            return view(tree, one.leaf, one.agent)
+    def training_view(self, tree: Tree, selection: Selection) -> View:
+        """Return the agent's view of a trajectory without few-shot examples and sampling instructions."""
+        if selection.context is None:
+            return view(tree, selection.leaf, selection.agent)
         render = self.renderer.render
-        return recontext(tree, one.leaf, one.agent, name=one.context, edit=plain, render=render)
+        return recontext(
+            tree, selection.leaf, selection.agent, name=selection.context, edit=plain, render=render
+        )
 
     @cached_property
     def renderer(self) -> ChatRenderer:
         return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
 
     def context(self, tasks: Sequence[Task]) -> str | None:
-        """The recontext rule of training; none where the prompts were plain already."""
-        asks = self.settings.search.children not in ("temperature", "sampling")
-        shows = isinstance(self.environment, Acting) and any(map(self.environment.shots, tasks[:1]))
-        return PLAIN if asks or shows else None
+        """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
+        has_instructions = self.settings.search.children not in ("temperature", "sampling")
+        has_examples = isinstance(self.environment, Acting) and any(
+            map(self.environment.shots, tasks[:1])
+        )
+        return PLAIN if has_instructions or has_examples else None
 
     # -- outside preferences --------------------------------------------------------------------
 
     @cached_property
-    def mixed_content(self) -> list[tuple[str, int, str]]:
-        """What is mixed in: short names, counts, checksums."""
+    def mix_identity(self) -> list[tuple[str, int, str]]:
+        """Names, counts and checksums of the outside preference sets."""
         sets = ((Preferences(source), count) for source, count in self.settings.mix.sets.items())
         return sorted((one.name, count, one.content()) for one, count in sets)
 
     @cached_property
-    def held_out(self) -> HeldOut:
-        """The held-out questions, if tasks are rows of a data set; games have none that text could give away."""
+    def heldout_questions(self) -> HeldOutQuestions:
+        """Held-out questions of a data set; empty for games, whose tasks are not questions."""
         if self.settings.dataset.name is None:
-            return HeldOut(())
+            return HeldOutQuestions(())
         tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
-        return HeldOut(str(task.public["question"]) for task in tasks if "question" in task.public)
+        return HeldOutQuestions(
+            str(task.public["question"]) for task in tasks if "question" in task.public
+        )
 
     def mixed_pairs(
         self, iteration: int, renderer: ChatRenderer, progress: Progress
     ) -> tuple[list[Pair], Metrics]:
-        """The outside pairs of an iteration, and how many there are of each set.
+        """Draw the outside pairs of an iteration and count them by set.
 
-        Pairs that ask a held-out question are left out, and counted.
+        Pairs with a held-out question are left out and counted.
         """
-        found, counts = list[Pair](), dict[str, float | int | str]()
-        for source, most in self.settings.mix.sets.items():
-            own = Preferences(source)
-            drawn = own.draw(most, f"mix/{self.settings.seed}/{iteration}/{own.name}")
-            left = [row for row in drawn if not self.held_out.is_asked(row.messages)]
-            progress.start(len(left), f"pairs of {own.name}")
-            for row in left:
-                found.append(as_pair(row, renderer, own.name, self.agent))
+        pairs, counts = list[Pair](), dict[str, float | int | str]()
+        for source, count in self.settings.mix.sets.items():
+            preferences = Preferences(source)
+            candidates = preferences.draw(
+                count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
+            )
+            rows = [row for row in candidates if not self.heldout_questions.is_asked(row.messages)]
+            progress.start(len(rows), f"pairs of {preferences.name}")
+            for row in rows:
+                pairs.append(as_pair(row, renderer, preferences.name, self.agent))
                 progress.advance(1)
-            counts[f"mixed_{own.name}"] = len(left)
-            lacking = {"lacking": most - len(drawn), "held_out": len(drawn) - len(left)}
-            counts |= {f"{what}_{own.name}": n for what, n in lacking.items() if n}
-        return found, counts
+            counts[f"mixed_{preferences.name}"] = len(rows)
+            lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
+            counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
+        return pairs, counts
 
 
 def tree_values(
-    tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
+    tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
 ) -> Mapping[str, NodeValue]:
-    found = TreeValues(tree.root, settings.search.value)
-    for path, one in distinct(tree, played, set()):
-        found.add(path, one.reward or 0.0)
-    return found.values()
+    values = TreeValues(tree.root, settings.search.value)
+    for path, rollout in distinct(tree, rollouts, set()):
+        values.add(path, rollout.reward or 0.0)
+    return values.values()
 
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:

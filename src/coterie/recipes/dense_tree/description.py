@@ -1,4 +1,4 @@
-"""DensePolicy for the commands."""
+"""Registry entry of DensePolicy."""
 
 from coterie.recipes.description import describe
 

@@ -1,4 +1,4 @@
-"""Every setting of the methods of ``dense_tree``: ``gsm8k``, ``math``, ``babyai`` and ``tiny``."""
+"""Settings of ``dense_tree``."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -20,57 +20,59 @@ Learns = Literal["pairs", "random_sides", "successes"]
 
 
 class TreesSettings(Settings):
-    """The trees of an iteration."""
+    """Trees of an iteration."""
 
-    tasks: int = key(64, "Training tasks of each iteration; each gets a tree.", ge=1)
-    max_tokens: int = key(1024, "Most tokens of one message.", source="DensePolicy: 1024", ge=1)
+    tasks: int = key(64, "Training tasks per iteration, with one tree each.", ge=1)
+    max_tokens: int = key(1024, "Maximum tokens per message.", source="DensePolicy: 1024", ge=1)
     max_trees: int = key(
-        64, "Trees that grow at a time. In each, a window of rollouts is in flight.", ge=1
+        64, "Trees that grow concurrently, each with a window of rollouts in flight.", ge=1
     )
     shard: tuple[int, int] = key(
         (0, 1),
-        "Which part of the tasks this run has: [i, n] is part i of n, counted from 0. `coterie merge` puts the runs of "
-        "all parts together.",
+        "Shard of the tasks for this run: [i, n] is part i of n, counted from 0. `coterie merge` merges the runs of "
+        "all parts.",
     )
 
     @model_validator(mode="after")
-    def _a_part_that_there_is(self) -> Self:
+    def _check_shard(self) -> Self:
         part, parts = self.shard
         if not 0 <= part < parts:
-            raise ValueError(f"there is no part {part} of {parts}: count from 0")
+            raise ValueError(f"there is no part {part} of {parts}; parts are counted from 0")
         return self
 
 
 class PairObjectiveSettings(DPOSettings):
-    """The numbers of DPO."""
+    """DPO objective."""
 
-    beta: float = key(0.1, "strength of the pull to the reference", source="DensePolicy: 0.1", gt=0)
+    beta: float = key(
+        0.1, "strength of the regularization to the reference", source="DensePolicy: 0.1", gt=0
+    )
 
 
 class PairTrainingSettings(TrainingSettings):
-    """How the policy is trained on pairs."""
+    """DPO training on pairs."""
 
     learning_rate: float = key(7.2e-8, "peak learning rate", source="DensePolicy: 7.2e-8", gt=0)
-    batch_rows: int = key(32, "pairs of one optimiser step", source="DensePolicy: 32", ge=1)
-    max_length: int = key(4096, "tokens of a row at most", source="DensePolicy: 4096", ge=2)
+    batch_rows: int = key(32, "pairs per optimizer step", source="DensePolicy: 32", ge=1)
+    max_length: int = key(4096, "maximum tokens per row", source="DensePolicy: 4096", ge=2)
 
 
 class MixSettings(Settings):
-    """Outside preferences that are trained on with the trees' pairs."""
+    """Outside preference sets, mixed with the pairs of the trees."""
 
     main: ClassVar[str] = "sets"
 
     sets: dict[str, Annotated[int, Field(ge=1)]] = key(
         {},
-        "How many pairs of each set: {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is ultra_interact, "
-        "ultra_feedback (of the Hugging Face hub), or a JSONL file in TRL's conversational preference format. They are "
-        "drawn by the seed, none twice; a smaller set is taken whole.",
+        "Pairs to draw from each set, for example {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is "
+        "ultra_interact or ultra_feedback (Hugging Face Hub), or a JSONL file in TRL's conversational preference "
+        "format. Drawn by seed without replacement; a smaller set is used whole.",
         source="DensePolicy: 14000 of UltraInteract, 14000 of UltraFeedback",
     )
 
     @field_validator("sets")
     @classmethod
-    def _sets_that_can_be_told_apart(cls, value: dict[str, int]) -> dict[str, int]:
+    def _check_names(cls, value: dict[str, int]) -> dict[str, int]:
         names: dict[str, str] = {}
         for source in value:
             try:
@@ -79,25 +81,25 @@ class MixSettings(Settings):
                 raise ValueError(f"{error.what}: {error.todo}") from None
             if name in names:
                 raise ValueError(
-                    f"{names[name]} and {source} would both be called {name}: rename one"
+                    f"{names[name]} and {source} have the same name {name}; rename one of them"
                 )
             names[name] = source
         return value
 
 
 class DenseTreeSettings(RecipeSettings):
-    """What all methods of ``dense_tree`` are told."""
+    """Settings that all methods of ``dense_tree`` share."""
 
     model: str = key(
         "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
     )
     iterations: int = key(
-        1, "How often trees are grown and learnt from.", source="DensePolicy: 1", ge=1
+        1, "Iterations of growing trees and training on them.", source="DensePolicy: 1", ge=1
     )
     learns: Learns = key(
         "pairs",
-        "What is learnt: the `pairs`; controls: the same pairs with `random_sides`, or supervised training on "
-        "`successes`, as many whole runs as there would be pairs.",
+        "Training data: the `pairs`. Controls: the same pairs with `random_sides`, or supervised training on "
+        "`successes`, as many successful rollouts as pairs.",
     )
     rollout: TreesSettings = TreesSettings()
     search: DenseSearchSettings = DenseSearchSettings()
@@ -119,19 +121,19 @@ class DenseTreeSettings(RecipeSettings):
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.pairs.margin > 1:
-            raise ValueError(f"pairs.margin={self.pairs.margin:g}: values are at most 1 apart")
+            raise ValueError(f"pairs.margin={self.pairs.margin:g}; values differ by at most 1")
         if self.mix.sets and self.learns == "successes":
-            raise ValueError("learns=successes trains on runs: leave out mix.sets, which are pairs")
+            raise ValueError("learns=successes trains on rollouts, not on pairs; remove mix.sets")
         if self.search.children == "sampling" or any(self.search.temperatures):
             return self
-        raise ValueError("search.temperatures are all 0, so all children would be the same")
+        raise ValueError("search.temperatures are all 0, so all children would be equal; raise one")
 
 
 class GSM8KSettings(DenseTreeSettings):
     """Settings of ``dense_tree/gsm8k``."""
 
     recipe: ClassVar[str] = "dense_tree/gsm8k"
-    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, on GSM8K."
+    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on GSM8K."
 
     dataset: DatasetSettings = DatasetSettings(name="gsm8k")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
@@ -141,7 +143,7 @@ class MathSettings(DenseTreeSettings):
     """Settings of ``dense_tree/math``."""
 
     recipe: ClassVar[str] = "dense_tree/math"
-    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, on MATH."
+    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search on MATH."
 
     dataset: DatasetSettings = DatasetSettings(name="math")
     environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
@@ -151,11 +153,11 @@ class BabyAISettings(DenseTreeSettings):
     """Settings of ``dense_tree/babyai``."""
 
     recipe: ClassVar[str] = "dense_tree/babyai"
-    summary: ClassVar[str] = "DensePolicy: preference pairs of dense tree search, in BabyAI."
+    summary: ClassVar[str] = "DensePolicy: preference pairs from dense tree search in BabyAI."
 
 
 class TinySettings(DenseTreeSettings):
-    """Settings of ``dense_tree/tiny``: the packaged model on the games and sums that it knows."""
+    """Settings of ``dense_tree/tiny``: the packaged model on its packaged games and sums."""
 
     recipe: ClassVar[str] = "dense_tree/tiny"
     summary: ClassVar[str] = "DensePolicy on the packaged games and model."

@@ -1,1 +1,1 @@
-"""GAP (arXiv 2510.25320; Parallel Agent Workflow Planning): plans as graphs of calls that run in parallel."""
+"""GAP (arXiv 2510.25320): graph-based agent planning with parallel tool calls."""

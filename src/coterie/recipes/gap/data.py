@@ -1,4 +1,4 @@
-"""What the stages of ``gap`` read and train on: tasks, traces, rows."""
+"""Tasks, traces and training rows of GAP."""
 
 import re
 import unicodedata
@@ -13,7 +13,7 @@ from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
-from coterie.environments.traits import agents_of
+from coterie.environments.traits import Openers, agents_of
 from coterie.environments.workflow.agent import AgentSettings
 from coterie.environments.workflow.demonstration import Demonstrates
 from coterie.environments.workflow.steps import NoTrace
@@ -24,19 +24,18 @@ from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.settings import EXPERT, GapSettings
-from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
+from coterie.recipes.gap.trace_environment import TraceEnvironment, format_error, task_of
 from coterie.recipes.gap.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.plan import Plan
-from coterie.recipes.reinforcing import CRITIC, reinforced_plan
+from coterie.recipes.reinforcement import CRITIC, plan_reinforcement
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted import ScriptedSampler
-from coterie.runs.casting import Openers
 from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.roles import Role
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 from coterie.training.amount import steps_for_targets
@@ -49,60 +48,57 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
-# Whether a prompt that somebody else wrote asks a held-out question, wherever in the prompt it stands.
-#
-# Compared are words alone: case, spaces, punctuation and signs that nobody sees make no other question.
+# Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation
+# and invisible characters are ignored.
 
 _WORD = re.compile(r"[^\W_]+")
-_LEAST = 4
-"""Words by which a question is found; one of fewer by all of them."""
+_MIN_WORDS = 4
+"""Leading words that index a question; a shorter question is indexed by all its words."""
 Words = tuple[str, ...]
 
 
 class HeldOutQuestions:
-    """The words of some questions, to be found in longer texts."""
+    """Index of questions that finds them inside longer texts."""
 
     def __init__(self, questions: Iterable[str]) -> None:
         self._beginning: dict[Words, list[Words]] = {}
         for question in questions:
-            if asked := words(question):
-                self._beginning.setdefault(asked[:_LEAST], []).append(asked)
+            if question_words := words(question):
+                self._beginning.setdefault(question_words[:_MIN_WORDS], []).append(question_words)
 
-    def asked_in(self, text: str) -> bool:
-        said = words(text)
+    def occurs_in(self, text: str) -> bool:
+        text_words = words(text)
         return any(
-            said[place : place + len(one)] == one
-            for place in range(len(said))
-            for length in range(1, _LEAST + 1)
-            for one in self._beginning.get(said[place : place + length], ())
+            text_words[start : start + len(question)] == question
+            for start in range(len(text_words))
+            for length in range(1, _MIN_WORDS + 1)
+            for question in self._beginning.get(text_words[start : start + length], ())
         )
 
 
 def words(text: str) -> Words:
-    """The words of a text, without what is not seen (zero-width signs, soft hyphens)."""
+    """Return the words of a text without invisible characters (zero-width characters, soft hyphens)."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    seen = "".join(sign for sign in plain if unicodedata.category(sign) != "Cf")
-    return tuple(_WORD.findall(seen))
+    visible = "".join(character for character in plain if unicodedata.category(character) != "Cf")
+    return tuple(_WORD.findall(visible))
 
 
-MOST_SHOWN = 1500
-"""Characters of the row that are shown."""
+MAX_SHOWN = 1500
+"""Maximum characters of the printed row."""
 
 
-def shown_row(renderer: ChatRenderer, row: Row) -> str:
-    """A row as text: what is not trained stands in double brackets. Of a long one its beginning and its end."""
-    half = MOST_SHOWN // 2
-    if len(row.ids) > MOST_SHOWN:
-        # What a token adds is found by decoding all before it, so few are decoded.
+def format_row(renderer: ChatRenderer, row: Row) -> str:
+    """Return a row as text with untrained tokens in double brackets. A long row is cut in the middle."""
+    half = MAX_SHOWN // 2
+    if len(row.ids) > MAX_SHOWN:
+        # Each token is decoded together with all tokens before it, so decode only the two ends.
         first, last = slice(half), slice(-half, None)
-        return (
-            f"{_bracketed(renderer, row, first)[:half]} … {_bracketed(renderer, row, last)[-half:]}"
-        )
-    text = _bracketed(renderer, row, slice(None))
-    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+        return f"{_with_brackets(renderer, row, first)[:half]} … {_with_brackets(renderer, row, last)[-half:]}"
+    text = _with_brackets(renderer, row, slice(None))
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]} … {text[-half:]}"
 
 
-def _bracketed(renderer: ChatRenderer, row: Row, part: slice) -> str:
+def _with_brackets(renderer: ChatRenderer, row: Row, part: slice) -> str:
     pieces = zip(row.mask[part], renderer.pieces(row.ids[part]), strict=True)
     spans = (
         (own, "".join(text for _, text in some)) for own, some in groupby(pieces, itemgetter(0))
@@ -112,13 +108,13 @@ def _bracketed(renderer: ChatRenderer, row: Row, part: slice) -> str:
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
-"""Before the reason, in what a stage remembers."""
-MOST_TOLD = 10
-"""Broken rows that are named."""
+"""Prefixes of metric names that count traces by reason."""
+MAX_LISTED = 10
+"""Maximum number of broken rows listed in a message."""
 
 
 class GapData(Recipe):
-    """Everything but the algorithm."""
+    """Data of the GAP stages."""
 
     settings: GapSettings
 
@@ -134,8 +130,8 @@ class GapData(Recipe):
         expert = settings.imitates and settings.traces.source == EXPERT
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
-                f"traces=expert: nobody knows how {settings.played} is done",
-                "give traces=FILE, with trajectories of an agent that can do it; mhqa alone has an expert",
+                f"traces=expert: {settings.played} has no expert",
+                "use environment=mhqa, or traces=FILE with trajectories of another agent",
             )
         self._check_form()
         if settings.imitates and not self.closed:
@@ -145,24 +141,24 @@ class GapData(Recipe):
         syntax = self.environment.syntax
         if not isinstance(syntax, Tags):
             raise UserError(
-                "traces are written in tags, and tools.calls=native asks for calls in the syntax of the model",
+                "traces are written in tags, and tools.calls=native uses the model's own call syntax",
                 "use tools.calls=inline, or tags",
             )
         if self.settings.traces.source == EXPERT and SEARCH not in syntax.calls:
             raise UserError(
                 f"traces=expert: the expert calls {SEARCH}, which is not a tool of this run",
-                f"name it in tools.use; there is {', '.join(syntax.calls)}",
+                f"add it to tools.use; the run has {', '.join(syntax.calls)}",
             )
 
     def _check_form(self) -> None:
-        """Answers alone are learned without tools (the environment refuses some), and only so."""
+        """Check that traces.form=closed and environment.prompt=closed are used together."""
         own = self.settings.environment
         closed = isinstance(own, AgentSettings) and own.prompt == "closed"
         if closed != self.closed:
             raise UserError(
                 f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
-                "for a control without tools give traces.form=closed environment.prompt=closed tools=[], or none of "
-                "the three",
+                "for the control without tools use traces.form=closed environment.prompt=closed tools=[]; otherwise "
+                "remove all three",
             )
 
     @property
@@ -170,24 +166,24 @@ class GapData(Recipe):
         return self.settings.traces.form == "closed"
 
     def roles(self) -> tuple[Role, ...]:
-        """The policy; and the critic, where values say what is to be expected."""
+        """Return the policy and, with advantage.baseline=values, the critic."""
         critic = self.settings.reinforces and self.settings.rl.has_critic
         own = super().roles()
         return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
 
     def openers(self) -> Openers:
-        """The sandbox, for grading and for tools that run code."""
+        """Open the sandbox for grading and for tools that run code."""
         return {Sandbox: Sandbox}
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for a missing file, too."""
+        """Return the size of the run. Raises ``UserError`` if the file of traces is missing."""
         s = self.settings
         if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
             raise UserError(
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
         if s.reinforces:
-            return reinforced_plan(s.rl, s, super().plan, "rl.")
+            return plan_reinforcement(s.rl, s, super().plan, "rl.")
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -195,11 +191,11 @@ class GapData(Recipe):
 
     def training_tasks(self) -> int:
         s, rl = self.settings, self.settings.rl
-        shown = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
-        return max(shown, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
+        traces = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
+        return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
-        """The traces, and the paths of all steps."""
+        """Return the number of traces and of rollouts of all RL steps."""
         s = self.settings
         return s.traces.tasks * s.imitates + s.rl.paths * s.reinforces
 
@@ -207,9 +203,9 @@ class GapData(Recipe):
 
     @cached_property
     def file_content(self) -> str:
-        """What the file of traces is made of; empty where there is none.
+        """Hash of the file of traces; empty without a file.
 
-        One that is gone is missed only by what reads it (:meth:`plan`): a run that has read it is still a run.
+        A missing file is only an error where it is read (:meth:`plan`), so a finished run stays valid without it.
         """
         used = self.settings.traces.source != EXPERT and self.file.is_file()
         return sha256(self.file) if used else ""
@@ -223,50 +219,50 @@ class GapData(Recipe):
         return HeldOutQuestions(map(question_of, self.heldout_tasks()))
 
     async def play_traces(self, run: Run, progress: Progress) -> Metrics:
-        """Play all traces into the record. Gives how many tasks have none, by the reason."""
+        """Write all traces to the store and return the number of tasks without one, by reason."""
         renderer, _ = load_renderer(self.settings.model, self.settings.engine.template_args)
         if self.settings.traces.source == EXPERT:
             return await self._play_expert(run, renderer, progress)
         return await self._play_file(run, renderer, progress)
 
     async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        assert isinstance(self.environment, Demonstrates), "that was checked"
+        assert isinstance(self.environment, Demonstrates), "checked above"
         s, scripts = self.settings.traces, dict[str, Sequence[str]]()
         tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
-        without = Counter[str]()
+        missing = Counter[str]()
         for task in tasks:
             try:
                 scripts[task.id] = self.environment.trace(task).messages(s.form)
             except NoTrace as error:
-                without[str(error)] += 1
+                missing[str(error)] += 1
         episodes = [Episode(task, 0, 0, "rollout") for task in tasks if task.id in scripts]
         if not episodes:
             raise UserError(
-                f"the expert has no trace for any of {len(tasks)} training tasks: {_listed(without)}",
+                f"the expert has no trace for any of {len(tasks)} training tasks: {_describe_counts(missing)}",
                 "use a data set with supporting facts (2wiki, hotpot_qa, musique), or traces=FILE",
             )
-        speaks = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
-        async with self.cast(run) as cast:
-            driver = cast.driver({self.agent: speaks}, self.settings.seed)
+        sampler = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
+        async with self.actors(run) as actors:
+            driver = actors.driver({self.agent: sampler}, self.settings.seed)
             await play(run.store, driver, episodes, progress, lambda: 0)
-        return {f"{WITHOUT}{reason}": count for reason, count in without.items()}
+        return {f"{WITHOUT}{reason}": count for reason, count in missing.items()}
 
     async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        found = read_traces(self.file, progress)
-        rows, asked, broken = list[TraceRow](), Counter[str](), list(found.broken)
-        for number, row in zip(found.numbers, found.rows, strict=True):
-            if self.heldout_questions.asked_in(row.prompt):
-                asked["ask held-out questions"] += 1
-            elif reason := self._unsaid(row):
+        traces = read_traces(self.file, progress)
+        rows, left_out, broken = list[TraceRow](), Counter[str](), list(traces.broken)
+        for number, row in zip(traces.numbers, traces.rows, strict=True):
+            if self.heldout_questions.occurs_in(row.prompt):
+                left_out["ask held-out questions"] += 1
+            elif reason := self._format_error(row):
                 broken.append(BrokenTrace(number, reason))
             else:
                 rows.append(row)
         unique = {task_of(row).id: row for row in rows}
-        asked["ask the same as another one"] += len(rows) - len(unique)
-        asked["can't be read"] += len(broken)
+        left_out["ask the same as another one"] += len(rows) - len(unique)
+        left_out["can't be read"] += len(broken)
         if broken:
             broken.sort(key=attrgetter("row"))
-            progress.say(f"{self.file}: {_broken(broken)}")
+            progress.say(f"{self.file}: {_describe_broken(broken)}")
         if not unique and broken:
             raise UserError(
                 f"no trace of {self.file} can be trained on: row {broken[0].row} {broken[0].reason}",
@@ -275,52 +271,56 @@ class GapData(Recipe):
         if not unique:
             raise UserError(
                 f"every trace of {self.file} asks a held-out question",
-                "give traces of other questions: those that are evaluated on are not learned",
+                "give traces of other questions; held-out questions are not trained on",
             )
-        few = list(unique.values())[: self.settings.traces.tasks]
-        told = ToldEnvironment(self.environment, few, closed=self.closed)
-        speaks = ScriptedSampler(renderer, told.script, self.file.name)
-        driver = Driver(told, {self.agent: speaks}, seed=self.settings.seed, shared=Shared())
-        episodes = [Episode(task, 0, 0, "rollout") for task in told.own_tasks]
+        first_rows = list(unique.values())[: self.settings.traces.tasks]
+        environment = TraceEnvironment(self.environment, first_rows, closed=self.closed)
+        sampler = ScriptedSampler(renderer, environment.script, self.file.name)
+        driver = Driver(
+            environment, {self.agent: sampler}, seed=self.settings.seed, shared=Shared()
+        )
+        episodes = [Episode(task, 0, 0, "rollout") for task in environment.own_tasks]
         await play(run.store, driver, episodes, progress, lambda: 0)
-        return {f"{LEFT_OUT}{reason}": count for reason, count in asked.items() if count}
+        return {f"{LEFT_OUT}{reason}": count for reason, count in left_out.items() if count}
 
-    def _unsaid(self, row: TraceRow) -> str:
-        """Why the agent could not have said a trace; answers alone it can always say."""
+    def _format_error(self, row: TraceRow) -> str:
+        """Return why the agent's call format cannot express a trace, or an empty string."""
         if self.closed:
             return ""
-        assert isinstance(self.environment.syntax, Tags), "that was checked"
-        return unsaid(row.output, self.environment.syntax)
+        assert isinstance(self.environment.syntax, Tags), "checked above"
+        return format_error(row.output, self.environment.syntax)
 
     @property
-    def scored(self) -> bool:
-        """Whether traces have scores: a file does not say what is right."""
+    def has_scores(self) -> bool:
+        """True if traces have scores. A file has no gold answers."""
         return self.settings.traces.source == EXPERT
 
-    def unscored(self, run: Run, found: Metrics) -> Metrics:
-        """A summary of traces of which none has a score, and none failed for that."""
+    def without_scores(self, run: Run, metrics: Metrics) -> Metrics:
+        """Remove the score from a summary and do not count ungraded traces as failed."""
         failed = len([key for key, _ in run.store.failures(0) if key.stage == "rollout"])
-        return {name: told for name, told in found.items() if name != "score"} | {"failed": failed}
+        return {name: value for name, value in metrics.items() if name != "score"} | {
+            "failed": failed
+        }
 
     # -- selection ------------------------------------------------------------------------------
 
-    def chosen(self, run: Run, iteration: int) -> tuple[list[Selection], Metrics]:
-        """Traces to learn from, and how many are left out, by the reason."""
-        chosen, counts = list[Selection](), Counter[str]()
+    def choose_traces(self, run: Run, iteration: int) -> tuple[list[Selection], Metrics]:
+        """Return the traces to train on and the number of traces left out, by reason."""
+        selections, counts = list[Selection](), Counter[str]()
         tasks = self._tasks()
         for tree in run.store.trees(iteration, "rollout"):
             for outcome, _ in tree.trajectories():
                 reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
                 counts[reason] += 1
                 if not reason:
-                    chosen.append(Selection(outcome.leaf, self.agent))
-        return chosen, {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
+                    selections.append(Selection(outcome.leaf, self.agent))
+        return selections, {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
 
     def _tasks(self) -> Mapping[str, Task]:
         if self.settings.traces.source != EXPERT:
             return {}
-        found = self.environment.tasks("train", self.settings.traces.tasks, self.settings.seed)
-        return {task.id: task for task in found}
+        tasks = self.environment.tasks("train", self.settings.traces.tasks, self.settings.seed)
+        return {task.id: task for task in tasks}
 
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
         if self.closed:
@@ -331,70 +331,77 @@ class GapData(Recipe):
             return "too few calls"
         if task is None:
             return ""
-        assert isinstance(self.environment, Demonstrates), "that was checked"
-        shown = [result.text for turn in path for result in turn.results]
-        if not self.environment.grounded(task, shown):
+        assert isinstance(self.environment, Demonstrates), "checked above"
+        results = [result.text for turn in path for result in turn.results]
+        if not self.environment.grounded(task, results):
             return "the facts were not found"
         return "" if score else "the answer is not right"
 
     # -- training -------------------------------------------------------------------------------
 
     def imitate_traces(self, run: Run, iteration: int, progress: Progress) -> Metrics:
-        """SFT on what was selected. Says before it how long rows are, and shows one."""
-        found = [
+        """Train by SFT on the selected traces, with observations masked (equation 4).
+
+        ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``. Reports row lengths and prints one row first.
+        """
+        training_rows = [
             row
-            for tree, one in selected(run, iteration)
-            for row in rows(view(tree, one.leaf, one.agent))
+            for tree, selection in load_selections(run, iteration)
+            for row in rows(view(tree, selection.leaf, selection.agent))
             if row.targets
         ]
-        if not found:
+        if not training_rows:
             raise UserError(
                 "no trace is left to learn from",
-                "`coterie report` says why; lower traces.min_calls, or give tools that find more",
+                "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
             )
-        lengths = self.checked_lengths(found)
-        model = self.models(run).load_to_train(self.leading, 0)
-        progress.say(f"lengths of {len(found)} rows: {lengths}")
+        lengths = self.check_lengths(training_rows)
+        model = self.models(run).load_to_train(self.main_role, 0)
+        progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
         progress.say(
-            f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
+            f"one row, untrained tokens in brackets:\n{format_row(model.renderer, training_rows[0])}"
         )
-        own = self._as_long(found, model, self.seeded(self.settings.train.plain, iteration))
-        most = max_row_length(model.model, own)
-        fitting = [row for row in found if len(row.ids) <= most]
+        settings = self._with_target_tokens(
+            training_rows, model, self.seeded(self.settings.train.plain, iteration)
+        )
+        max_length = max_row_length(model.model, settings)
+        fitting = [row for row in training_rows if len(row.ids) <= max_length]
         targets = sum(row.target_count for row in fitting)
         progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
-        return train_role(run, iteration, model, found, own, progress, role=self.leading)
+        return train_role(
+            run, iteration, model, training_rows, settings, progress, role=self.main_role
+        )
 
-    def _as_long(
-        self, found: Sequence[Row], model: LoadedModel, own: TrainingSettings
+    def _with_target_tokens(
+        self, rows: Sequence[Row], model: LoadedModel, settings: TrainingSettings
     ) -> TrainingSettings:
         tokens = self.settings.train.target_tokens
         if tokens is None:
-            return own
-        steps, epochs = steps_for_targets(model.model, found, own, tokens)
-        return own.model_copy(update={"max_steps": steps, "epochs": epochs})
+            return settings
+        steps, epochs = steps_for_targets(model.model, rows, settings, tokens)
+        return settings.model_copy(update={"max_steps": steps, "epochs": epochs})
 
-    def checked_lengths(self, found: Sequence[Row]) -> str:
-        """Quantiles of the rows' lengths. Raises ``UserError`` if too many are longer than they may be."""
-        lengths = sorted(len(row.ids) for row in found)
-        most, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
-        too_long = sum(length > most for length in lengths) / len(lengths)
+    def check_lengths(self, rows: Sequence[Row]) -> str:
+        """Return quantiles of the row lengths. Raises ``UserError`` if too many rows exceed train.max_length."""
+        lengths = sorted(len(row.ids) for row in rows)
+        max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
+        too_long = sum(length > max_length for length in lengths) / len(lengths)
         at = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
-        told = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
+        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
         if too_long > allowed:
             raise UserError(
-                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={most:,} ({told}), and "
-                f"traces.max_truncated allows {100 * allowed:g}%",
+                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "
+                f"and traces.max_truncated allows {100 * allowed:g}%",
                 f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
             )
-        return told
+        return quantiles
 
 
-def _broken(found: Sequence[BrokenTrace]) -> str:
-    told = "; ".join(f"row {one.row} {one.reason}" for one in found[:MOST_TOLD])
-    more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
-    return f"{len(found)} left out: {told}{more}"
+def _describe_broken(traces: Sequence[BrokenTrace]) -> str:
+    reasons = "; ".join(f"row {trace.row} {trace.reason}" for trace in traces[:MAX_LISTED])
+    more = f"; and {len(traces) - MAX_LISTED} more" if len(traces) > MAX_LISTED else ""
+    return f"{len(traces)} left out: {reasons}{more}"
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _describe_counts(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{reason} ({count})" for reason, count in counts.items())

@@ -1,4 +1,4 @@
-"""GAP for the commands."""
+"""Registry entry of GAP."""
 
 from coterie.recipes.description import describe
 

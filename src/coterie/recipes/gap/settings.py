@@ -1,4 +1,4 @@
-"""Every setting of the methods of ``gap``: ``mhqa``, ``web``, ``code`` and ``tiny``."""
+"""Settings of ``gap``."""
 
 from typing import ClassVar, Literal, Self
 
@@ -17,54 +17,51 @@ EXPERT = "expert"
 
 
 class TracesSettings(Settings):
-    """The trajectories that are learned from."""
+    """Traces for supervised fine-tuning."""
 
     main: ClassVar[str] = "source"
 
     source: str = key(
         EXPERT,
-        "`expert`: written from the gold facts of the training rows, with the run's own tools in the loop; or a file "
-        "of GAP's SFT JSON (also .jsonl, .parquet).",
+        "`expert` writes traces from the gold facts of the training rows and calls the run's tools. Or a file in the "
+        "format of GAP's SFT data (.json, .jsonl, .parquet).",
         source="GAP: AFM's traces, rewritten by GPT-4o",
     )
     form: TraceForm = key(
         "parallel",
-        "How the expert works: by a plan, all calls that are ready in one message (`parallel`); one call after the "
-        "other without a plan (`sequential`, the baseline); or not at all: only answers are learned, also those of a "
-        "file (`closed`, a control without tools, with environment.prompt=closed tools=[]).",
+        "`parallel`: a plan, then all independent calls in one message. `sequential`: one call at a time without a "
+        "plan (baseline). `closed`: train only on answers (control without tools, with environment.prompt=closed "
+        "tools=[]).",
     )
-    tasks: int = key(
-        7000, "Training tasks, or rows of the file, at most.", source="GAP: 7000", ge=1
-    )
-    min_calls: int = key(1, "Fewest calls of a trace.", source="GAP's paper: 3", ge=0)
+    tasks: int = key(7000, "Maximum training tasks, or rows of the file.", source="GAP: 7000", ge=1)
+    min_calls: int = key(1, "Minimum calls per trace.", source="GAP's paper: 3", ge=0)
     max_truncated: float = key(
         0.1,
-        "Share of traces longer than train.max_length above which the training is refused.",
+        "Maximum share of traces longer than train.max_length. Training is refused above it.",
         ge=0,
         le=1,
     )
 
 
 class MessageSettings(Settings):
-    """What the agent says at a time."""
+    """Messages of the agent."""
 
-    max_tokens: int = key(1024, "Most tokens of one message.", ge=1)
+    max_tokens: int = key(1024, "Maximum tokens per message.", ge=1)
 
 
 class ImitationSettings(TrainingSettings):
-    """How the policy is trained on traces."""
+    """Supervised fine-tuning on traces."""
 
     learning_rate: float = key(1e-5, "peak learning rate", source="GAP: 1e-5", gt=0)
-    epochs: int = key(4, "how often every row is seen", source="GAP: 4", ge=1)
-    batch_rows: int = key(32, "rows of one optimiser step", source="GAP: 32", ge=1)
-    max_length: int = key(5120, "tokens of a row at most", source="GAP: 5120", ge=2)
+    epochs: int = key(4, "passes over all rows", source="GAP: 4", ge=1)
+    batch_rows: int = key(32, "rows per optimizer step", source="GAP: 32", ge=1)
+    max_length: int = key(5120, "maximum tokens per row", source="GAP: 5120", ge=2)
     tokens_per_microbatch: int = key(
-        8192, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
+        8192, "padded tokens per forward and backward pass; changes memory, not results", ge=2
     )
     target_tokens: int | None = key(
         None,
-        "instead of `epochs`: as many steps as bring the targets that are trained closest to this number of tokens, "
-        "for controls that are trained on as much",
+        "total number of target tokens to train on, instead of `epochs`; for controls with an equal training budget",
         ge=1,
     )
 
@@ -73,21 +70,21 @@ class ImitationSettings(TrainingSettings):
         return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
 
     def identity(self) -> str:
-        """As of the plain settings, where these say how long the training is."""
+        """Hash of the settings that change results."""
         own = self.plain.identity()
         return own if self.target_tokens is None else digest(own, self.target_tokens)
 
 
 class GapSettings(RecipeSettings):
-    """What all methods of ``gap`` are told."""
+    """Settings that all methods of ``gap`` share."""
 
     model: str = key(
         "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
     )
     method: Literal["sft", "rl", "sft_rl"] = key(
         "sft",
-        "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning from the model as it is. `sft_rl`: the "
-        "one, then the other.",
+        "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning of the initial model. `sft_rl`: both, "
+        "in this order.",
     )
     traces: TracesSettings = TracesSettings()
     rollout: MessageSettings = MessageSettings()
@@ -110,8 +107,8 @@ class GapSettings(RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.method == "sft_rl" and self.train.method != self.rl.update.method:
             raise ValueError(
-                f"train.method={self.train.method} and rl.update.method={self.rl.update.method}: reinforcement "
-                "learning goes on from what fine-tuning left; give both the same method"
+                f"train.method={self.train.method} and rl.update.method={self.rl.update.method} differ, and "
+                "reinforcement learning continues from the fine-tuned weights; use the same method for both"
             )
         return self
 
@@ -134,24 +131,24 @@ class WebSettings(GapSettings):
     """Settings of ``gap/web``."""
 
     recipe: ClassVar[str] = "gap/web"
-    summary: ClassVar[str] = "GAP: parallel tool calls for questions of the web."
+    summary: ClassVar[str] = "GAP: parallel tool calls for questions about the web."
 
     dataset: DatasetSettings = DatasetSettings(name="qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="web")
 
 
 class CodeSettings(GapSettings):
-    """Settings of ``gap/code``. Nobody writes traces for it: they come from a file."""
+    """Settings of ``gap/code``, which has no expert and reads traces from a file."""
 
     recipe: ClassVar[str] = "gap/code"
-    summary: ClassVar[str] = "GAP: programs for contests and mathematics."
+    summary: ClassVar[str] = "GAP: programs for coding contests and mathematics."
 
     dataset: DatasetSettings = DatasetSettings(name="livecodebench")
     environment: EnvironmentSettings = EnvironmentSettings(name="code")
 
 
 class TinySettings(GapSettings):
-    """Settings of ``gap/tiny``: the packaged model in the encyclopedia that it knows."""
+    """Settings of ``gap/tiny``: the packaged model on the packaged encyclopedia."""
 
     recipe: ClassVar[str] = "gap/tiny"
     summary: ClassVar[str] = "GAP on the packaged encyclopedia and model."

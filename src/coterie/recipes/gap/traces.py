@@ -1,9 +1,9 @@
-"""GAP's SFT JSON: a list of prompts with whole traces.
+"""Reader of GAP's SFT files.
 
-A row is LLaMA-Factory's ``{"instruction", "input", "output"}``: the prompt, the question (often empty, then it stands
-in the prompt after ``Question:``), and the whole trace with its observations, as one text. Or it is ``{"messages"}``
-(roles and contents) or ``{"conversations"}`` (``from`` and ``value``), with one user's and one assistant's message.
-:func:`observations` says what is masked in training, as places in the text and not as tokens.
+A row has LLaMA-Factory's fields ``{"instruction", "input", "output"}``: the prompt, the question (often empty; then the
+prompt has it after ``Question:``), and the whole trace as one text, including observations. Rows with ``{"messages"}``
+or ``{"conversations"}`` of one user and one assistant message are also read. :func:`observations` finds the text that
+training masks.
 """
 
 import re
@@ -20,7 +20,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 
 QUESTION = "Question:"
-"""Stands before the question in a prompt."""
+"""Marker before the question in a prompt."""
 OBSERVATION, ANSWER = "observation", "answer"
 _ROLES = {"human": "user", "gpt": "assistant"}
 _OBSERVATION_TAGS = re.compile(rf"<(/?){OBSERVATION}>")
@@ -40,7 +40,7 @@ class TraceRow(SetRow):
 
     @property
     def question(self) -> str:
-        """What is asked: ``input``, or what follows the last ``Question:``; empty if neither is there."""
+        """The question: ``input``, else the text after the last ``Question:``, else an empty string."""
         if self.input.strip():
             return self.input.strip()
         return self.instruction.rpartition(QUESTION)[2].strip() * (QUESTION in self.instruction)
@@ -56,46 +56,47 @@ class TraceRow(SetRow):
         ):
             if name in value:
                 return _alpaca(value[name], (name, role, content))
-        return {name: told for name, told in value.items() if told is not None}
+        return {name: field for name, field in value.items() if field is not None}
 
 
-def _alpaca(said: Any, names: tuple[str, str, str]) -> dict[str, Any]:
+def _alpaca(messages: Any, names: tuple[str, str, str]) -> dict[str, Any]:
     """Return the fields of a row with messages; a system message is left out. Raises ``ValueError``."""
     name, role, content = names
-    if not isinstance(said, list) or not all(isinstance(one, Mapping) for one in said):
+    if not isinstance(messages, list) or not all(
+        isinstance(message, Mapping) for message in messages
+    ):
         raise ValueError(f"{name} is not a list of messages")
-    roles = [_ROLES.get(str(one.get(role)), str(one.get(role))) for one in said]
+    roles = [_ROLES.get(str(message.get(role)), str(message.get(role))) for message in messages]
     if roles[roles[:1] == ["system"] :] != ["user", "assistant"]:
         raise ValueError(
             f"its roles are {', '.join(roles) or 'none'}: a trace is one message of the user and one of the assistant"
         )
-    return {"instruction": said[-2].get(content), "output": said[-1].get(content)}
+    return {"instruction": messages[-2].get(content), "output": messages[-1].get(content)}
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenTrace:
-    """A row whose trace can't be trained on."""
+    """A row that cannot be trained on."""
 
     row: int
-    """Its number; the first is 1."""
+    """Number of the row, counted from 1."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a file has."""
+    """Content of a file of traces."""
 
     rows: tuple[TraceRow, ...]
-    """Those that can be trained on, in the order of the file."""
+    """Valid rows in the order of the file."""
     numbers: tuple[int, ...]
     broken: tuple[BrokenTrace, ...]
 
 
 def read_traces(path: Path, progress: Progress | None = None) -> Traces:
-    """The rows of an SFT file (``.json``, ``.jsonl``, ``.parquet``).
+    """Read an SFT file (``.json``, ``.jsonl``, ``.parquet``).
 
-    Traces that can't be trained on are given with their numbers. Raises ``UserError`` with the number of a broken row,
-    and if no trace is left.
+    Raises ``UserError`` for a row with wrong fields, and if no trace can be trained on.
     """
     rows: list[TraceRow] = []
     numbers: list[int] = []
@@ -115,7 +116,7 @@ def read_traces(path: Path, progress: Progress | None = None) -> Traces:
 
 
 def flaw(trace: str) -> str:
-    """Why a trace can't be trained on; empty if it can be."""
+    """Return why a trace cannot be trained on, or an empty string."""
     try:
         observations(trace)
     except ValueError as error:
@@ -124,25 +125,25 @@ def flaw(trace: str) -> str:
 
 
 def observations(trace: str) -> tuple[tuple[int, int], ...]:
-    """Where a trace's observations begin and end, tags included, as places of characters.
+    """Return the character spans (start, end) of a trace's observations, including their tags.
 
-    Raises ``ValueError`` for one that is in another, is never closed, or is closed without having begun.
+    Raises ``ValueError`` for nested, unclosed or unopened observations.
     """
     spans: list[tuple[int, int]] = []
-    begun: int | None = None
+    start: int | None = None
     for tag in _OBSERVATION_TAGS.finditer(trace):
-        if tag[1] and begun is None:
+        if tag[1] and start is None:
             raise ValueError(
-                f"closes an observation that has not begun (character {tag.start() + 1})"
+                f"closes an observation that is not open (character {tag.start() + 1})"
             )
         if tag[1]:
-            assert begun is not None
-            spans.append((begun, tag.end()))
-            begun = None
-        elif begun is not None:
-            raise ValueError(f"has an observation in an observation (character {tag.start() + 1})")
+            assert start is not None
+            spans.append((start, tag.end()))
+            start = None
+        elif start is not None:
+            raise ValueError(f"has a nested observation (character {tag.start() + 1})")
         else:
-            begun = tag.start()
-    if begun is not None:
-        raise ValueError(f"has an observation that is never closed (character {begun + 1})")
+            start = tag.start()
+    if start is not None:
+        raise ValueError(f"has an observation that is never closed (character {start + 1})")
     return tuple(spans)

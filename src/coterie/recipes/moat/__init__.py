@@ -1,1 +1,1 @@
-"""MOAT (arXiv 2509.09629): a planner and a grounder that are aligned in turn."""
+"""MOAT (arXiv 2509.09629): alternating alignment of a planner and a grounder."""

@@ -1,4 +1,4 @@
-"""What MOAT's stages read and train on: tasks, samplers, right and corrected rows, pairs of plans."""
+"""Tasks, samplers, gold and corrected rows, and plan pairs of MOAT."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from coterie.engines.chat_model import check_chat
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.registry import check_no_tools
+from coterie.environments.traits import Openers
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer
@@ -20,9 +21,8 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import Value
 from coterie.rollout.written import Written, write_path
-from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
@@ -35,15 +35,15 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
 DATA = "data"
-"""The author of right plans and actions."""
+"""Author of gold plans and actions."""
 LOWEST = -sys.float_info.max
-"""The reward that every plan has at least: so low that even a very bad plan can be the better one of a pair."""
+"""Threshold below any reward, so that even a very bad plan can be the chosen side of a pair."""
 WHOLE, HALF = "measure", "measure_half"
-"""Stages in which J is measured: of the newest of both, and between the halves of an iteration."""
+"""Stages that measure J: after a whole iteration, and between its two halves."""
 
 
 class MoatData(Recipe):
-    """The data of a run under given settings."""
+    """Data of the MOAT stages."""
 
     settings: MoatSettings
     environment: PlanGround
@@ -53,34 +53,34 @@ class MoatData(Recipe):
         check_no_tools(settings, self.name)
         if not isinstance(self.environment, PlanGround):
             raise UserError(
-                f"{self.name} is played by a planner and a grounder, and {settings.played} has none",
+                f"{self.name} needs a planner and a grounder, and {settings.played} has none",
                 "use a data set with plans, such as dataset=gsm8k_plans, or derive your environment from "
                 "coterie.environments.plan_ground.environment.PlanGround",
             )
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for a missing critic and where nothing can be measured, too."""
+        """Return the size of the run. Raises ``UserError`` for a missing critic and if J cannot be measured."""
         s = self.settings
         check_chat("correct.critic", s.correct.critic, SCRIPT)
         if not self.environment.scored_tasks(s.measure.tasks, s.seed):
-            raise UserError("no held-out task has right actions", "give the data set held-out rows")
+            raise UserError("no held-out task has gold actions", "give the data set held-out rows")
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
         return self.settings.trainings
 
     def dialogues(self) -> int:
-        """Plans of each task, and what is measured."""
+        """Return the number of plans, including those sampled to measure J."""
         s = self.settings
         tasks = self.environment.tasks("train", s.rollout.tasks, s.seed)
         plans = len(tasks) * s.rollout.samples * s.iterations if s.parts != "sft" else 0
-        measured = len(self.environment.scored_tasks(s.measure.tasks, s.seed)) * s.measure.samples
-        return plans + measured * sum(step.stage in (WHOLE, HALF) for step in self.steps())
+        held_out = len(self.environment.scored_tasks(s.measure.tasks, s.seed)) * s.measure.samples
+        return plans + held_out * sum(step.stage in (WHOLE, HALF) for step in self.steps())
 
     def whole_task(self, task: Task) -> Task:
-        """A task by what is asked alone: a single step stands for the task that it is a step of."""
-        shown = {name: task.public[name] for name in ("question", "description")}
-        return replace(task, public=shown)
+        """Reduce a task to its question, which is the same for all single-step tasks made from it."""
+        public = {name: task.public[name] for name in ("question", "description")}
+        return replace(task, public=public)
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         return self.environment.max_turns * self.settings.max_tokens
@@ -99,7 +99,7 @@ class MoatData(Recipe):
     # -- tasks and episodes ---------------------------------------------------------------------
 
     def draws(self, iteration: int) -> list[int]:
-        """The counts of an iteration's draw of tasks, and of those before it."""
+        """Return the numbers of tasks that the iterations up to this one draw."""
         first = int(self.settings.start.enabled)
         return [self.settings.rollout.tasks] * (iteration - first + 1)
 
@@ -110,13 +110,13 @@ class MoatData(Recipe):
         *before, count = self.draws(iteration)
         return self.environment.tasks("train", count, s.seed, before)
 
-    def judged(self) -> tuple[object, ...]:
+    def measure_settings(self) -> tuple[object, ...]:
         s = self.settings
-        sampled = (s.rollout.temperature, s.rollout.top_p, s.rollout.max_tokens)
-        return (s.measure.fingerprint(), *sampled, *s.engine.identity())
+        sampling = (s.rollout.temperature, s.rollout.top_p, s.rollout.max_tokens)
+        return (s.measure.fingerprint(), *sampling, *s.engine.identity())
 
     async def play_plans(self, run: Run, iteration: int, progress: Progress) -> Metrics:
-        """K episodes a task: plans are drawn at one temperature, actions at another."""
+        """Play K episodes per task; plans and actions have their own sampling temperatures."""
         s = self.settings.rollout
         episodes = [
             Episode(task, sample, iteration, "rollout")
@@ -124,102 +124,105 @@ class MoatData(Recipe):
             for sample in range(s.samples)
         ]
         samplers = {
-            PLANNER: await self.speaker(run, PLANNER, iteration, s.temperature),
-            GROUNDER: await self.speaker(run, GROUNDER, iteration, s.ground_temperature),
+            PLANNER: await self.role_sampler(run, PLANNER, iteration, s.temperature),
+            GROUNDER: await self.role_sampler(run, GROUNDER, iteration, s.ground_temperature),
         }
         return await self.play_by(run, episodes, samplers, progress)
 
-    async def speaker(
+    async def role_sampler(
         self, run: Run, role: str, iteration: int, temperature: float
     ) -> TokenSampler:
-        """The sampler of a role's newest version by an iteration."""
+        """Return a sampler of the newest version that a role has in an iteration."""
         version = self.newest(run, role, iteration)
         return await self.sampler(run, version, temperature, self.settings.rollout.top_p, role)
 
-    # -- what is trained on ---------------------------------------------------------------------
+    # -- training data --------------------------------------------------------------------------
 
-    def to_train(self, run: Run, role: str, iteration: int) -> LoadedModel:
-        """A role's newest version, to be trained in an iteration."""
+    def load_newest(self, run: Run, role: str, iteration: int) -> LoadedModel:
+        """Load a role's newest version for training."""
         return self.models(run).load_to_train(role, self.newest(run, role, iteration))
 
-    def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
-        """SFT of a role on what it should say."""
+    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
+        """Train a role by SFT on gold plans, or on gold actions for gold plans."""
         s = self.settings
         train = s.start.train if s.start.enabled and iteration == 0 else s.improve.train
-        found = [row for task in self.train_tasks(iteration) for row in self.right_rows(task, role)]
-        own = self.seeded(train, iteration)
-        model = self.to_train(run, role, iteration)
-        return train_role(run, iteration, model, found, own, progress, role=role)
+        training_rows = [
+            row for task in self.train_tasks(iteration) for row in self.gold_rows(task, role)
+        ]
+        seeded = self.seeded(train, iteration)
+        model = self.load_newest(run, role, iteration)
+        return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
 
-    def right_rows(self, task: Task, role: str) -> list[Row]:
-        """The row of what a role should say of a task: the plan, or the actions for it."""
-        right, tree = gold(task), Tree(task.id, DATA, 0)
-        if right.done and role == GROUNDER:
+    def gold_rows(self, task: Task, role: str) -> list[Row]:
+        """Return the gold row of a task: the gold plan, or the gold actions for it."""
+        target, tree = gold(task), Tree(task.id, DATA, 0)
+        if target.done and role == GROUNDER:
             return []
-        said = [Written(PLANNER, right.plan, DATA)]
+        turns = [Written(PLANNER, target.plan, DATA)]
         if role == GROUNDER:
-            said.append(Written(GROUNDER, right.actions, DATA))
-        *_, last = write_path(self.environment, task, tree, said, self.renderers)
+            turns.append(Written(GROUNDER, target.actions, DATA))
+        *_, last = write_path(self.environment, task, tree, turns, self.renderers)
         return list(rows(view(tree, last.id, role)))
 
     def plan_pairs(self, run: Run, iteration: int) -> list[Selection]:
+        """Return the pairs ``(s_w, s_l)`` of each task with ``r(s_w) - r(s_l) > margin``."""
         s = self.settings.pairs
         rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
         rewards = run.store.credit(
             self.fingerprint(Step(iteration, "reward")), "reward",
             iteration=iteration, stage="rollout",
         )  # fmt: skip
-        found = []
+        selections = []
         for tree in run.store.trees(iteration, "rollout"):
             values = {
                 turn.id: Value(rewards[turn.id], 1)
                 for turn in tree.children(tree.root)
                 if turn.id in rewards
             }
-            found += [
-                Selection(one.chosen.id, PLANNER, rejected=one.rejected.id)
-                for one in sibling_pairs(tree, values, rule)
+            selections += [
+                Selection(pair.chosen.id, PLANNER, rejected=pair.rejected.id)
+                for pair in sibling_pairs(tree, values, rule)
             ]
-        return found
+        return selections
 
     def pairs(self, run: Run, iteration: int) -> list[Pair]:
-        """The selected pairs; raises ``UserError`` if there are none."""
-        found = []
-        for tree, one in selected(run, iteration):
-            assert one.rejected is not None, "these selections are pairs"
-            sides = (view(tree, leaf, PLANNER) for leaf in (one.leaf, one.rejected))
-            found.append(turn_pair(*sides, group=tree.task))
-        if not found:
+        """Return the selected pairs. Raises ``UserError`` if nothing was selected."""
+        pairs = []
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "the selections are pairs"
+            sides = (view(tree, leaf, PLANNER) for leaf in (selection.leaf, selection.rejected))
+            pairs.append(turn_pair(*sides, group=tree.task))
+        if not pairs:
             raise UserError(
                 f"iteration {iteration} has no pair of plans that differ by more than "
                 f"pairs.margin={self.settings.pairs.margin:g}",
                 "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
             )
-        return found
+        return pairs
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
-        """Yield the planner's pairs and what the grounder learns."""
+        """Yield the planner's pairs and the grounder's rows."""
         yield from super().trained_on(run, iteration)
         for tree in run.store.trees(iteration, "correct"):
             for turn in tree.leaves():
                 yield GROUNDER, tree, Selection(turn.id, GROUNDER)
 
     def corrected_rows(self, run: Run, iteration: int) -> list[Row]:
-        """What the stage ``correct`` left; raises ``UserError`` if that is nothing."""
-        found = [
+        """Return the rows of the stage ``correct``. Raises ``UserError`` if it wrote nothing."""
+        training_rows = [
             row
             for tree in run.store.trees(iteration, "correct")
             for turn in tree.leaves()
             for row in rows(view(tree, turn.id, GROUNDER))
         ]
-        if not found:
+        if not training_rows:
             raise UserError(
-                f"iteration {iteration} has no actions that the grounder could learn",
+                f"iteration {iteration} has no training rows for the grounder",
                 "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
             )
-        return found
+        return training_rows
 
 
 def best_first(rewards: Sequence[tuple[str, float]]) -> list[str]:
-    """Nodes by falling reward; of equal ones the one that was sampled first."""
-    return [node for node, _ in sorted(rewards, key=lambda one: -one[1])]
+    """Return nodes by descending reward; ties keep the order of sampling."""
+    return [node for node, _ in sorted(rewards, key=lambda item: -item[1])]

@@ -1,4 +1,4 @@
-"""MOAT for the commands."""
+"""Registry entry of MOAT."""
 
 from coterie.recipes.description import describe
 

@@ -1,28 +1,38 @@
-"""MOAT (arXiv 2509.09629): a planner and a grounder that are aligned in turn.
+"""MOAT (arXiv 2509.09629): alternating alignment of a planner pi_p and a grounder pi_g.
 
-    start        (iteration 0, if asked for) both are trained on right plans and right actions
+Notation of the paper: task x, tool list I, plan (subgoal sequence) s, gold actions a, generated actions a_hat.
+
+    start        (iteration 0, optional) SFT of pi_p on gold plans and of pi_g on gold actions
     for each iteration:
-        rollout      K plans a task by the planner, and what the grounder makes of each               (B1)
-        reward       of a plan: mean log p(right actions | task, tools, plan) under the grounder       (A2)
-        select       a task's best and worst plan, if they differ by the margin                        (A3)
-        align        DPO of the planner on these pairs, itself the reference -> planner_{i+1}          (A4)
-        correct      a critic accepts or corrects the grounder's actions for the best plans            (B2, B3)
-        improve      SFT of the grounder: kept, corrected and right rows together -> grounder_{i+1}     (B4, B5)
-        measure      J = E log p(right actions | plans of the planner), on held-out tasks, after each half
-    evaluate     plan, ground and carry out, greedily, on held-out tasks
+        rollout      K plans s ~ pi_p(. | x) per task, and actions a_hat ~ pi_g(. | x, I, s) for each plan
+        -- planning agent alignment
+        reward       r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s). The paper's -PPL = -exp(-r(s)) ranks plans
+                     in the same order
+        select       (s_w, s_l): the best and the worst plan of a task, if r(s_w) - r(s_l) > margin
+        align        DPO of pi_p on these pairs; the planner before this training is the reference pi_ref:
+                     L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])
+        -- grounding agent improving
+        correct      a critic accepts or corrects a_hat for the best plans
+        improve      SFT of pi_g on accepted, corrected and gold rows
+        measure      J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s) on held-out tasks, after each half
+    evaluate     plan, ground and execute greedily on held-out tasks
 
-``parts`` leaves out a half (ablations), or replaces both by supervised training on as many rows (control).
+``parts`` leaves out one half (ablations) or replaces both with SFT on gold rows (control).
 
-Deviations from the released code, each on purpose: exactly the right actions' tokens count, their end included (the
-code drops those of probability 1); rewards are log-likelihoods, of which perplexity is a function; empty plans are left
-out (the code puts another task's plan in their place), and equal ones once; a critic's reply has room to end, its
-actions are read and checked, and its rows are trained on (in the code none is).
+Deliberate deviations from the released code:
+
+* The reward counts every token of the gold actions, including the end of the turn. The code skips tokens of
+  probability 1.
+* Rewards are log-likelihoods, from which the perplexity follows.
+* Empty and duplicate plans are left out. The code replaces an empty plan with a plan of another task.
+* The critic's reply is not cut off after 16 tokens, its actions are parsed and checked, and its rows are trained on.
 """
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from coterie.engines.chat_model import ChatModel, open_chat
@@ -52,13 +62,13 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn, digest
 
 IN_FLIGHT = 16
-"""Tasks whose actions are looked at at a time."""
+"""Tasks that the critic reviews concurrently."""
 COUNTS = ("accepted", "corrected", "unreadable", "rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan, and what the grounder made of it."""
+    """A sampled plan with the grounder's actions and their score."""
 
     plan: Turn
     actions: Turn
@@ -66,30 +76,29 @@ class Candidate:
 
 
 class ActionCritic(Protocol):
-    """Looks at actions."""
+    """Critic that accepts or corrects the grounder's actions."""
 
     name: str
 
-    async def look(self, task: Task, candidate: Candidate) -> Correction:
-        """What it says of them. Raises ``EngineError``."""
+    async def review(self, task: Task, candidate: Candidate) -> Correction:
+        """Return the verdict on a candidate. Raises ``EngineError``."""
         ...
 
 
 class ScriptCritic:
-    """Accepts what gave the right answer; puts the right actions in the place of all else."""
+    """Accepts actions that gave the right answer and replaces all others with the gold actions."""
 
     name = f"critic:{SCRIPT}"
 
-    async def look(self, task: Task, candidate: Candidate) -> Correction:
-        """By the score, and by what the task's data say."""
+    async def review(self, task: Task, candidate: Candidate) -> Correction:
         if candidate.score >= 1:
             return Correction("accepted")
-        right = gold(task)
-        return Correction("corrected", right.plan, right.actions)
+        target = gold(task)
+        return Correction("corrected", target.plan, target.actions)
 
 
 class ModelCritic:
-    """A chat model, which is shown neither the right actions nor what its candidates gave."""
+    """Chat model as the critic. Its prompt has neither the gold actions nor execution results."""
 
     def __init__(self, chat: ChatModel, tools: str, seed: int) -> None:
         self.chat = chat
@@ -97,12 +106,12 @@ class ModelCritic:
         self.seed = seed
         self.name = f"critic:{chat.name}"
 
-    async def look(self, task: Task, candidate: Candidate) -> Correction:
-        """By its reply; one that was cut off is unreadable."""
+    async def review(self, task: Task, candidate: Candidate) -> Correction:
+        """Parse the model's reply. A truncated reply is unreadable."""
         seed = int(digest("critic", self.seed, candidate.actions.id)[:15], 16)
-        shown = question(request(task), candidate.plan.text, candidate.actions.text, self.tools)
-        said = await self.chat.ask(shown, seed)
-        return Correction("unreadable") if said.truncated else read_correction(said.text)
+        messages = question(request(task), candidate.plan.text, candidate.actions.text, self.tools)
+        reply = await self.chat.ask(messages, seed)
+        return Correction("unreadable") if reply.truncated else read_correction(reply.text)
 
 
 @asynccontextmanager
@@ -116,181 +125,199 @@ async def open_critic(recipe: MoatData, run: Run) -> AsyncIterator[ActionCritic]
 
 
 async def correct(recipe: MoatData, run: Run, i: int, progress: Progress) -> Metrics:
-    """Write the rows that an iteration's grounder learns, and count how the critic decided."""
+    """Write the grounder's training rows of an iteration and count the critic's verdicts."""
     async with open_critic(recipe, run) as critic:
 
         async def one(tree: Tree) -> Done:
-            return await _corrected(recipe, run, critic, tree)
+            return await _correct_tree(recipe, run, critic, tree)
 
         title = f"correct {i}"
         await on_trees(run.store, i, one, progress, title, in_flight=IN_FLIGHT, stage="correct")
-    found = [m for key, m in run.store.metrics(i, "correct").items() if key.task]
-    return {name: sum(int(m.get(name, 0)) for m in found) for name in COUNTS}
+    metrics = [m for key, m in run.store.metrics(i, "correct").items() if key.task]
+    return {name: sum(int(m.get(name, 0)) for m in metrics) for name in COUNTS}
 
 
-async def _corrected(recipe: MoatData, run: Run, critic: ActionCritic, tree: Tree) -> Done:
+async def _correct_tree(recipe: MoatData, run: Run, critic: ActionCritic, tree: Tree) -> Done:
     task, s = run.store.task(tree.task), recipe.settings.correct
     key, counts = ItemKey(tree.iteration, "correct", tree.task), Counter[str]()
-    made, right = Tree(tree.task, "correct", tree.iteration), gold(task)
-    if right.done:
+    corrections, target = Tree(tree.task, "correct", tree.iteration), gold(task)
+    if target.done:
         return Done(key, {"rows": 0})
-    learnt: list[tuple[Written, Written]] = []
+    examples: list[tuple[Written, Written]] = []
     for candidate in _candidates(recipe, run, tree):
         try:
-            said = _checked(recipe, task, await critic.look(task, candidate), candidate)
+            correction = _validate(recipe, task, await critic.review(task, candidate), candidate)
         except EngineError as error:
             return Done(key, {}, failure=str(error))
-        counts[said.verdict] += 1
-        learnt += _learnt(recipe, task, candidate, said, critic.name)
+        counts[correction.verdict] += 1
+        examples += _examples(recipe, task, candidate, correction, critic.name)
     if s.gold:
-        learnt.append((Written(PLANNER, right.plan, DATA), Written(GROUNDER, right.actions, DATA)))
-    for draw, path in enumerate(learnt):
-        write_path(recipe.environment, task, made, path, recipe.renderers, draw)
-    return Done(key, {**counts, "rows": len(learnt)}, made if learnt else None)
+        examples.append(
+            (Written(PLANNER, target.plan, DATA), Written(GROUNDER, target.actions, DATA))
+        )
+    for draw, example in enumerate(examples):
+        write_path(recipe.environment, task, corrections, example, recipe.renderers, draw)
+    return Done(key, {**counts, "rows": len(examples)}, corrections if examples else None)
 
 
 def _candidates(recipe: MoatData, run: Run, tree: Tree) -> list[Candidate]:
-    """The actions that are looked at: those for the plans of the highest rewards."""
+    """Return the candidates to review: the actions for the plans with the highest rewards."""
     s = recipe.settings.correct
     plans = [turn.id for turn in tree.children(tree.root)]
     rewards = run.store.credit(recipe.fingerprint(Step(tree.iteration, "reward")), "reward", plans)
     ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
     count = {"best": 1, "top": s.top, "all": len(ranked)}[s.candidates]
-    found = []
+    candidates = []
     for plan in ranked[:count]:
         for actions in tree.children(plan)[:1]:
             score = tree.outcomes[actions.id].score if actions.id in tree.outcomes else None
-            found.append(Candidate(tree.turns[plan], actions, score or 0.0))
-    return found
+            candidates.append(Candidate(tree.turns[plan], actions, score or 0.0))
+    return candidates
 
 
-def _checked(recipe: MoatData, task: Task, said: Correction, candidate: Candidate) -> Correction:
-    actions = candidate.actions.text if said.verdict == "accepted" else said.actions
+def _validate(
+    recipe: MoatData, task: Task, correction: Correction, candidate: Candidate
+) -> Correction:
+    actions = candidate.actions.text if correction.verdict == "accepted" else correction.actions
     domain, known = recipe.environment.domain.name, known_results(task)
-    if said.verdict == "unreadable" or check(actions, domain, known=known).problems:
+    if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
         return Correction("unreadable")
-    return said
+    return correction
 
 
-def _learnt(
-    recipe: MoatData, task: Task, candidate: Candidate, said: Correction, critic: str
+def _examples(
+    recipe: MoatData, task: Task, candidate: Candidate, correction: Correction, critic: str
 ) -> Sequence[tuple[Written, Written]]:
     s = recipe.settings.correct
     plan = Written(PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids)
-    own = candidate.actions
-    kept = Written(GROUNDER, own.whole_text, own.writer, own.ids)
-    if said.verdict == "accepted" or (said.verdict == "unreadable" and s.unreadable == "keep"):
-        return [(plan, kept)]
-    if said.verdict == "corrected":
+    actions = candidate.actions
+    unchanged = Written(GROUNDER, actions.whole_text, actions.writer, actions.ids)
+    if correction.verdict == "accepted" or (
+        correction.verdict == "unreadable" and s.unreadable == "keep"
+    ):
+        return [(plan, unchanged)]
+    if correction.verdict == "corrected":
         if s.subgoals == "corrected":
-            plan = Written(PLANNER, said.subgoals, critic)
-        return [(plan, Written(GROUNDER, said.actions, critic))]
+            plan = Written(PLANNER, correction.subgoals, critic)
+        return [(plan, Written(GROUNDER, correction.actions, critic))]
     if s.unreadable == "gold":
         return [(plan, Written(GROUNDER, gold(task).actions, DATA))]
     return []
 
 
 class Moat(MoatData):
-    """The recipe under given settings."""
+    """The MOAT recipe."""
 
     def roles(self) -> tuple[Role, ...]:
-        """The planner and the grounder, which may be adapters of one base."""
+        """Return the planner and the grounder. With ``share`` both are adapters of one base."""
         s = self.settings
         shares = PLANNER if s.share else None
         return (Role(PLANNER, s.model), Role(GROUNDER, s.grounder or s.model, shares=shares))
 
     def stages(self) -> list[Stage]:
-        """Those of all iterations; success and J are measured before the first one, too."""
-        found = self.start() if self.settings.start.enabled else []
+        """Return the stages of all iterations. Success and J are also measured before the first one."""
+        stages = self.start() if self.settings.start.enabled else []
         first = int(self.settings.start.enabled)
-        found += self.measured(first, found)
+        stages += self.measurement(first, stages)
         for i in range(first, self.settings.rounds):
-            found += self.iteration(i, [one for one in found if one.trains])
-        return found
+            stages += self.iteration(i, [stage for stage in stages if stage.trains])
+        return stages
 
     def start(self) -> list[Stage]:
         s = self.settings.start
-        return self.taught(0, (), (s.tasks, s.train.identity()))
+        return self.supervised(0, (), (s.tasks, s.train.identity()))
 
     def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Both halves, what ``parts`` leaves of them, or the control."""
+        """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
         s = self.settings
         if s.parts == "sft":
-            found = self.taught(i, before, (self.draws(i), s.improve.train.identity()))
-            return [*found, *self.measured(i + 1, found)]
-        played = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
-        rollout = self.stage(i, "rollout", self.sample, before, played)
-        scored = (s.reward.fingerprint(),)
-        reward = self.stage(i, "reward", self.reward, [rollout], scored, alone=True)
-        found = [rollout, reward]
+            stages = self.supervised(i, before, (self.draws(i), s.improve.train.identity()))
+            return [*stages, *self.measurement(i + 1, stages)]
+        sampling = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
+        rollout = self.stage(i, "rollout", self.sample, before, sampling)
+        scoring = (s.reward.fingerprint(),)
+        reward = self.stage(i, "reward", self.reward, [rollout], scoring, alone=True)
+        stages = [rollout, reward]
         if s.parts != "grounder":
-            found += self.planning(i, reward)
+            stages += self.planning(i, reward)
         if s.parts != "planner":
-            found += self.grounding(i, reward)
-        return [*found, *self.measured(i + 1, [one for one in found if one.trains])]
+            stages += self.grounding(i, reward)
+        return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
 
     def planning(self, i: int, reward: Stage) -> list[Stage]:
-        """The planner's half, and J after it."""
+        """Return the stages of planning agent alignment, ending with J."""
         s = self.settings
-        learnt = (s.align.objective.fingerprint(), s.align.train.identity())
+        training = (s.align.objective.fingerprint(), s.align.train.identity())
         select = self.stage(i, "select", self.select, [reward], [s.pairs.fingerprint()])
-        align = self.stage(i, "align", self.align, [select], learnt, trains=PLANNER)
-        return [select, align, self.stage(i, HALF, self.measure_half, [align], self.judged())]
-
-    def grounding(self, i: int, reward: Stage) -> list[Stage]:
-        s = self.settings
-        correct = self.stage(i, "correct", self.correct, [reward], [s.correct.fingerprint()])
-        learnt = (s.improve.train.identity(),)
-        improve = self.stage(i, "improve", self.improve, [correct], learnt, trains=GROUNDER)
-        return [correct, improve]
-
-    def taught(self, i: int, before: Sequence[Stage], learnt: Sequence[object]) -> list[Stage]:
-        """Supervised training of both on right plans and right actions."""
+        align = self.stage(i, "align", self.align, [select], training, trains=PLANNER)
         return [
-            self.stage(i, "align", self.teach_planner, before, learnt, trains=PLANNER),
-            self.stage(i, "improve", self.teach_grounder, before, learnt, trains=GROUNDER),
+            select,
+            align,
+            self.stage(i, HALF, self.measure_half, [align], self.measure_settings()),
         ]
 
-    def measured(self, version: int, after: Sequence[Stage]) -> list[Stage]:
-        """J and success of the newest of both; J alone where the data do not tell what is right."""
-        measure = self.stage(version, WHOLE, self.measure, after, self.judged())
+    def grounding(self, i: int, reward: Stage) -> list[Stage]:
+        """Return the stages of grounding agent improving."""
+        s = self.settings
+        correct = self.stage(i, "correct", self.correct, [reward], [s.correct.fingerprint()])
+        training = (s.improve.train.identity(),)
+        improve = self.stage(i, "improve", self.improve, [correct], training, trains=GROUNDER)
+        return [correct, improve]
+
+    def supervised(self, i: int, before: Sequence[Stage], depends: Sequence[object]) -> list[Stage]:
+        """Return the SFT stages of both agents on gold plans and gold actions."""
+        return [
+            self.stage(
+                i, "align", partial(self.teach, role=PLANNER), before, depends, trains=PLANNER
+            ),
+            self.stage(
+                i, "improve", partial(self.teach, role=GROUNDER), before, depends, trains=GROUNDER
+            ),
+        ]
+
+    def measurement(self, version: int, after: Sequence[Stage]) -> list[Stage]:
+        """Return the stages that measure J and, for tasks that can be graded, success."""
+        measure = self.stage(version, WHOLE, self.measure, after, self.measure_settings())
         graded = self.environment.ungraded is None
         return [measure, *([self.evaluation(version, after)] if graded else [])]
 
-    # -- what stages do -------------------------------------------------------------------------
+    # -- stages ---------------------------------------------------------------------------------
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """K plans a task, and the actions for each."""
+        """Sample K plans ``s`` per task, and actions ``a_hat`` for each."""
         return await self.play_plans(run, i, progress)
 
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """The reward of every plan that is not empty, not an earlier one again, and no leak, as credit."""
+        """Store ``r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s)`` of every valid plan as credit."""
         return await reward_plans(self, run, i, progress)
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Pairs of plans of one task."""
-        chosen = self.plan_pairs(run, i)
-        run.select(i, chosen)
-        return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(chosen)}
+        """Pair plans of one task: ``r(s_w) - r(s_l) > margin``."""
+        selections = self.plan_pairs(run, i)
+        run.select(i, selections)
+        return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
 
     def align(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """DPO of the planner; as it is now it is the reference."""
-        s, planner = self.settings.align, self.to_train(run, PLANNER, i)
-        pairs, own = self.pairs(run, i), self.seeded(s.train, i)
-        return prefer(run, i, planner, pairs, s.objective, own, progress, role=PLANNER)
+        """Train the planner by DPO; the reference is the planner before this training.
+
+        ``L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])``
+        """
+        s, planner = self.settings.align, self.load_newest(run, PLANNER, i)
+        pairs, seeded = self.pairs(run, i), self.seeded(s.train, i)
+        return prefer(run, i, planner, pairs, s.objective, seeded, progress, role=PLANNER)
 
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """What the grounder is to learn: rows that the critic accepts or corrects, and right ones."""
+        """Collect the grounder's training rows: accepted, corrected and gold actions."""
         return await correct(self, run, i, progress)
 
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """SFT of the grounder on these rows."""
-        grounder = self.to_train(run, GROUNDER, i)
-        rows, own = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
-        return train_role(run, i, grounder, rows, own, progress, role=GROUNDER)
+        """Train the grounder by SFT on these rows."""
+        grounder = self.load_newest(run, GROUNDER, i)
+        rows, seeded = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
+        return train_role(run, i, grounder, rows, seeded, progress, role=GROUNDER)
 
     async def measure_half(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """J of the planner that was just aligned, with the grounder as it was."""
+        """Measure ``J(pi_p', pi_g)``: the newly aligned planner with the grounder before its update."""
         newest = {
             PLANNER: self.newest(run, PLANNER, i + 1),
             GROUNDER: self.newest(run, GROUNDER, i),
@@ -298,14 +325,6 @@ class Moat(MoatData):
         return await measure(self, run, Step(i, HALF), newest, progress)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """J of the newest planner and grounder."""
+        """Measure ``J(pi_p', pi_g')`` of the newest planner and grounder."""
         newest = {role: self.newest(run, role, version) for role in (PLANNER, GROUNDER)}
         return await measure(self, run, Step(version, WHOLE), newest, progress)
-
-    def teach_planner(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """SFT of the planner on right plans."""
-        return self.teach(run, i, PLANNER, progress)
-
-    def teach_grounder(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """SFT of the grounder on right actions for right plans."""
-        return self.teach(run, i, GROUNDER, progress)

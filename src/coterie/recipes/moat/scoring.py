@@ -1,4 +1,8 @@
-"""What a plan is worth to the grounder: rewards of sampled plans, and J on held-out tasks."""
+"""Plan rewards r(s) and the objective J of MOAT (arXiv 2509.09629).
+
+r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s),   PPL(a | x, I, s) = exp(-r(s))
+J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s)
+"""
 
 import math
 import statistics
@@ -24,88 +28,91 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn, digest
 
 LEFT_OUT = ("empty", "truncated", "equal", "leaks")
-"""Why plans have no reward: they say nothing, were cut off, are an earlier one again, or quote right actions."""
+"""Reasons why a plan has no reward: it is empty, truncated, a duplicate, or quotes the gold actions."""
 IN_FLIGHT = 16
-"""Tasks that are scored at a time."""
+"""Tasks scored concurrently."""
 
 
 async def reward_plans(recipe: MoatData, run: Run, i: int, progress: Progress) -> Metrics:
-    """The rewards of an iteration's plans under its grounder."""
+    """Compute the rewards of an iteration's plans under the current grounder."""
     grounder = recipe.models(run).embedded(GROUNDER, recipe.newest(run, GROUNDER, i))
-    work = partial(_rewarded, recipe, run, grounder)
+    work = partial(_reward_tree, recipe, run, grounder)
     await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
-    found = [m for key, m in run.store.metrics(i, "reward").items() if key.task]
-    counts = {name: sum(int(m[name]) for m in found) for name in ("plans", *LEFT_OUT)}
-    scored = [float(m["reward"]) for m in found if "reward" in m]
-    return {**counts, "reward": statistics.fmean(scored) if scored else 0.0}
+    tree_metrics = [m for key, m in run.store.metrics(i, "reward").items() if key.task]
+    counts = {name: sum(int(m[name]) for m in tree_metrics) for name in ("plans", *LEFT_OUT)}
+    rewards = [float(m["reward"]) for m in tree_metrics if "reward" in m]
+    return {**counts, "reward": statistics.fmean(rewards) if rewards else 0.0}
 
 
-async def _rewarded(recipe: MoatData, run: Run, grounder: InProcessEngine, tree: Tree) -> Done:
+async def _reward_tree(recipe: MoatData, run: Run, grounder: InProcessEngine, tree: Tree) -> Done:
     key = ItemKey(tree.iteration, "reward", tree.task)
     task, s = run.store.task(tree.task), recipe.settings.reward
-    plans, counts = usable(tree, task, leak_guard=s.leak_guard)
+    plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
     metrics: dict[str, float | int | str] = {"plans": len(plans), **counts}
     if not plans or gold(task).done:
         return Done(key, metrics)
     try:
-        found = await _scores(recipe, grounder, task, tree, plans)
+        loglikelihoods = await _loglikelihoods(recipe, grounder, task, tree, plans)
     except EngineError as error:
         return Done(key, metrics, failure=str(error))
-    success = {one.id: _success(tree, one) for one in plans}
-    rewards = [score + s.success * success[one.id] for one, score in zip(plans, found, strict=True)]
+    success = {plan.id: _success(tree, plan) for plan in plans}
+    rewards = [
+        loglikelihood + s.success * success[plan.id]
+        for plan, loglikelihood in zip(plans, loglikelihoods, strict=True)
+    ]
     settings = recipe.fingerprint(Step(tree.iteration, "reward"))
     credit = [
-        Credit(one.id, name, value, settings)
-        for one, score, reward in zip(plans, found, rewards, strict=True)
+        Credit(plan.id, name, value, settings)
+        for plan, loglikelihood, reward in zip(plans, loglikelihoods, rewards, strict=True)
         for name, value in (
-            ("loglikelihood", score), ("perplexity", perplexity(score)), ("reward", reward),
+            ("loglikelihood", loglikelihood), ("perplexity", perplexity(loglikelihood)), ("reward", reward),
         )
     ]  # fmt: skip
     metrics |= {"reward": statistics.fmean(rewards), "spread": max(rewards) - min(rewards)}
     return Done(key, metrics, None, tuple(credit))
 
 
-def usable(tree: Tree, task: Task, *, leak_guard: bool) -> tuple[list[Turn], Counter[str]]:
-    """The plans that can have a reward, and how many can't, by the reason."""
+def valid_plans(tree: Tree, task: Task, *, leak_guard: bool) -> tuple[list[Turn], Counter[str]]:
+    """Return the plans that get a reward, and the number of other plans by reason."""
     counts: Counter[str] = Counter(dict.fromkeys(LEFT_OUT, 0))
-    found: dict[str, Turn] = {}
+    by_text: dict[str, Turn] = {}
     actions = [action for step in gold(task).steps for action in step.actions]
     for turn in sorted(tree.children(tree.root), key=lambda turn: turn.draw):
         text = " ".join(turn.text.split())
         if not text or turn.truncated:
             counts["truncated" if turn.truncated else "empty"] += 1
-        elif text in found:
+        elif text in by_text:
             counts["equal"] += 1
         elif leak_guard and quotes(text, actions):
             counts["leaks"] += 1
         else:
-            found[text] = turn
-    return list(found.values()), counts
+            by_text[text] = turn
+    return list(by_text.values()), counts
 
 
-async def _scores(
+async def _loglikelihoods(
     recipe: MoatData, grounder: Engine, task: Task, tree: Tree, plans: Sequence[Turn]
 ) -> list[float]:
-    """Mean log-likelihood (nats a token) of a task's right actions after each plan."""
+    """Return r(s) of each plan ``s``: the mean log-likelihood of the gold actions in nats per token."""
     render = recipe.renderers[GROUNDER]
     prompts = []
     for plan in plans:
-        shown = recipe.environment.see(State(task, 0, turns=(plan,)), GROUNDER)
-        prompts.append(render(shown, tree, GROUNDER))
+        messages = recipe.environment.see(State(task, 0, turns=(plan,)), GROUNDER)
+        prompts.append(render(messages, tree, GROUNDER))
     return await mean_loglikelihoods(grounder, prompts, render.encode_turn(gold(task).actions))
 
 
 def _success(tree: Tree, plan: Turn) -> float:
-    """What the grounder's own actions for a plan were worth; 0 where there are none."""
+    """Return the mean score of the grounder's actions for a plan; 0 if it has no graded actions."""
     leaves = [plan, *tree.children(plan.id)]
-    ends = [tree.outcomes[one.id].score for one in leaves if one.id in tree.outcomes]
-    return statistics.fmean(score or 0.0 for score in ends) if ends else 0.0
+    scores = [tree.outcomes[node.id].score for node in leaves if node.id in tree.outcomes]
+    return statistics.fmean(score or 0.0 for score in scores) if scores else 0.0
 
 
 async def measure(
     recipe: MoatData, run: Run, step: Step, versions: Mapping[str, int], progress: Progress
 ) -> Metrics:
-    """J of versions of both roles: the mean over held-out tasks, and its standard error."""
+    """Estimate J of the given versions: the mean over held-out tasks and its standard error."""
     s = recipe.settings
     planner = await recipe.sampler(
         run, versions[PLANNER], s.rollout.temperature, s.rollout.top_p, PLANNER
@@ -115,14 +122,16 @@ async def measure(
     run.store.put_tasks(tasks)
     items = {
         ItemKey(step.iteration, step.stage, task.id): partial(
-            _measured, recipe, planner, grounder, task, step
+            _measure_task, recipe, planner, grounder, task, step
         )
         for task in tasks
     }
     title = f"{step.stage} {step.iteration}"
     await do_items(run.store, items, progress, "tasks", title, in_flight=IN_FLIGHT)
-    found = [m for key, m in run.store.metrics(step.iteration, step.stage).items() if key.task]
-    values = [float(m["loglikelihood"]) for m in found if "loglikelihood" in m]
+    task_metrics = [
+        m for key, m in run.store.metrics(step.iteration, step.stage).items() if key.task
+    ]
+    values = [float(m["loglikelihood"]) for m in task_metrics if "loglikelihood" in m]
     if not values:
         return {"n": 0}
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -135,22 +144,22 @@ async def measure(
     }
 
 
-async def _measured(
+async def _measure_task(
     recipe: MoatData, planner: TokenSampler, grounder: Engine, task: Task, step: Step
 ) -> Done:
-    """The plans of a held-out task, and how likely they make its right actions, on average."""
+    """Sample plans of a held-out task and average their r(s)."""
     key = ItemKey(step.iteration, step.stage, task.id)
     tree = Tree(task.id, step.stage, step.iteration)
     samples = range(recipe.settings.measure.samples)
     seeds = [int(digest("J", recipe.settings.seed, task.id, n)[:15], 16) for n in samples]
-    shown = recipe.environment.see(State(task, 0), PLANNER)
-    prompt = Prompt(tree, tree.root, PLANNER, shown, seeds[0], 0)
+    messages = recipe.environment.see(State(task, 0), PLANNER)
+    prompt = Prompt(tree, tree.root, PLANNER, messages, seeds[0], 0)
     try:
-        said = await planner.candidates(prompt, AgentContext(), seeds, list(samples))
-        for one in said:
-            tree.add(one.turn, one.request)
-        plans = [one.turn for one in said]
-        found = await _scores(recipe, grounder, task, tree, plans)
+        candidates = await planner.candidates(prompt, AgentContext(), seeds, list(samples))
+        for candidate in candidates:
+            tree.add(candidate.turn, candidate.request)
+        plans = [candidate.turn for candidate in candidates]
+        loglikelihoods = await _loglikelihoods(recipe, grounder, task, tree, plans)
     except EngineError as error:
         return Done(key, {}, failure=str(error))
-    return Done(key, {"loglikelihood": statistics.fmean(found)}, tree)
+    return Done(key, {"loglikelihood": statistics.fmean(loglikelihoods)}, tree)

@@ -1,4 +1,4 @@
-"""Every setting of ``moat``: joint alignment, each half of it alone, and the control."""
+"""Settings of ``moat``."""
 
 from typing import ClassVar, Literal, Self
 
@@ -12,14 +12,14 @@ from coterie.training.settings import DPOSettings, TrainingSettings
 
 Parts = Literal["joint", "planner", "grounder", "sft"]
 SCRIPT = "script"
-"""As a critic: a comparison of what actions give with the right answer."""
+"""Name of the critic that compares results with the right answer."""
 
 
 class PlanSettings(Settings):
-    """How plans are sampled, and what the grounder makes of them."""
+    """Sampling of plans and actions."""
 
-    tasks: int = key(1000, "Training tasks of an iteration.", ge=1)
-    samples: int = key(15, "Plans of each task (K).", source="MOAT's code: 15", ge=1)
+    tasks: int = key(1000, "Training tasks per iteration.", ge=1)
+    samples: int = key(15, "Plans per task (K).", source="MOAT's code: 15", ge=1)
     temperature: float = key(
         1.0, "Sampling temperature of plans.", source="MOAT's code", gt=0, le=2
     )
@@ -27,100 +27,102 @@ class PlanSettings(Settings):
     ground_temperature: float = key(
         0.1, "Sampling temperature of actions; 0 is greedy.", source="MOAT's code", ge=0, le=2
     )
-    max_tokens: int = key(512, "Most tokens of one turn.", source="MOAT's code", ge=1)
+    max_tokens: int = key(512, "Maximum tokens per turn.", source="MOAT's code", ge=1)
 
 
 class PlanRewardSettings(Settings):
-    """What a plan is worth."""
+    """Reward of a plan."""
 
     success: float = key(
         0.0,
-        "Weight of success: what the grounder's own actions gave, beside the likelihood of the right ones.",
+        "Weight of the score of the grounder's own actions, added to the log-likelihood of the gold actions.",
         source="MOAT: 0",
         ge=0,
     )
     leak_guard: bool = key(
         True,
-        "Plans that quote the right actions are left out: they make them likely by writing the grounder's part.",
+        "Leave out plans that quote the gold actions: they raise the likelihood by doing the grounder's work.",
         source="MOAT: no such guard",
     )
 
 
 class PlanPairSettings(Settings):
-    """Which plans of a task make a pair."""
+    """Pairing of a task's plans."""
 
     rule: Literal["best_worst", "all"] = key(
-        "best_worst", "The best with the worst, or any two.", source="MOAT's code: best_worst"
+        "best_worst",
+        "Pair the best plan with the worst, or all pairs.",
+        source="MOAT's code: best_worst",
     )
     margin: float = key(
         0.1,
-        "Least difference of the two rewards, which are mean log-likelihoods (nats a token).",
+        "Minimum difference of the two rewards, in nats per token.",
         source="MOAT's code: 0.1",
         ge=0,
     )
 
 
 class CriticSettings(ChatModelSettings):
-    """Who corrects the grounder's actions."""
+    """Critic that corrects the grounder's actions."""
 
     model: str = key(
         SCRIPT,
-        "`script` (actions are right if they give the right answer, else the right actions take their place), a model "
-        "that coterie loads, or, with a `url`, the name of a model there.",
+        "`script` (accepts actions that give the right answer and replaces all others with the gold actions), a model "
+        "for coterie to load, or, with a `url`, the name of a model on that server.",
         source="MOAT: DeepSeek-R1-Distill-Qwen-32B, GPT-4",
         min_length=1,
     )
     temperature: float = key(0.1, "Sampling temperature.", source="MOAT's code", ge=0, le=2)
     max_tokens: int = key(
         2048,
-        "Most tokens of a reply, thoughts included.",
+        "Maximum tokens of a reply, including thoughts.",
         source="MOAT's code: vLLM's default, 16",
         ge=1,
     )
 
 
 class CorrectionSettings(Settings):
-    """Which of the grounder's actions are looked at, and what becomes of them."""
+    """Correction of the grounder's actions."""
 
     candidates: Literal["best", "top", "all"] = key(
         "best",
-        "The actions for each task's best plan, for its `top` best, or for all.",
+        "Review the actions for each task's best plan, for its `top` best plans, or for all plans.",
         source="MOAT's code: the best of the first five",
     )
-    top: int = key(3, "How many plans, for candidates=top.", ge=1)
+    top: int = key(3, "Plans per task with candidates=top.", ge=1)
     critic: CriticSettings = CriticSettings()
     subgoals: Literal["sampled", "corrected"] = key(
         "sampled",
-        "Under which subgoals corrected actions are learned: those that the planner writes, or the critic's.",
+        "Subgoals in the prompt of corrected actions: sampled by the planner, or corrected by the critic.",
         source="MOAT: corrected",
     )
     unreadable: Literal["drop", "keep", "gold"] = key(
         "gold",
-        "What is learned where the critic says nothing readable: nothing, the actions as they are, or the right ones.",
+        "Training row if the critic's reply cannot be parsed: none, the actions as they are, or the gold actions.",
         source="MOAT's code: keep",
     )
-    gold: bool = key(True, "Right plans with right actions are learned too.", source="MOAT's code")
+    gold: bool = key(True, "Also train on gold plans with gold actions.", source="MOAT's code")
 
 
 class AlignmentSettings(Settings):
-    """The planner's training on pairs of plans."""
+    """DPO of the planner."""
 
     objective: DPOSettings = DPOSettings(beta=0.2)
     train: TrainingSettings = TrainingSettings()
 
 
 class ImprovementSettings(Settings):
-    """A training on rows."""
+    """SFT of the grounder."""
 
     train: TrainingSettings = TrainingSettings()
 
 
 class StartSettings(Settings):
-    """Supervised training of both before the first iteration."""
+    """SFT of both agents before the first iteration."""
 
     enabled: bool = key(
         True,
-        "Both are trained on right plans and right actions first; false for models that are already a planner and a "
+        "Train both agents on gold plans and gold actions first. Set false if the models already are a planner and a "
         "grounder.",
         source="MOAT: false, from Lumos' agents",
     )
@@ -129,31 +131,29 @@ class StartSettings(Settings):
 
 
 class MeasureSettings(Settings):
-    """J: how likely right actions are under the plans that the planner writes, on held-out tasks."""
+    """Measurement of J, the mean log-likelihood of gold actions given sampled plans of held-out tasks."""
 
     tasks: int = key(200, "Held-out tasks.", ge=1)
-    samples: int = key(4, "Plans of each.", ge=1)
+    samples: int = key(4, "Plans per held-out task.", ge=1)
 
 
 class MoatSettings(RecipeSettings):
-    """What all methods of ``moat`` are told."""
+    """Settings that all methods of ``moat`` share."""
 
     model: str = key(
         "smollm2",
-        "What the planner begins as: packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
+        "Initial planner: packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
     )
     parts: Parts = key(
         "joint",
-        "`joint`; ablations: only the `planner` is aligned, only the `grounder` is improved; control: `sft`, in which "
-        "both go on with supervised training on each iteration's tasks.",
+        "`joint` trains both agents. Ablations: align only the `planner`, or improve only the `grounder`. Control: "
+        "`sft` continues supervised training of both agents on each iteration's tasks.",
         source="MOAT's ablations",
     )
-    iterations: int = key(2, "How often both are aligned in turn.", source="MOAT's code: 2", ge=1)
-    grounder: str | None = key(
-        None, "What the grounder begins as, if it is not `model`, which the planner begins as."
-    )
+    iterations: int = key(2, "Iterations of alternating alignment.", source="MOAT's code: 2", ge=1)
+    grounder: str | None = key(None, "Initial grounder. Default: `model`, like the planner.")
     share: bool = key(
-        False, "Both are adapters of one base in memory; their trainings then have method=lora."
+        False, "Keep both agents as adapters of one base in memory. Requires method=lora."
     )
     sandbox: SandboxSettings = SandboxSettings()
     rollout: PlanSettings = PlanSettings()
@@ -167,7 +167,7 @@ class MoatSettings(RecipeSettings):
 
     @property
     def rounds(self) -> int:
-        """Iterations, the supervised start included."""
+        """Number of iterations, including the supervised start."""
         return self.iterations + self.start.enabled
 
     @property
@@ -176,22 +176,22 @@ class MoatSettings(RecipeSettings):
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
-        found = {"start.train": self.start.train} if self.start.enabled else {}
+        trainings = {"start.train": self.start.train} if self.start.enabled else {}
         if self.parts in ("joint", "planner"):
-            found["align.train"] = self.align.train
+            trainings["align.train"] = self.align.train
         if self.parts != "planner":
-            found["improve.train"] = self.improve.train
-        return found
+            trainings["improve.train"] = self.improve.train
+        return trainings
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.parts in ("joint", "planner") and self.rollout.samples < 2:
-            raise ValueError("rollout.samples=1 leaves no pair of plans; use at least 2")
-        whole = [name for name, one in self.trainings.items() if one.method != "lora"]
-        if self.share and whole:
-            raise ValueError(f"share=true trains adapters: add {whole[0]}.method=lora")
+            raise ValueError("rollout.samples=1 gives no pair of plans; use at least 2")
+        full = [name for name, one in self.trainings.items() if one.method != "lora"]
+        if self.share and full:
+            raise ValueError(f"share=true trains adapters: add {full[0]}.method=lora")
         if self.share and self.grounder is not None:
-            raise ValueError("share=true has one base for both: leave out grounder")
+            raise ValueError("share=true uses one base for both agents; remove grounder")
         return self
 
 
@@ -199,18 +199,20 @@ class MathsSettings(MoatSettings):
     """Settings of ``moat/maths``."""
 
     recipe: ClassVar[str] = "moat/maths"
-    summary: ClassVar[str] = "MOAT: planner and grounder aligned jointly, on mathematics."
+    summary: ClassVar[str] = "MOAT: joint alignment of a planner and a grounder on mathematics."
 
 
 class ComplexQASettings(MoatSettings):
     """Settings of ``moat/complex_qa``."""
 
     recipe: ClassVar[str] = "moat/complex_qa"
-    summary: ClassVar[str] = "MOAT: planner and grounder, on multi-hop questions."
+    summary: ClassVar[str] = (
+        "MOAT: joint alignment of a planner and a grounder on multi-hop questions."
+    )
 
 
 class WebSettings(MoatSettings):
     """Settings of ``moat/web``."""
 
     recipe: ClassVar[str] = "moat/web"
-    summary: ClassVar[str] = "MOAT: planner and grounder, on web pages."
+    summary: ClassVar[str] = "MOAT: joint alignment of a planner and a grounder on web pages."

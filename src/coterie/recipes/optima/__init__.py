@@ -1,1 +1,1 @@
-"""Optima (arXiv 2410.08115): agents learn to talk shorter and better."""
+"""Optima (arXiv 2410.08115): iterative training of agents that communicate effectively and briefly."""

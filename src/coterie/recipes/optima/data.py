@@ -1,4 +1,4 @@
-"""What Optima's stages read: tasks, format prompts, rewards and values from the record, rows and pairs."""
+"""Tasks, format prompts, rewards, values, rows and pairs of Optima."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from coterie.environments.talk import drop_format
 from coterie.environments.traits import agents_of, formats_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.reward import reward_of, score
+from coterie.recipes.optima.reward import score
 from coterie.recipes.optima.settings import (
     DPORoundSettings,
     OptimaDPOSettings,
@@ -21,7 +21,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.row import Row, rows
@@ -32,11 +32,11 @@ from coterie.trajectories.turn import digest
 from coterie.trajectories.view import Edit, View, recontext, view
 
 DROP_FORMAT = "drop_format"
-"""Name of the recontext rule of iteration 0."""
+"""Recontext rule of iteration 0: prompts without the format prompt."""
 
 
 class OptimaData(Recipe):
-    """The data of a run under given settings."""
+    """Data of the Optima stages."""
 
     settings: OptimaSettings
     edits: Mapping[str, Edit] = {DROP_FORMAT: drop_format}
@@ -44,32 +44,33 @@ class OptimaData(Recipe):
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__(settings)
         self.agents = agents_of(self.environment)
-        for rule in (settings.reward, *_trees(settings)):
-            rule.own()
+        settings.reward.own()
+        if isinstance(settings, OptimaDPOSettings):
+            settings.dpo.reward.own()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        own = {"train": self.settings.train}
+        trainings = {"train": self.settings.train}
         if isinstance(self.settings, OptimaDPOSettings):
-            own["dpo.train"] = self.settings.dpo.train
-        return own
+            trainings["dpo.train"] = self.settings.dpo.train
+        return trainings
 
     def training_tasks(self) -> int:
         return max(self.settings.draws())
 
     def dialogues(self) -> int:
-        """Samples of each task, or rollouts of each tree and of the probe."""
-        found = 0
+        """Return the number of sampled dialogues and of tree rollouts, including the probe."""
+        count = 0
         for i in range(self.settings.iterations):
             each = self.settings.rollout.samples
             if self.is_dpo(i):
                 search = self.dpo_settings.search
-                each, found = search.searches * search.rollouts, found + self.dpo_settings.probe
-            found += each * len(self.train_tasks(i))
-        return found
+                each, count = search.searches * search.rollouts, count + self.dpo_settings.probe
+            count += each * len(self.train_tasks(i))
+        return count
 
     @property
     def dpo_settings(self) -> DPORoundSettings:
-        assert isinstance(self.settings, OptimaDPOSettings), "this method has no iterations of DPO"
+        assert isinstance(self.settings, OptimaDPOSettings), "this method has no DPO iterations"
         return self.settings.dpo
 
     def kind(self, iteration: int) -> TrainingKind:
@@ -81,13 +82,13 @@ class OptimaData(Recipe):
     # -- tasks and episodes ---------------------------------------------------------------------
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """New training tasks for every iteration: one cursor goes through those of the data set."""
+        """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
         counts = self.settings.draws()
         before, count = counts[:iteration], counts[iteration]
         return self.environment.tasks("train", count, self.settings.seed, before)
 
     def episodes(self, iteration: int) -> list[Episode]:
-        """N dialogues a task; in iteration 0 each under a format prompt."""
+        """Return N episodes per task; in iteration 0 each has a random format prompt."""
         return [
             Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
             for task in self.train_tasks(iteration)
@@ -95,11 +96,11 @@ class OptimaData(Recipe):
         ]
 
     def draws(self, iteration: int) -> list[int]:
-        """What decides which tasks a rollout has: the counts of its draw and of those before it."""
+        """Return the numbers of tasks that the iterations up to this one draw."""
         return self.settings.draws()[: iteration + 1]
 
     def context(self, iteration: int) -> str | None:
-        """The recontext rule under which an iteration's dialogues are scored and trained on."""
+        """Return the recontext rule for scoring and training on an iteration's dialogues."""
         pool = self.settings.rollout.format_pool and bool(formats_of(self.environment))
         return DROP_FORMAT if iteration == 0 and pool else None
 
@@ -112,20 +113,21 @@ class OptimaData(Recipe):
     # -- rewards and values ---------------------------------------------------------------------
 
     def rule(self, iteration: int) -> RewardSettings:
+        """Return the reward settings of an iteration, which differ between SFT and DPO."""
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
-    async def scored(self, engine: InProcessEngine, tree: Tree) -> Done:
-        """R of every dialogue of a tree; losses are under the engine's frozen base."""
+    async def score_tree(self, engine: InProcessEngine, tree: Tree) -> Done:
+        """Compute R(tau) of every dialogue of a tree (equation 1) with the frozen base in ``engine``."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         context = self.context(tree.iteration)
 
         def show(leaf: str, agent: str) -> View:
-            return self.seen(tree, Selection(leaf, agent, context), engine.loaded)
+            return self.training_view(tree, Selection(leaf, agent, context), engine.loaded)
 
         return await score(engine, tree, show, self.settings.reward, settings, self.agents)
 
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
-        """Rewards by task, as computed under the current settings; failed tasks are left out."""
+        """Read the rewards computed under the current settings, by task. Failed tasks are left out."""
         settings = self.fingerprint(Step(iteration, "reward"))
         parts = {
             name: run.store.credit(settings, name, iteration=iteration, stage="rollout")
@@ -133,40 +135,42 @@ class OptimaData(Recipe):
         }
         return {
             tree.task: [
-                reward_of(outcome.leaf, outcome.sample, parts)
-                for outcome, _ in tree.trajectories()
-                if outcome.leaf in parts["task"]
+                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
+                for one, _ in tree.trajectories()
+                if (leaf := one.leaf) in parts["task"]
             ]
             for tree in run.store.trees(iteration, "rollout")
         }
 
     def values(self, run: Run, tree: Tree) -> dict[str, Value]:
-        """Values of the nodes of a tree, as the reward stage left them."""
+        """Read the node values of a tree that the reward stage stored."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
         means, visits = credit("value"), credit("visits")
         return {node: Value(mean, round(visits[node])) for node, mean in means.items()}
 
-    # -- what is trained on ---------------------------------------------------------------------
+    # -- training data --------------------------------------------------------------------------
 
     def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
-        """The training rows of an iteration, in the order of selection."""
-        found: list[Row] = []
-        for tree, selection in selected(run, iteration):
-            shown = self.seen(tree, selection, policy)
-            found.extend(row for row in rows(shown, selection.weight) if row.targets)
-        return found
+        """Return the training rows of an iteration in the order of selection."""
+        training_rows: list[Row] = []
+        for tree, selection in load_selections(run, iteration):
+            training_view = self.training_view(tree, selection, policy)
+            training_rows.extend(
+                row for row in rows(training_view, selection.weight) if row.targets
+            )
+        return training_rows
 
     def pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
-        """The selected pairs of an iteration, those of one tree as a group."""
-        for tree, selection in selected(run, iteration):
+        """Yield the selected pairs of an iteration; pairs of one tree share a group."""
+        for tree, selection in load_selections(run, iteration):
             assert selection.rejected is not None, "an iteration of DPO selects pairs"
             chosen = view(tree, selection.leaf, selection.agent)
             rejected = view(tree, selection.rejected, selection.agent)
             yield turn_pair(chosen, rejected, weight=selection.weight, group=tree.task)
 
-    def seen(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
-        """What an agent saw of a dialogue, without the format prompt."""
+    def training_view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
+        """Return an agent's view of a dialogue without the format prompt."""
         if selection.context is None:
             return view(tree, selection.leaf, selection.agent)
         return recontext(
@@ -177,7 +181,3 @@ class OptimaData(Recipe):
             edit=drop_format,
             render=model.renderer.render,
         )
-
-
-def _trees(settings: OptimaSettings) -> list[RewardSettings]:
-    return [settings.dpo.reward] if isinstance(settings, OptimaDPOSettings) else []

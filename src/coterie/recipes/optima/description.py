@@ -1,4 +1,4 @@
-"""Optima for the commands."""
+"""Registry entry of Optima."""
 
 from coterie.recipes.description import describe
 

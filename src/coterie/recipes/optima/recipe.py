@@ -1,25 +1,38 @@
-"""Optima (arXiv 2410.08115): agents learn to talk shorter and better.
+"""Optima (arXiv 2410.08115): iterative training of agents that communicate effectively and briefly.
 
-    policy_0 = base
-    for i = 0 .. iterations-1, an iteration of SFT (algorithm 1: isft has no others):
-        sample         N dialogues a task by policy_i; for i = 0 each under a drawn format prompt
-        reward         R = R_task - lambda_token * tokens / max tokens + lambda_loss / R_loss         (equation 1)
-        demonstrate    each task's best dialogue, if R >= threshold; the top share of them
-        imitate        SFT on each agent's own turns, format prompts dropped -> policy_{i+1}
-    or one of DPO (algorithm 2, idpo: all but the first; algorithm 3, isft_dpo: every other one):
-        search         a tree of dialogues a task: choose an utterance by value, play rollouts from it  (algorithm 4)
-        value          of each utterance: the mean of R over the rollouts through it
-        pair           sibling utterances of which one is better by more than theta_diff                (algorithm 5)
-        prefer         DPO, in idpo with the chosen side's NLL; policy_i is the reference -> policy_{i+1}
-    evaluate           every policy_i, greedily, on held-out tasks
+Notation of the paper: base model M_base, policy M_i of iteration i, task d, dialogue (trajectory) tau with turns
+tau[k].
 
-Deviations from the released code, each on purpose: the partner's turns are ``user`` messages; R_loss is computed given
-the turn's context, as in the paper (the code scores each turn alone); the threshold comes before the top share, as in
-the paper; an utterance that is nearly a sibling is that sibling (``rollout.grower``); values of pairs are those of the
-finished tree; a dialogue out of turns keeps its last answer, as in evaluation.
+    M_0 = M_base
+    for i = 0 .. iterations-1, an SFT iteration (algorithm 1; isft has only these):
+        sample         N dialogues per task with M_i; for i = 0 each with a random format prompt
+        reward         R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)     (equation 1)
+                       R_token = #Tokens(tau) / max over the task's N dialogues,
+                       R_loss = max_k mean token loss of tau[k] under M_base, given its context
+        demonstrate    the dialogue with the highest R per task, if R >= theta_sft; of these the top share
+        imitate        SFT on each agent's own turns, without format prompts -> M_{i+1}
+    or a DPO iteration (algorithm 2, idpo: all but the first; algorithm 3, isft_dpo: every second):
+        search         a tree of dialogues per task: sample an utterance from softmax(values), play rollouts from it
+                                                                                                        (algorithm 4)
+        value          value(utterance) = mean R of the rollouts through it
+        pair           siblings u_w, u_l with value(u_w) > theta_filter and value(u_w) - value(u_l) > theta_diff
+                                                                                                        (algorithm 5)
+        prefer         DPO with M_i as the reference -> M_{i+1}; idpo adds nll * (mean -log pi(u_w | h)):
+                       L = -log sigmoid(beta [log pi(u_w|h) / pi_ref(u_w|h) - log pi(u_l|h) / pi_ref(u_l|h)])
+    evaluate           every M_i greedily on held-out tasks
+
+Deliberate deviations from the released code:
+
+* The partner's turns are ``user`` messages.
+* R_loss is computed given the turn's context, as in the paper. The code scores each turn alone.
+* The threshold is applied before the top share, as in the paper.
+* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.grower``).
+* Pairs use the values of the finished tree.
+* A dialogue that reaches the turn limit keeps its last answer, as in evaluation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -29,22 +42,21 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
-from coterie.recipes.optima.reward import said, totals
-from coterie.recipes.optima.settings import DPORoundSettings, OptimaSettings
+from coterie.recipes.optima.reward import agent_turns, make_sample, totals
 from coterie.recipes.trainings import prefer, train_role
-from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import RewardSettings, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, dialogue_tokens
+from coterie.rollout.episodes import Episode
 from coterie.rollout.grower import Rollout
 from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judged, TreeSearch
 from coterie.runs.folder import Run, Step
-from coterie.runs.growing import Growing, grow_trees, grown, rollouts
 from coterie.runs.items import Done, going_on, on_trees
 from coterie.runs.stage import Stage
+from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary, rollouts
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
@@ -55,107 +67,70 @@ from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import digest
 from coterie.trajectories.view import View, view
 
-
-def nothing_selected(iteration: int, settings: OptimaSettings) -> UserError:
-    """No dialogue is good enough to imitate."""
-    return UserError(
-        f"nothing was selected in iteration {iteration}: no dialogue has a reward of at "
-        f"least select.threshold={settings.select.threshold}",
-        "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
-    )
-
-
-def nothing_to_compare(iteration: int, settings: DPORoundSettings) -> UserError:
-    """No utterance has a sibling that is worse by enough."""
-    s = settings.select
-    return UserError(
-        f"no pair was selected in iteration {iteration}: no utterance has a value above "
-        f"dpo.select.theta_filter={s.theta_filter} and a sibling that is worse by "
-        f"more than dpo.select.theta_diff={s.theta_diff}",
-        "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
-    )
-
-
 PROBE = "probe"
-"""The stage under which the dialogues are kept that say how long dialogues are."""
+"""Stage name of the dialogues that measure the length of dialogues."""
 
 
+@dataclass(slots=True)
 class TreeJudge:
-    """Rewards of dialogues as their tree grows, by equation 1; keeps each turn's loss.
+    """Reward R(tau) of equation 1 for the dialogues of a growing tree."""
 
-    Tokens are over ``max_tokens``; losses are under ``base``; ``settings`` keys the credit.
-    """
-
-    def __init__(
-        self,
-        rule: RewardSettings,
-        max_tokens: int,
-        base: InProcessEngine,
-        agents: tuple[str, ...],
-        *,
-        settings: str,
-    ) -> None:
-        self.rule = rule
-        self.max_tokens = max_tokens
-        self.base = base
-        self.agents = agents
-        self.settings = settings
-        self.losses: dict[str, float] = {}
-        """By turn, in nats a token under the frozen base."""
+    rule: RewardSettings
+    max_tokens: int
+    """Denominator of R_token."""
+    base: InProcessEngine
+    """Frozen M_base, for R_loss."""
+    agents: tuple[str, ...]
+    settings: str
+    """Fingerprint that keys the credit."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Loss of each turn under M_base, in nats per token."""
 
     async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
-        """Rewards of finished paths; raises ``EngineError``."""
+        """Return the rewards of finished paths. Raises ``EngineError``."""
         new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
         self.losses |= new
-        paths = [tree.path(outcome.leaf) for outcome in outcomes]
         samples = [
-            Sampled(
-                outcome,
-                dialogue_tokens(path),
-                largest_loss(self.losses, [turn.id for turn in said(path)]) if self.losses else 0.0,
-                leaks(said(path), self.agents),
-                repeats(said(path)),
-                tuple(path),
-            )
-            for outcome, path in zip(outcomes, paths, strict=True)
+            make_sample(outcome, tree.path(outcome.leaf), self.losses, self.agents)
+            for outcome in outcomes
         ]
-        found = []
+        judgments = []
         for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
             terms = reward.terms.items()
-            own = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
-            found.append(Judged(reward.total, tuple(own)))
-        if found and new:
+            credit = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
+            judgments.append(Judged(reward.total, tuple(credit)))
+        if judgments and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())
-            found[0] = Judged(found[0].reward, found[0].credit + nll)
-        return found
+            judgments[0] = Judged(judgments[0].reward, judgments[0].credit + nll)
+        return judgments
 
     async def _losses(self, tree: Tree, outcomes: Sequence[Outcome]) -> dict[str, float]:
         views: list[View] = []
         for outcome in outcomes:
             path = tree.path(outcome.leaf)
-            speakers = {t.speaker.name: None for t in said(path) if t.id not in self.losses}
+            speakers = {t.speaker.name: None for t in agent_turns(path) if t.id not in self.losses}
             views += [view(tree, outcome.leaf, agent) for agent in speakers]
-        found = await turn_losses(self.base, views) if views else {}
-        return {turn: loss for turn, loss in found.items() if turn not in self.losses}
+        losses = await turn_losses(self.base, views) if views else {}
+        return {turn: loss for turn, loss in losses.items() if turn not in self.losses}
 
 
 async def probe(recipe: OptimaData, run: Run, iteration: int, progress: Progress) -> int:
-    """The tokens that the token term is relative to: a percentile of fresh dialogues, plus 1."""
+    """Return the denominator of R_token in tree search: a percentile of the tokens of new dialogues, plus 1."""
     s, tasks = recipe.dpo_settings, recipe.train_tasks(iteration)
     episodes = [
         Episode(tasks[number % len(tasks)], number // len(tasks), iteration, PROBE)
         for number in range(s.probe)
     ]
     await recipe.play(run, episodes, s.temperature, recipe.settings.rollout.top_p, progress)
-    found = run.store.metrics(iteration, PROBE).values()
-    lengths = [int(metrics["tokens"]) for metrics in found if int(metrics["tokens"])]
+    dialogues = run.store.metrics(iteration, PROBE).values()
+    lengths = [int(metrics["tokens"]) for metrics in dialogues if int(metrics["tokens"])]
     return int(np.percentile(lengths, s.percentile)) + 1
 
 
 async def grow(
     recipe: OptimaData, run: Run, iteration: int, max_tokens: int, progress: Progress
 ) -> None:
-    """Grow the trees of an iteration, by its policy; tokens are relative to ``max_tokens``."""
+    """Grow the trees of an iteration with M_i (algorithm 4); ``max_tokens`` is the denominator of R_token."""
     s, tasks = recipe.dpo_settings, recipe.train_tasks(iteration)
     sampler = await recipe.sampler(run, iteration, s.temperature, recipe.settings.rollout.top_p)
     base = recipe.models(run).embedded(POLICY, 0)
@@ -164,37 +139,40 @@ async def grow(
     judge.losses = run.store.credit(settings, "nll", iteration=iteration, stage="rollout")
     run.store.put_tasks(tasks)
     stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-    growing = Growing(run.store, iteration, progress, lambda: stats.sampled_tokens - before)
+    writer = TreeWriter(run.store, iteration, progress, lambda: stats.sampled_tokens - before)
     rule, samplers = growth(s.search), dict.fromkeys(recipe.agents, sampler)
 
     def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
-        tree, known = growing.begun(task)
+        tree, known = writer.load(task)
         branches = driver.branches(task, tree, sessions)
         return TreeSearch(branches, samplers, judge, rule, known, seed=driver.seed)
 
     title = f"searches {iteration}"
-    progress.start(growing.left(tasks, s.search.searches), title)
+    progress.start(writer.left(tasks, s.search.searches), title)
     with going_on(title, progress):
-        async with recipe.cast(run) as cast:
-            driver = cast.driver(samplers, recipe.settings.seed)
-            await grow_trees(driver, growing, tasks, search, s.trees_in_flight)
+        async with recipe.actors(run) as actors:
+            driver = actors.driver(samplers, recipe.settings.seed)
+            await grow_trees(driver, writer, tasks, search, s.trees_in_flight)
 
 
-async def valued(
-    played: Mapping[str, Sequence[Rollout]], settings: str, agents: tuple[str, ...], tree: Tree
+async def value_tree(
+    rollouts_by_task: Mapping[str, Sequence[Rollout]],
+    settings: str,
+    agents: tuple[str, ...],
+    tree: Tree,
 ) -> Done:
-    """The values of a tree's nodes as credit, keyed by ``settings``; ``played`` are rollouts by task."""
+    """Store each node's value, the mean R of the rollouts through it, as credit keyed by ``settings``."""
     credit = [
         Credit(node, name, number, settings)
-        for node, value in node_values(tree, played[tree.task]).items()
+        for node, value in node_values(tree, rollouts_by_task[tree.task]).items()
         for name, number in (("value", value.mean), ("visits", float(value.visits)))
     ]
     paths = [path for _, path in tree.trajectories()]
     counts = {
         "trajectories": len(paths),
         "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
-        "leaks": sum(leaks(said(path), agents) for path in paths),
-        "repeats": sum(repeats(said(path)) for path in paths),
+        "leaks": sum(leaks(agent_turns(path), agents) for path in paths),
+        "repeats": sum(repeats(agent_turns(path)) for path in paths),
     }
     return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 
@@ -202,127 +180,147 @@ async def valued(
 def siblings(
     tree: Tree, values: Mapping[str, Value], settings: PairSettings
 ) -> Iterator[Selection]:
+    """Yield the pairs of sibling utterances of a tree (algorithm 5)."""
     for pair in sibling_pairs(tree, values, settings, _mean_scores(tree).__getitem__):
         yield Selection(pair.chosen.id, pair.chosen.speaker.name, rejected=pair.rejected.id)
 
 
 def _mean_scores(tree: Tree) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    scores_by_turn: dict[str, list[float]] = {}
     for outcome, path in tree.graded():
         for turn in path:
-            found.setdefault(turn.id, []).append(outcome.score or 0.0)
-    return {node: sum(scores) / len(scores) for node, scores in found.items()}
+            scores_by_turn.setdefault(turn.id, []).append(outcome.score or 0.0)
+    return {node: sum(scores) / len(scores) for node, scores in scores_by_turn.items()}
 
 
 IN_FLIGHT = 64
-"""Trees that are scored at a time."""
+"""Trees scored concurrently."""
 
 
 class Optima(OptimaData):
-    """The recipe under given settings, whose method says which iterations are of DPO."""
+    """The Optima recipe. ``settings.kinds()`` lists which iterations are SFT and which DPO."""
 
     def stages(self) -> list[Stage]:
-        """Each policy is evaluated, then plays, and is trained; the last one is evaluated too."""
-        s, before, found = self.settings, list[Stage](), list[Stage]()
-        judged = (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity())
+        """Return the stages of all iterations. Every policy is evaluated."""
+        s, before, stages = self.settings, list[Stage](), list[Stage]()
+        evaluation = (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity())
         for i, kind in enumerate(s.kinds()):
-            found.append(self.evaluation(i, before, judged))
-            found += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
-            before = found[-1:]
-        return [*found, self.evaluation(s.iterations, before, judged)]
+            stages.append(self.evaluation(i, before, evaluation))
+            stages += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
+            before = stages[-1:]
+        return [*stages, self.evaluation(s.iterations, before, evaluation)]
 
-    # -- an iteration of SFT --------------------------------------------------------------------
+    # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
     def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Sample, reward, demonstrate, imitate."""
+        """Return the stages of an SFT iteration: sample, reward, demonstrate, imitate."""
         s = self.settings
-        played = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
-        scored, learnt = (s.reward.identity(),), (s.train.identity(), s.from_initial)
-        rollout = self.stage(i, "rollout", self.sample, before, played)
-        reward = self.stage(i, "reward", self.reward, [rollout], scored, alone=True)
+        sampling = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
+        scoring, training = (s.reward.identity(),), (s.train.identity(), s.from_initial)
+        rollout = self.stage(i, "rollout", self.sample, before, sampling)
+        reward = self.stage(i, "reward", self.reward, [rollout], scoring, alone=True)
         select = self.stage(i, "select", self.demonstrate, [reward], [s.select.fingerprint()])
-        train = self.stage(i, "train", self.imitate, [select], learnt, trains=POLICY)
+        train = self.stage(i, "train", self.imitate, [select], training, trains=POLICY)
         return [rollout, reward, select, train]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """N dialogues a task by the newest policy; in iteration 0 each under a format prompt."""
+        """Sample N dialogues per task with M_i; for i = 0 each with a random format prompt."""
         s = self.settings.rollout
         temperature = s.temperature if i else s.first_temperature
         return await self.play(run, self.episodes(i), temperature, s.top_p, progress)
 
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """R of every dialogue, its parts, and the frozen base's loss of every turn, as credit."""
-        work = partial(self.scored, self.models(run).embedded(POLICY, 0))
+        """Store R(tau), its terms, and every turn's loss under M_base as credit (equation 1).
+
+        ``R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)``
+        """
+        work = partial(self.score_tree, self.models(run).embedded(POLICY, 0))
         await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
         return totals(run.store, i)
 
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Each task's best dialogue above the threshold, the top share of them, both views."""
-        found, s = self.rewards(run, i), self.settings.select
+        """Select each task's best dialogue with R >= theta_sft, keep the top share, in all agents' views."""
+        rewards, s = self.rewards(run, i), self.settings.select
         if s.rule == "best":
-            chosen = best_demonstrations(found, s)
+            demonstrations = best_demonstrations(rewards, s)
         else:
             seed = int(digest("select", self.settings.seed, i)[:15], 16)
-            chosen = random_demonstrations(found, s.counts[i], seed)
+            demonstrations = random_demonstrations(rewards, s.counts[i], seed)
         context, agents = self.context(i), self.agents
-        run.select(i, [Selection(r.leaf, agent, context) for _, r in chosen for agent in agents])
-        return {"tasks": len(found), "selected": len(chosen)}
+        run.select(
+            i, [Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents]
+        )
+        return {"tasks": len(rewards), "selected": len(demonstrations)}
 
     def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """SFT on each agent's own turns of the selected dialogues."""
+        """Train M_{i+1} by SFT on each agent's own turns of the selected dialogues."""
         policy = self.models(run).load_to_train(POLICY, 0 if self.settings.from_initial else i)
         rows = self.rows(run, i, policy)
         if not rows:
-            raise nothing_selected(i, self.settings)
-        own = self.seeded(self.settings.train, i)
-        return train_role(run, i, policy, rows, own, progress, role=POLICY)
+            raise UserError(
+                f"nothing was selected in iteration {i}: no dialogue has a reward of at "
+                f"least select.threshold={self.settings.select.threshold}",
+                "lower select.threshold with --fork FOLDER; the report shows the rewards",
+            )
+        seeded = self.seeded(self.settings.train, i)
+        return train_role(run, i, policy, rows, seeded, progress, role=POLICY)
 
-    # -- an iteration of DPO --------------------------------------------------------------------
+    # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
     def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Search, value, pair, prefer."""
+        """Return the stages of a DPO iteration: search, value, pair, prefer."""
         s, own = self.dpo_settings, self.settings
-        played = (
+        sampling = (
             *("dpo", self.draws(i), s.temperature, s.probe, s.percentile, own.rollout.top_p),
             *(s.search.fingerprint(), s.reward.identity(), own.rollout.max_tokens),
             *own.engine.identity(),
         )
-        valued = ("dpo", s.reward.identity())
-        learnt = ("dpo", s.objective.fingerprint(), s.train.identity())
-        rollout = self.stage(i, "rollout", self.search, before, played)
-        reward = self.stage(i, "reward", self.value, [rollout], valued, alone=True)
+        scoring = ("dpo", s.reward.identity())
+        training = ("dpo", s.objective.fingerprint(), s.train.identity())
+        rollout = self.stage(i, "rollout", self.search, before, sampling)
+        reward = self.stage(i, "reward", self.value, [rollout], scoring, alone=True)
         select = self.stage(i, "select", self.pair, [reward], ("dpo", s.select.fingerprint()))
-        train = self.stage(i, "train", self.prefer, [select], learnt, trains=POLICY)
+        train = self.stage(i, "train", self.prefer, [select], training, trains=POLICY)
         return [rollout, reward, select, train]
 
     async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """A tree of dialogues for each task; all grow at once. Fresh dialogues say what tokens are relative to."""
+        """Grow a tree of dialogues per task, all concurrently (algorithm 4)."""
         limit = await probe(self, run, i, progress)
         await grow(self, run, i, limit, progress)
-        return {**grown(run.store, i), "token_limit": limit}
+        return {**growth_summary(run.store, i), "token_limit": limit}
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """The value of every node of every tree, as credit."""
+        """Store the value of every node, the mean R of the rollouts through it, as credit."""
         settings = self.fingerprint(Step(i, "reward"))
-        work = partial(valued, rollouts(run.store, i), settings, self.agents)
+        work = partial(value_tree, rollouts(run.store, i), settings, self.agents)
         await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
         return totals(run.store, i, ("trajectories", "truncated", "leaks", "repeats"))
 
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Pairs of sibling utterances of each tree."""
-        chosen, tasks = list[Selection](), 0
+        """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
+        selections, tasks = list[Selection](), 0
         for tree in run.store.trees(i, "rollout"):
             tasks += 1
-            chosen += siblings(tree, self.values(run, tree), self.dpo_settings.select)
-        run.select(i, chosen)
-        return {"tasks": tasks, "selected": len(chosen)}
+            selections += siblings(tree, self.values(run, tree), self.dpo_settings.select)
+        run.select(i, selections)
+        return {"tasks": tasks, "selected": len(selections)}
 
     def prefer(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """DPO on the pairs; the policy as it is now is the reference."""
+        """Train M_{i+1} by DPO on the pairs, with M_i as the reference pi_ref.
+
+        ``L = -log sigmoid(beta [log pi(u_w|h) / pi_ref(u_w|h) - log pi(u_l|h) / pi_ref(u_l|h)])``, plus
+        ``nll * (mean -log pi(u_w|h))``.
+        """
         policy, pairs = self.models(run).load_to_train(POLICY, i), list(self.pairs(run, i))
         if not pairs:
-            raise nothing_to_compare(i, self.dpo_settings)
-        own = self.seeded(self.dpo_settings.train, i)
+            s = self.dpo_settings.select
+            raise UserError(
+                f"no pair was selected in iteration {i}: no utterance has a value above "
+                f"dpo.select.theta_filter={s.theta_filter} and a sibling that is worse by "
+                f"more than dpo.select.theta_diff={s.theta_diff}",
+                "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
+            )
+        seeded = self.seeded(self.dpo_settings.train, i)
         return prefer(
-            run, i, policy, pairs, self.dpo_settings.objective, own, progress, role=POLICY
+            run, i, policy, pairs, self.dpo_settings.objective, seeded, progress, role=POLICY
         )

@@ -1,9 +1,9 @@
-"""The reward stage of ``optima`` for one task: losses under the frozen base, rewards, credit."""
+"""Reward stage of Optima for the dialogues of one task (arXiv 2410.08115, equation 1)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
@@ -11,12 +11,12 @@ from coterie.runs.items import Done
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
 
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
-"""What is counted of every task's dialogues."""
+"""Counts of each task's dialogues."""
 
 
 async def score(
@@ -27,32 +27,22 @@ async def score(
     settings: str,
     agents: tuple[str, ...],
 ) -> Done:
-    """Rewards of all dialogues of a tree, each part as credit of its leaf.
+    """Compute ``R(tau) = R_task - lambda_token R_token + lambda_loss / R_loss`` of all dialogues of a tree.
 
-    ``show(leaf, agent)`` is what an agent saw of a dialogue, without a format prompt; the engine is
-    the frozen base; ``settings`` keys the credit.
+    ``engine`` is the frozen M_base; ``show(leaf, agent)`` returns an agent's view without a format prompt; ``settings``
+    keys the credit, which has the loss of each turn and each term of R.
     """
     key = ItemKey(tree.iteration, "reward", tree.task)
     views = [
         show(outcome.leaf, agent)
         for outcome, path in tree.graded()
-        for agent in {turn.speaker.name: None for turn in said(path)}
+        for agent in {turn.speaker.name: None for turn in agent_turns(path)}
     ]
     try:
         losses = await turn_losses(engine, views)
     except EngineError as error:
         return Done(key, _counts([], failed=1), failure=str(error))
-    samples = [
-        Sampled(
-            outcome,
-            dialogue_tokens(path),
-            largest_loss(losses, [turn.id for turn in said(path)]),
-            leaks(said(path), agents),
-            repeats(said(path)),
-            tuple(path),
-        )
-        for outcome, path in tree.graded()
-    ]
+    samples = [make_sample(outcome, path, losses, agents) for outcome, path in tree.graded()]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):
         credit += [
@@ -61,27 +51,33 @@ async def score(
     return Done(key, _counts(samples), credit=tuple(credit))
 
 
-def said(path: Sequence[Turn]) -> list[Turn]:
-    """The turns of the agents, which is what a reward is about."""
+def make_sample(
+    outcome: Outcome, path: Sequence[Turn], losses: Mapping[str, float], agents: tuple[str, ...]
+) -> Sampled:
+    """Collect the terms of the reward of a dialogue. Without ``losses`` (lambda_loss = 0) R_loss is 0."""
+    turns = agent_turns(path)
+    loss = largest_loss(losses, [turn.id for turn in turns]) if losses else 0.0
+    tokens = dialogue_tokens(path)
+    return Sampled(outcome, tokens, loss, leaks(turns, agents), repeats(turns), tuple(path))
+
+
+def agent_turns(path: Sequence[Turn]) -> list[Turn]:
+    """Return the turns of agents, without those of tools and users."""
     return [turn for turn in path if turn.speaker.kind == "agent"]
 
 
-def reward_of(leaf: str, sample: int, parts: Mapping[str, Mapping[str, float]]) -> Reward:
-    return Reward(leaf, sample, {name: part[leaf] for name, part in parts.items()})
-
-
 def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:
-    """What is counted of all tasks' dialogues in the reward stage."""
+    """Sum the counts of the reward stage over all tasks."""
     items = [m for key, m in store.metrics(iteration, "reward").items() if key.task]
     return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
 
 def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
-    found = (
+    counts = (
         len(samples),
         failed,
         sum(sample.truncated for sample in samples),
         sum(sample.leaks for sample in samples),
         sum(sample.repeats for sample in samples),
     )
-    return dict(zip(COUNTS, found, strict=True))
+    return dict(zip(COUNTS, counts, strict=True))

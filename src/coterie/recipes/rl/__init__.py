@@ -1,1 +1,1 @@
-"""Reinforcement learning of any agent in any environment: GRPO, DAPO, PPO."""
+"""Reinforcement learning: PPO, GRPO and DAPO."""

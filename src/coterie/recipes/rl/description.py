@@ -1,4 +1,4 @@
-"""Reinforcement learning for the commands."""
+"""Registry entry of reinforcement learning."""
 
 from coterie.recipes.description import describe
 

@@ -1,17 +1,21 @@
-"""Reinforcement learning on the tokens that were sampled: PPO, GRPO and DAPO.
+"""Reinforcement learning on the sampled tokens: PPO, GRPO and DAPO.
 
-    start      (before) the policy on held-out tasks
-    reinforce  steps, each from the newest policy:
-                 sample    ``rollout.samples`` paths of each of ``rollout.tasks`` tasks
-                 reward    what the environment gives, or its score, and what the run adds to it
-                 compare   A = R - mean of the task's paths  (GRPO, arXiv 2402.03300; DAPO, arXiv 2503.14476), or
-                           the generalised advantage against a critic's values              (PPO, arXiv 1707.06347)
-                 update    the clipped policy gradient on the agents' own tokens
-    evaluate   the policy after it, on the same held-out tasks
+    evaluate   the initial policy on held-out tasks
+    reinforce  steps, each with the newest policy:
+                 sample     G = ``rollout.samples`` rollouts for each of ``rollout.tasks`` tasks
+                 reward     R_i of rollout i: the environment's rewards or score, plus the run's own terms
+                 advantage  A_i = (R_i - mean R) / std R over the G rollouts of a task
+                            (GRPO, arXiv 2402.03300; DAPO, arXiv 2503.14476), or GAE (PPO, arXiv 1707.06347):
+                            delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1}
+                 update     with rho_t = pi(a_t | s_t) / pi_old(a_t | s_t), on the agents' own tokens:
+                            L = mean_t max(-rho_t A_t, -clip(rho_t, 1 - eps_low, 1 + eps_high) A_t) + kl D(pi, pi_ref)
+    evaluate   the trained policy on the same held-out tasks
 
-The methods are the same steps under other settings. GRPO: advantages over the group's deviation, the mean over each
-path's tokens, a divergence from the reference in the loss. DAPO: a wider clip upwards, the mean over all tokens, no
-divergence, tasks drawn anew until enough groups tell something, a soft penalty for length. PPO: a critic.
+The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
+divergence D to the loss (``loss.mean`` selects the mean over tokens or over rollouts). DAPO has a higher upper clip, a
+mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft penalty
+for long answers. PPO has a critic V. The steps are in :mod:`coterie.runs.reinforce.loop`, the loss in
+:mod:`coterie.training.policy_gradient`, the advantages in :mod:`coterie.rewards.advantages`.
 """
 
 from coterie.engines.protocol import POLICY
@@ -19,12 +23,12 @@ from coterie.environments.traits import agents_of
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.reinforcing import (
+from coterie.recipes.reinforcement import (
     CRITIC,
     STAGE,
-    depends,
+    plan_reinforcement,
     reinforce,
-    reinforced_plan,
+    reinforcement_settings,
 )
 from coterie.recipes.rl.settings import GrpoSettings
 from coterie.runs.folder import Run
@@ -34,21 +38,27 @@ from coterie.trajectories.item import Metrics
 
 
 class Reinforce(Recipe):
-    """The recipe under given settings."""
+    """The reinforcement learning recipe."""
 
     settings: GrpoSettings
 
     def stages(self) -> list[Stage]:
-        """Evaluation, the steps, evaluation."""
+        """Return the RL stage, with an evaluation before and after it."""
         before = self.evaluation(0)
-        learnt = self.stage(
-            *(0, STAGE, self.learn, (), depends(self.settings, self.settings.engine)),
+        training = self.stage(
+            *(
+                0,
+                STAGE,
+                self.learn,
+                (),
+                reinforcement_settings(self.settings, self.settings.engine),
+            ),
             trains=self.learning_roles,
         )
-        return [before, learnt, self.evaluation(1, [learnt])]
+        return [before, training, self.evaluation(1, [training])]
 
     def roles(self) -> tuple[Role, ...]:
-        """One policy, or one for each agent; and the critic."""
+        """Return one policy, or one per agent, and the critic of PPO."""
         policies = tuple(Role(name, self.settings.model) for name in self.learning_roles)
         critic = (Role(CRITIC, self.settings.model, head=True),) if self.settings.has_critic else ()
         return policies + critic
@@ -58,13 +68,13 @@ class Reinforce(Recipe):
         return tuple(dict.fromkeys(self.players().values()))
 
     def players(self) -> dict[str, str]:
-        """One policy plays all agents, or each agent has its own."""
+        """Map each agent to the policy that plays it."""
         agents = agents_of(self.environment)
         each = self.settings.policies == "each" and len(agents) > 1
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
-        return reinforced_plan(self.settings, self.settings, super().plan)
+        return plan_reinforcement(self.settings, self.settings, super().plan)
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count
@@ -73,4 +83,5 @@ class Reinforce(Recipe):
         return self.settings.paths
 
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Take the RL steps: sample, reward, advantage, update."""
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)

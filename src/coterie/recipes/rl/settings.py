@@ -1,4 +1,4 @@
-"""Every setting of the methods of ``rl``: ``grpo``, ``dapo`` and ``ppo``, which are presets of the same keys."""
+"""Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``, which are presets of the same keys."""
 
 from typing import ClassVar, Literal, Self
 
@@ -14,7 +14,7 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
 
     recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
-    summary: ClassVar[str] = "GRPO: rewards compared within groups of rollouts of one task."
+    summary: ClassVar[str] = "GRPO: advantages relative to a group of rollouts of the same task."
 
     model: str = key(
         "tiny-exchange",
@@ -22,8 +22,8 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
     )
     policies: Literal["one", "each"] = key(
         "one",
-        "Whether one policy plays all agents of the environment, or each agent has a policy of its own, trained on its "
-        "own turns.",
+        "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "
+        "turns.",
     )
 
     @property
@@ -34,7 +34,7 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.policies == "each" and self.has_critic:
             raise ValueError(
-                "policies=each has no critic for each policy; use advantage.baseline=mean, or policies=one"
+                "policies=each does not support a critic; use advantage.baseline=mean, or policies=one"
             )
         return self
 

@@ -1,1 +1,1 @@
-"""SWEET-RL (arXiv 2503.15478): an agent learns to work with a person, from a critic that knows the reference."""
+"""SWEET-RL (arXiv 2503.15478): a turn-level critic with access to the reference, and a policy trained on its pairs."""

@@ -1,4 +1,4 @@
-"""The step critic of ``sweet_rl``: its advantages of candidates. Kinds: see ``CriticSettings``."""
+"""Turn-level critics of SWEET-RL that score candidates (kinds: see ``CriticSettings``)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -28,31 +28,31 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
 
 TREES_IN_FLIGHT = 8
-"""Trees whose candidates a critic scores at a time."""
+"""Trees scored concurrently."""
 
 
 class TurnCritic(Protocol):
-    """Scores candidates of turns of one task."""
+    """Critic that scores the candidates of a turn."""
 
     @property
     def counts(self) -> dict[str, int]: ...
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
-        """A number for each candidate of one turn, higher for better. Raises ``EngineError``."""
+        """Return A(o_t, a_t, c) of each candidate ``a_t`` of one turn. Raises ``EngineError``."""
         ...
 
 
-async def scored(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> Done:
-    """The advantages of a tree's candidates as credit; turns that the critic fails on are counted.
+async def score_candidates(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> Done:
+    """Score a tree's candidates and count the turns that the critic failed on.
 
     Raises ``EngineGone``.
     """
     groups = candidates(tree)
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(critic.advantages(task, tree, group) for group in groups), return_exceptions=True
     )
     credit, errors = [], []
-    for group, values in zip(groups, found, strict=True):
+    for group, values in zip(groups, results, strict=True):
         if isinstance(values, EngineError) and not isinstance(values, EngineGone):
             errors.append(values)
         elif isinstance(values, BaseException):
@@ -68,24 +68,27 @@ async def scored(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> D
 
 
 async def advantages(recipe: SweetData, run: Run, progress: Progress) -> Metrics:
-    """The critic's advantage of every candidate of the second round, as credit."""
+    """Store A(o_t, a_t, c) of every candidate of round 1 as credit."""
     settings = recipe.fingerprint(Step(SECOND, "reward"))
     async with open_critic(recipe, run) as critic:
 
         async def score(tree: Tree) -> Done:
-            return await scored(critic, run.store.task(tree.task), tree, settings)
+            return await score_candidates(critic, run.store.task(tree.task), tree, settings)
 
         title = f"advantages {SECOND}"
         await on_trees(run.store, SECOND, score, progress, title, in_flight=TREES_IN_FLIGHT)
         counts = critic.counts
-    found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
-    totals = {name: sum(int(m[name]) for m in found) for name in ("turns", "unscored")}
+    tree_metrics = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
+    totals = {name: sum(int(m[name]) for m in tree_metrics) for name in ("turns", "unscored")}
     return {**totals, **counts}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedCritic:
-    """A critic of tokens, shown each turn's prompt as the settings say."""
+    """Trained critic: ``A = (1/L) sum_l log[pi_theta(a_l | o, a_<l, c) / pi_ref(a_l | o, a_<l, c)]`` (equation 3).
+
+    Regression and classifier critics use their head instead. Without ``privileged`` the prompt omits the reference c.
+    """
 
     step: StepCritic
     model: LoadedModel
@@ -101,8 +104,8 @@ class TrainedCritic:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeOfTurns:
-    """A chat model that compares candidates in words."""
+class JudgeCritic:
+    """Chat model that compares candidates pairwise."""
 
     environment: Coding
     judge: Judge
@@ -110,11 +113,11 @@ class JudgeOfTurns:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Comparisons in this process, and how many of them gave no verdict, which is a tie."""
+        """Number of comparisons, and of unreadable verdicts, which count as ties."""
         return {"comparisons": self.judge.comparisons, "unreadable": self.judge.unreadable}
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
-        """Shares of comparisons won."""
+        """Return each candidate's share of comparisons won."""
         parent = group[0].parent
         situation = Situation(
             f"{task.id}/{parent}",
@@ -129,7 +132,7 @@ class JudgeOfTurns:
 
 @asynccontextmanager
 async def open_critic(recipe: SweetData, run: Run) -> AsyncIterator[TurnCritic]:
-    """The critic that round 0 left, or the judge."""
+    """Open the critic trained in round 0, or the judge."""
     s = recipe.settings.critic
     if s.kind == "judge":
         settings = s.judge
@@ -137,11 +140,11 @@ async def open_critic(recipe: SweetData, run: Run) -> AsyncIterator[TurnCritic]:
             settings = settings.model_copy(update={"model": recipe.settings.model})
         async with open_chat(settings, run.folder / "judge") as chat:
 
-            async def say(asked: list[Utterance]) -> str:
-                return (await chat.ask(asked, 0)).text
+            async def say(messages: list[Utterance]) -> str:
+                return (await chat.ask(messages, 0)).text
 
             judge = Judge(say, seed=recipe.settings.seed)
-            yield JudgeOfTurns(recipe.environment, judge, s.privileged)
+            yield JudgeCritic(recipe.environment, judge, s.privileged)
         return
     models = recipe.models(run)
     if s.kind == "likelihood":

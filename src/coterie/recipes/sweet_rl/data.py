@@ -1,4 +1,4 @@
-"""What ``sweet_rl`` trains on, out of the record: rewards, dialogues to branch, pairs, the critic's views."""
+"""Rewards, dialogues, pairs and critic prompts of SWEET-RL."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +11,7 @@ from coterie.engines.chat_model import check_chat
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
 from coterie.environments.colbench import BackendProgramming
 from coterie.environments.registry import check_no_tools
+from coterie.environments.traits import Openers
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -20,9 +21,9 @@ from coterie.recipes.plan import Plan
 from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
 from coterie.rollout.candidates import Played
 from coterie.rollout.episodes import Episode
-from coterie.runs.casting import Cast, Openers, open_cast
+from coterie.runs.actors import Actors, open_actors
 from coterie.runs.folder import Run
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
@@ -33,15 +34,15 @@ from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View, recontext, view
 
 PRIVILEGED = "with_reference"
-"""Name of the recontext rule of the critic's rows."""
+"""Recontext rule of the critic's rows, whose prompts contain the reference."""
 FIRST = 0
-"""The round of the dialogues, and of the critic."""
+"""Round of the dialogues and the critic."""
 SECOND = 1
-"""The round of the candidates, and of the policy."""
+"""Round of the candidates and the policy."""
 
 
 class SweetData(Recipe):
-    """The data of a run under its settings."""
+    """Data of the SWEET-RL stages."""
 
     settings: SweetSettings
     environment: Coding
@@ -51,18 +52,18 @@ class SweetData(Recipe):
         check_no_tools(settings, self.name)
         if not isinstance(self.environment, Coding):
             raise UserError(
-                f"{self.name} is played on functions that a person wants written, and {settings.played} has none",
-                "leave dataset and environment out, use dataset=colbench_code, or derive yours from "
+                f"{self.name} needs a coding environment, and {settings.played} is not one",
+                "remove dataset and environment, use dataset=colbench_code, or derive your environment from "
                 "coterie.environments.coding.Coding",
             )
 
     @property
-    def critical(self) -> bool:
-        """Whether round 0 trains a critic, or a judge takes its place."""
+    def uses_critic(self) -> bool:
+        """True for ``method=sweet``, whose round 1 needs a critic or a judge."""
         return self.settings.method == "sweet"
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for a missing judge or file of dialogues, too."""
+        """Return the size of the run. Raises ``UserError`` for a missing judge or file of dialogues."""
         check_chat("critic.judge", self.settings.critic.judge, POLICY)
         if self.settings.offline is not None:
             self._check_offline(expanded(self.settings.offline))
@@ -72,25 +73,25 @@ class SweetData(Recipe):
         return self.settings.trainings
 
     def dialogues(self) -> int:
-        """Those of each task; n candidates for every turn of some are as many as n dialogues."""
+        """Return the number of dialogues; n candidates for every turn of a dialogue count as n dialogues."""
         s = self.settings
-        played = len(self.train_tasks()) * s.rollout.repeats
-        branched = max(1, int(played * s.candidates.share)) * s.candidates.count
-        return played + branched * self.critical
+        sampled_dialogues = len(self.train_tasks()) * s.rollout.repeats
+        branched = max(1, int(sampled_dialogues * s.candidates.share)) * s.candidates.count
+        return sampled_dialogues + branched * self.uses_critic
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
-        """A turn, and the reference where the critic is shown it."""
-        critic, shown = self.settings.critic, 0
-        if self.critical and critic.kind != "judge" and critic.privileged:
+        """Return the tokens of a turn, plus those of the longest reference if the critic reads it."""
+        critic, reference_tokens = self.settings.critic, 0
+        if self.uses_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
-            shown = max(len(renderer.encode_turn(text)) for text in texts)
-        return self.settings.max_tokens + shown
+            reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
+        return self.settings.max_tokens + reference_tokens
 
     def _check_offline(self, file: Path) -> None:
-        """Refuse a file of dialogues that is missing or of another environment."""
+        """Check that the file of dialogues exists and fits the environment."""
         if not isinstance(self.environment, BackendProgramming):
             raise UserError(
-                f"offline: tasks of {self.settings.played} are not of ColBench's form",
+                f"offline needs ColBench tasks, and {self.settings.played} has other tasks",
                 "use dataset=colbench_code",
             )
         if not file.is_file():
@@ -98,37 +99,37 @@ class SweetData(Recipe):
 
     @cached_property
     def offline_content(self) -> tuple[str, ...]:
-        """Checksum of the file of dialogues, where there is one."""
+        """Checksum of the file of dialogues, if there is one."""
         file = None if self.settings.offline is None else expanded(self.settings.offline)
         return () if file is None else (sha256(file) if file.is_file() else "",)
 
     def openers(self) -> Openers:
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
 
-    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
+    def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
         person, logs = self.settings.user_simulator, run.folder / "user_simulator"
-        return open_cast(self.environment, logs, person, self.openers())
+        return open_actors(self.environment, logs, person, self.openers())
 
     def train_tasks(self) -> list[Task]:
         return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
 
     def episodes(self) -> list[Episode]:
-        """k dialogues a task."""
+        """Return k episodes per task."""
         repeats = range(self.settings.rollout.repeats)
         return [
             Episode(t, sample, FIRST, "rollout") for t in self.train_tasks() for sample in repeats
         ]
 
     def context(self, iteration: int) -> str | None:
-        """In which context a round trains on dialogues: the critic may be shown the reference."""
-        privileged = iteration == FIRST and self.critical and self.settings.critic.privileged
+        """Return the recontext rule of a round; the critic's prompts may contain the reference."""
+        privileged = iteration == FIRST and self.uses_critic and self.settings.critic.privileged
         return PRIVILEGED if privileged else None
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
-        """Yield what trains each role; the critic learns from the dialogues of round 0."""
-        role = CRITIC if iteration == FIRST and self.critical else self.leading
-        for tree, one in selected(run, iteration):
-            yield role, tree, one
+        """Yield the role, tree and selection of each training item. The critic trains on the dialogues of round 0."""
+        role = CRITIC if iteration == FIRST and self.uses_critic else self.main_role
+        for tree, selection in load_selections(run, iteration):
+            yield role, tree, selection
 
     def critic_training(self) -> tuple[object, ...]:
         s = self.settings.critic
@@ -139,7 +140,7 @@ class SweetData(Recipe):
 
     def first_training(self) -> tuple[object, ...]:
         s = self.settings
-        if self.critical:
+        if self.uses_critic:
             return self.critic_training()
         if s.method == "rejection_ft":
             return (s.rejection_ft.train.identity(),)
@@ -147,43 +148,46 @@ class SweetData(Recipe):
 
 
 def rewards(run: Run) -> dict[tuple[str, int], float]:
-    """Share of tests that each dialogue's answer passes, by task and sample."""
-    found = {}
+    """Return the share of tests that each dialogue's answer passes, by task and sample."""
+    fractions = {}
     for key, metrics in run.store.metrics(FIRST, "rollout").items():
         if key.task and "fraction" in metrics:
-            found[key.task, int(key.sample)] = float(metrics["fraction"])
-    return found
+            fractions[key.task, int(key.sample)] = float(metrics["fraction"])
+    return fractions
 
 
-def played(run: Run, share: float) -> list[Played]:
-    """The dialogues whose turns get candidates: the first of every task before the second of any."""
+def dialogues_to_branch(run: Run, share: float) -> list[Played]:
+    """Return the dialogues whose turns get candidates: the first of every task before the second of any task."""
     keys = sorted((sample, task) for task, sample in rewards(run))
-    found = []
+    dialogues = []
     for sample, name in keys[: max(1, int(len(keys) * share))]:
         tree = run.store.tree(FIRST, "rollout", name)
         path = next(path for o, path in tree.trajectories() if o.sample == sample)
-        found.append(Played(run.store.task(name), sample, path))
-    return found
+        dialogues.append(Played(run.store.task(name), sample, path))
+    return dialogues
 
 
 def pairs(run: Run, iteration: int, model: LoadedModel, context: str | None) -> list[Pair]:
-    """The selected pairs, as :func:`seen` in ``context``: of whole dialogues in round 0, of turns in round 1."""
-    found = []
-    for tree, selection in selected(run, iteration):
-        assert selection.rejected is not None, "these selections are pairs"
+    """Return the selected pairs in ``context``: of whole dialogues in round 0, of turns in round 1."""
+    pairs = []
+    for tree, selection in load_selections(run, iteration):
+        assert selection.rejected is not None, "the selections are pairs"
         task = run.store.task(tree.task)
         better, worse = (
-            seen(task, tree, leaf, context, model) for leaf in (selection.leaf, selection.rejected)
+            dialogue_view(task, tree, leaf, context, model)
+            for leaf in (selection.leaf, selection.rejected)
         )
         if iteration == FIRST:
-            found.append(trajectory_pair(better, worse, group=tree.task))
+            pairs.append(trajectory_pair(better, worse, group=tree.task))
         else:
-            found.append(turn_pair(better, worse, group=tree.turns[selection.leaf].parent))
-    return found
+            pairs.append(turn_pair(better, worse, group=tree.turns[selection.leaf].parent))
+    return pairs
 
 
-def seen(task: Task, tree: Tree, leaf: str, context: str | None, model: LoadedModel) -> View:
-    """A dialogue as the agent saw it, or (:data:`PRIVILEGED`) as the critic does."""
+def dialogue_view(
+    task: Task, tree: Tree, leaf: str, context: str | None, model: LoadedModel
+) -> View:
+    """Return a dialogue in the agent's view, or with the reference in the context :data:`PRIVILEGED`."""
     if context is None:
         return view(tree, leaf, AGENT)
     render = partial(model.renderer.render, privileges=CRITIC)
@@ -193,9 +197,9 @@ def seen(task: Task, tree: Tree, leaf: str, context: str | None, model: LoadedMo
 def critic_prompt(
     task: Task, tree: Tree, turn: Turn, model: LoadedModel, *, privileged: bool
 ) -> tuple[int, ...]:
-    """Ids of a turn's prompt as the critic sees it."""
+    """Return the token ids of a turn's prompt in the critic's view."""
     assert turn.prompt is not None, "a candidate answers a request"
-    shown = tree.messages(tree.requests[turn.prompt])
+    messages = tree.messages(tree.requests[turn.prompt])
     if not privileged:
-        return model.renderer.render(shown, tree, AGENT)
-    return model.renderer.render(with_reference(task)(shown), tree, AGENT, privileges=CRITIC)
+        return model.renderer.render(messages, tree, AGENT)
+    return model.renderer.render(with_reference(task)(messages), tree, AGENT, privileges=CRITIC)

@@ -1,4 +1,4 @@
-"""SWEET-RL for the commands."""
+"""Registry entry of SWEET-RL."""
 
 from coterie.recipes.description import describe
 

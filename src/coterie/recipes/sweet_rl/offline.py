@@ -1,13 +1,13 @@
-"""SWEET-RL's published offline trajectories as the dialogues of round 0 (``offline=FILE``).
+"""Reader of SWEET-RL's published offline trajectories, used as the dialogues of round 0 (``offline=FILE``).
 
-A row is one dialogue, from the person's request to the agent's last turn:
+A row is one dialogue, from the user's request to the agent's last turn:
 
     {"task": {"problem_description", "ground_truth", "test_cases", ...},
      "dialogue_history": [{"role": "user", "content"}, {"role": "assistant", "content", "output"}, ...],
      "answer", "reward"}
 
-``content`` is what the other side sees, ``output`` the agent's raw completion. Each dialogue becomes a path of turns
-that nobody here sampled, under the prompts of the run's own environment, as if its policy had said them.
+``content`` is the text visible to the other side, ``output`` the agent's raw completion. Each dialogue is rebuilt under
+the prompts of the run's environment.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ from coterie.trajectories.tree import TURNS, Outcome, Tree
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 IN_FLIGHT = 16
-"""Dialogues that are rebuilt and graded at a time."""
+"""Dialogues rebuilt and graded concurrently."""
 
 
 class HistoryTurn(Frozen):
@@ -66,13 +66,15 @@ class OfflineDialogue(SetRow):
     dialogue_history: tuple[HistoryTurn, ...] = Field(min_length=2)
     answer: str | None = None
     reward: float | None = Field(None, ge=0, le=1)
-    """Share of tests passed; ``None`` where the released code has lost it."""
+    """Share of tests passed; ``None`` if the file has no reward."""
 
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
         roles = [turn.role for turn in self.dialogue_history]
         if roles != ["user", "assistant"] * (len(roles) // 2):
-            raise ValueError("turns must alternate, from one of the user to one of the assistant")
+            raise ValueError(
+                "turns must alternate, starting with the user and ending with the assistant"
+            )
         if not self.task.usable:
             raise ValueError(f"its task {self.task.flaw}")
         return self
@@ -85,16 +87,16 @@ class Replay:
     environment: BackendProgramming
     renderer: ChatRenderer
     context: int
-    """Tokens that the model takes."""
+    """Context length of the model in tokens."""
     author: str
     shared: Shared
 
     async def finish(self, key: ItemKey, task: Task, row: OfflineDialogue) -> Done:
-        """Return the item of a dialogue; a failed one if the model has no room or it can't be graded."""
+        """Rebuild and grade a dialogue. Fails the item if the context is too short or grading fails."""
         tree, state, room = self._tree(task, int(key.sample), row)
         tokens: Metrics = {"tokens": dialogue_tokens(state.turns)}
         if room > self.context:
-            why = f"out of context: it needs {room} tokens, the model takes {self.context}"
+            why = f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
             return Done(key, tokens, failure=why)
         try:
             grade = await self._grade(row, state)
@@ -112,7 +114,7 @@ class Replay:
         return Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
 
     def _tree(self, task: Task, sample: int, row: OfflineDialogue) -> tuple[Tree, State, int]:
-        """Return the dialogue as a tree of one path, its last state, and the tokens of context it needs."""
+        """Return the dialogue as a tree with one path, its last state, and the context tokens it needs."""
         tree = Tree(task.id, "rollout", FIRST)
         context, turns, room = AgentContext(), tuple[Turn, ...](), 0
         for line in row.dialogue_history:
@@ -122,39 +124,39 @@ class Replay:
                 turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
                 tree.add(turn)
             else:
-                shown = self.environment.see(State(task, 0, turns=turns), AGENT)
-                prompt = Prompt(tree, node, AGENT, shown, 0, sample)
+                messages = self.environment.see(State(task, 0, turns=turns), AGENT)
+                prompt = Prompt(tree, node, AGENT, messages, 0, sample)
                 text = line.content if line.output is None else line.output
-                spoken = recorded(prompt, context, text, self.author, self.renderer)
-                turn = spoken.turn
-                tree.add(turn, spoken.request)
+                replayed = recorded(prompt, context, text, self.author, self.renderer)
+                turn = replayed.turn
+                tree.add(turn, replayed.request)
                 before = len(context.ids) - len(turn.ids)
                 room = max(room, before + max(len(turn.ids), MIN_ROOM))
             turns += (turn,)
         last = turns[-1].text
-        given = self.environment.answer(last)
-        answer = row.answer or given or self.environment.visible(last).strip()
-        ending = TURNS if given is None else ANSWERED
+        tagged = self.environment.answer(last)
+        answer = row.answer or tagged or self.environment.visible(last).strip()
+        ending = TURNS if tagged is None else ANSWERED
         return tree, State(task, 0, turns=turns, answer=answer, end=ending), room
 
 
 async def play_offline(recipe: SweetData, run: Run, file: Path, progress: Progress) -> Metrics:
-    """Put the dialogues of a file into the record; those without a reward are graded in the sandbox.
+    """Write the dialogues of a file to the store, and grade those without a reward in the sandbox.
 
     Raises ``UserError`` for a broken row, and if no dialogue is left to train on.
     """
     environment = recipe.environment
-    assert isinstance(environment, BackendProgramming), "the recipe has checked that"
-    found, left_out = _dialogues(recipe, environment, file, progress)
-    run.store.put_tasks({task.id: task for task, _ in found.values()}.values())
+    assert isinstance(environment, BackendProgramming), "checked by the recipe"
+    dialogues, left_out = _dialogues(recipe, environment, file, progress)
+    run.store.put_tasks({task.id: task for task, _ in dialogues.values()}.values())
     renderer, context = load_renderer(recipe.settings.model, recipe.settings.engine.template_args)
     async with AsyncExitStack() as stack:
         shared = Shared()
-        if any(row.reward is None for _, row in found.values()):
+        if any(row.reward is None for _, row in dialogues.values()):
             sandbox = Sandbox(recipe.settings.sandbox)
             shared = Shared(await stack.enter_async_context(sandbox))
         replay = Replay(environment, renderer, context, f"import:{file.name}", shared)
-        items = {key: partial(replay.finish, key, *one) for key, one in found.items()}
+        items = {key: partial(replay.finish, key, *dialogue) for key, dialogue in dialogues.items()}
         await do_items(
             run.store, items, progress, "dialogues", f"read {file.name}", in_flight=IN_FLIGHT
         )
@@ -164,33 +166,33 @@ async def play_offline(recipe: SweetData, run: Run, file: Path, progress: Progre
 def _dialogues(
     recipe: SweetData, environment: BackendProgramming, file: Path, progress: Progress
 ) -> tuple[dict[ItemKey, tuple[Task, OfflineDialogue]], int]:
-    """Return the dialogues within ``rollout.tasks`` and ``rollout.repeats``, and how many are of held-out tasks."""
+    """Return the dialogues within ``rollout.tasks`` and ``rollout.repeats``, and the number of held-out dialogues."""
     held_out = {
         key
         for task in environment.tasks("heldout", 10**9, recipe.settings.seed)
         for key in (task.id, content_of(task))
     }
     limits, left_out = recipe.settings.rollout, 0
-    found: dict[ItemKey, tuple[Task, OfflineDialogue]] = {}
-    known, repeats = dict[str, CodeRow](), Counter[str]()
+    dialogues: dict[ItemKey, tuple[Task, OfflineDialogue]] = {}
+    task_rows, repeats = dict[str, CodeRow](), Counter[str]()
     for row in read_rows(file, OfflineDialogue, progress):
         task = environment.task(row.task)
         if task.id in held_out or content_of(task) in held_out:
             left_out += 1
             continue
-        if task.id not in known and len(known) == limits.tasks:
+        if task.id not in task_rows and len(task_rows) == limits.tasks:
             continue
-        if known.setdefault(task.id, row.task) != row.task:
+        if task_rows.setdefault(task.id, row.task) != row.task:
             raise UserError(
                 f"{file} has two tasks with the id {row.task.id}",
-                "give each task an id of its own",
+                "give each task a unique id",
             )
         if repeats[task.id] < limits.repeats:
             key = ItemKey(FIRST, "rollout", task.id, f"{repeats[task.id]:04d}")
             repeats[task.id] += 1
-            found[key] = (task, row)
-    if not found:
+            dialogues[key] = (task, row)
+    if not dialogues:
         raise UserError(
-            f"every dialogue of {file} is of a held-out task", "give a file of training tasks"
+            f"every dialogue of {file} has a held-out task", "give a file with training tasks"
         )
-    return found, left_out
+    return dialogues, left_out

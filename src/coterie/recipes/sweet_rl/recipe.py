@@ -1,24 +1,36 @@
-"""SWEET-RL (arXiv 2503.15478): an agent learns to work with a person, from a critic that knows the reference.
+"""SWEET-RL (arXiv 2503.15478): multi-turn collaboration with a user, trained with a critic that sees the reference.
 
-Method ``sweet``, on dialogues that policy_0 has had (offline):
+Notation of the paper: observation history o_t, hidden reference c, action (turn) a_t of L tokens, trajectory tau with
+reward r(tau), base policy pi_ref.
 
-    round 0   rollout   k dialogues a task by policy_0 with a person who knows the reference
-              select    pairs of a success and a failure on one task                     (section 4.2)
-              train     the critic: Bradley-Terry over sums of turn advantages, where a turn's advantage is the mean
-                        log-ratio of its tokens in a context that holds the reference    (equations 2, 3)
-    round 1   rollout   n candidates for each turn of a share of the dialogues, by policy_0
-              reward    the critic's advantage of every candidate
-              select    pairs of the upper and the lower half of a turn's candidates     (section 4.3)
-              train     DPO with an NLL term on these turns, the reference unseen -> policy_2  (equation 4)
-    evaluate  policy_0 and policy_2 on held-out tasks
+Method ``sweet`` trains offline, on dialogues of pi_ref:
 
-The baselines have one round and train the policy on the same dialogues: ``rejection_ft`` imitates all that
-succeeded, ``multi_turn_dpo`` compares whole dialogues by the policy's own tokens.
+    round 0   rollout   k dialogues per task between pi_ref and a simulated user who knows c
+              select    pairs tau+, tau- of one task with r(tau+) > r(tau-): a success and a failure    (section 4.2)
+              train     the critic A_theta by the trajectory-level Bradley-Terry loss:
+                        J_A = -log sigmoid(sum_t beta A_theta(o_t+, a_t+, c) - sum_t beta A_theta(o_t-, a_t-, c))
+                                                                                                         (equation 2)
+                        A_theta(o_t, a_t, c) = (1/L) sum_l log[pi_theta(a_t^l | o_t, a_t^<l, c)
+                                                              / pi_ref(a_t^l | o_t, a_t^<l, c)]          (equation 3)
+    round 1   rollout   n candidates a_t ~ pi_ref(. | o_t) for each turn of a share of the dialogues
+              reward    A_theta(o_t, a_t, c) of every candidate
+              select    pairs a+, a- from the upper and lower half of a turn's candidates               (section 4.3)
+              train     the policy pi_phi by DPO on these turns, without c in the prompt:
+                        J_pi = -log sigmoid(beta' log[pi_phi(a+|o) / pi_ref(a+|o)]
+                                            - beta' log[pi_phi(a-|o) / pi_ref(a-|o)])                   (equation 4)
+                        plus nll * (mean -log pi_phi(a+|o)), with nll = 0.01, as in J_A                 (table 5)
+    evaluate  pi_ref and pi_phi on held-out tasks
 
-Deviations from the released code, each on purpose: a dialogue's score is the sum over turns of mean log-ratios, as in
-the paper (``critic.objective.normalise=tokens`` is the code's mean over all tokens); a candidate is scored by its own
-tokens under one context by critic and reference alike; losses have only the agent's own tokens as targets; the
-reference stands in the system prompt, not before it.
+The baselines have one round and train the policy on the same dialogues: ``rejection_ft`` by SFT on all successes,
+``multi_turn_dpo`` by DPO on pairs of whole dialogues.
+
+Deliberate deviations from the released code:
+
+* A dialogue's score is the sum over turns of mean log-ratios, as in the paper. The code's mean over all tokens is
+  ``critic.objective.normalise=tokens``.
+* Critic and reference model score a candidate's own tokens in the same context.
+* Only the agent's own tokens are targets of the losses.
+* The reference c is inside the system prompt, not before it.
 """
 
 from collections.abc import Sequence
@@ -36,10 +48,10 @@ from coterie.recipes.sweet_rl.data import (
     PRIVILEGED,
     SECOND,
     SweetData,
+    dialogue_view,
+    dialogues_to_branch,
     pairs,
-    played,
     rewards,
-    seen,
 )
 from coterie.recipes.sweet_rl.offline import play_offline
 from coterie.recipes.sweet_rl.settings import CriticSettings, PolicySettings
@@ -48,7 +60,7 @@ from coterie.rollout.candidates import Branching, Played, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items
 from coterie.runs.roles import Role
-from coterie.runs.selected import selected
+from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
 from coterie.training.classifier import Classifier
@@ -66,50 +78,56 @@ from coterie.trajectories.view import view
 def prefer_selected(
     recipe: SweetData, run: Run, iteration: int, s: PolicySettings, progress: Progress
 ) -> Metrics:
-    """Train the policy, from the base, on the selected pairs."""
+    """Train the policy by DPO on the selected pairs, starting from the base model."""
     model = recipe.models(run).load_to_train(POLICY, 0)
-    found, own = _pairs(recipe, run, iteration, model), recipe.seeded(s.train, iteration)
-    return prefer(run, iteration, model, found, s.objective, own, progress, role=POLICY)
+    training_pairs, seeded = (
+        _pairs(recipe, run, iteration, model),
+        recipe.seeded(s.train, iteration),
+    )
+    return prefer(run, iteration, model, training_pairs, s.objective, seeded, progress, role=POLICY)
 
 
 def imitate(recipe: SweetData, run: Run, settings: TrainingSettings, progress: Progress) -> Metrics:
-    """SFT on the dialogues that succeeded."""
-    chosen: list[Row] = []
-    for tree, selection in selected(run, FIRST):
-        chosen += [row for row in rows(view(tree, selection.leaf, AGENT)) if row.targets]
-    if not chosen:
+    """Train the policy by SFT on successful dialogues."""
+    training_rows: list[Row] = []
+    for tree, selection in load_selections(run, FIRST):
+        training_rows += [row for row in rows(view(tree, selection.leaf, AGENT)) if row.targets]
+    if not training_rows:
         raise UserError(
-            "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
+            "no dialogue succeeded, so there is nothing to train on", "sample more tasks"
         )
     model = recipe.models(run).load_to_train(POLICY, 0)
-    own = recipe.seeded(settings, FIRST)
-    return train_role(run, FIRST, model, chosen, own, progress, role=POLICY)
+    seeded = recipe.seeded(settings, FIRST)
+    return train_role(run, FIRST, model, training_rows, seeded, progress, role=POLICY)
 
 
 def train_critic(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
+    """Train a likelihood or regression critic by the Bradley-Terry loss (equation 2)."""
     model = recipe.models(run).load_to_train(CRITIC, 0)
-    found, own = _pairs(recipe, run, FIRST, model), recipe.seeded(s.train, FIRST)
+    training_pairs, seeded = _pairs(recipe, run, FIRST, model), recipe.seeded(s.train, FIRST)
     if s.kind == "likelihood":
-        return prefer(run, FIRST, model, found, s.objective, own, progress, role=CRITIC)
+        return prefer(run, FIRST, model, training_pairs, s.objective, seeded, progress, role=CRITIC)
     return train_role(
-        *(run, FIRST, model, found, own, progress),
+        *(run, FIRST, model, training_pairs, seeded, progress),
         objective=Regression(),
         role=CRITIC,
     )
 
 
-def foretell(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
-    """Train a critic that is a value function: whether dialogues succeeded, by the ``min_reward`` share of tests."""
+def train_value_critic(
+    recipe: SweetData, run: Run, s: CriticSettings, progress: Progress
+) -> Metrics:
+    """Train a value function to predict the success of dialogues (ablation ``critic.kind=classifier``)."""
     model = recipe.models(run).load_to_train(CRITIC, 0)
-    shares, least = rewards(run), recipe.settings.min_reward
+    shares, threshold = rewards(run), recipe.settings.min_reward
     context = PRIVILEGED if s.privileged else None
     items: list[Labelled] = []
     for tree in run.store.trees(FIRST, "rollout"):
         task = run.store.task(tree.task)
         for outcome, _ in tree.trajectories():
-            shown = seen(task, tree, outcome.leaf, context, model)
-            succeeded = shares[tree.task, outcome.sample] >= least
-            items.append(labelled(shown, succeeded, group=tree.task))
+            critic_view = dialogue_view(task, tree, outcome.leaf, context, model)
+            succeeded = shares[tree.task, outcome.sample] >= threshold
+            items.append(labelled(critic_view, succeeded, group=tree.task))
     return train_role(
         *(run, FIRST, model, items, recipe.seeded(s.train, FIRST), progress),
         objective=Classifier(),
@@ -118,46 +136,48 @@ def foretell(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress)
 
 
 def _pairs(recipe: SweetData, run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
-    """The selected pairs; raises ``UserError`` if there are none."""
-    found = pairs(run, iteration, model, recipe.context(iteration))
-    if not found:
+    """Return the selected pairs. Raises ``UserError`` if nothing was selected."""
+    training_pairs = pairs(run, iteration, model, recipe.context(iteration))
+    if not training_pairs:
         raise UserError(
             f"no pair was selected in round {iteration}",
             "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
             "and a failure on one task; or lower min_reward"
             if iteration == FIRST
-            else "raise candidates.share or candidates.count; a judge whose verdicts can't be read makes "
-            "all candidates equal",
+            else "raise candidates.share or candidates.count; unreadable verdicts of a judge make all candidates "
+            "equal",
         )
-    return found
+    return training_pairs
 
 
-async def branch(recipe: SweetData, run: Run, progress: Progress) -> Metrics:
-    """Candidates for the turns of the first dialogues, by the base policy."""
+async def branch(recipe: SweetData, run: Run, round_: int, progress: Progress) -> Metrics:
+    """Sample candidates a_t ~ pi_ref(. | o_t) for the turns of a share of the dialogues."""
     s = recipe.settings
     sampler = await recipe.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
     stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-    async with recipe.cast(run) as cast:
-        driver = cast.driver({AGENT: sampler}, s.seed)
+    async with recipe.actors(run) as actors:
+        driver = actors.driver({AGENT: sampler}, s.seed)
         async with driver.sessions() as sessions:
             count = s.candidates.count
             branching = Branching(driver, sampler, sessions, SECOND, "rollout", count)
             items = {
-                ItemKey(SECOND, "rollout", one.task.id, one.key): partial(_branched, branching, one)
-                for one in played(run, s.candidates.share)
+                ItemKey(SECOND, "rollout", one.task.id, one.key): partial(
+                    _branch_dialogue, branching, one
+                )
+                for one in dialogues_to_branch(run, s.candidates.share)
             }
             await do_items(
                 *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
                 in_flight=s.candidates.in_flight,
                 sampled_tokens=lambda: stats.sampled_tokens - before,
             )
-    found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
+    results = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
     failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
-    count = sum(int(metrics["candidates"]) for metrics in found)
-    return {"dialogues": len(found), "failed": failed, "candidates": count}
+    count = sum(int(metrics["candidates"]) for metrics in results)
+    return {"dialogues": len(results), "failed": failed, "candidates": count}
 
 
-async def _branched(branching: Branching, dialogue: Played) -> Done:
+async def _branch_dialogue(branching: Branching, dialogue: Played) -> Done:
     key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
     try:
         tree = await branching.branch(dialogue)
@@ -169,109 +189,107 @@ async def _branched(branching: Branching, dialogue: Played) -> Done:
 
 
 class SweetRL(SweetData):
-    """The recipe under its settings."""
+    """The SWEET-RL recipe."""
 
     def roles(self) -> tuple[Role, ...]:
-        """The policy, and the critic, which begins as the same model."""
+        """Return the policy and the critic, both initialized from the base model."""
         head = self.settings.critic.has_head
         base = self.settings.model
         return (Role(POLICY, base), Role(CRITIC, base, head=head))
 
     def stages(self) -> list[Stage]:
-        """Those of the method; a judge is not trained."""
+        """Return the stages of the method. A judge needs no training stage."""
         s, stage = self.settings, self.stage
-        judged = s.critic.kind == "judge"
+        has_judge = s.critic.kind == "judge"
         talk = (s.user_simulator.identity(), s.rollout.max_tokens, *s.engine.identity())
         evaluation = partial(self.evaluation, depends=(*talk, s.evaluate.fingerprint()))
-        played = (*talk, s.rollout.fingerprint(), *self.offline_content)
-        rollout = stage(FIRST, "rollout", self.rollout, (), played)
-        found = [evaluation(FIRST, ()), rollout]
-        if not (self.critical and judged):
-            how = (self.critical, s.method == "rejection_ft", s.min_reward)
-            found.append(stage(FIRST, "select", self.select, [rollout], how))
-            role = CRITIC if self.critical else POLICY
-            learnt = self.first_training()
-            found.append(stage(FIRST, "train", self.train, found[-1:], learnt, trains=role))
-        if self.critical:
-            found += self.second_round(rollout, [] if judged else found[-1:])
-        return [*found, evaluation(s.rounds, found[-1:])]
+        sampling = (*talk, s.rollout.fingerprint(), *self.offline_content)
+        rollout = stage(FIRST, "rollout", self.rollout, (), sampling)
+        stages = [evaluation(FIRST, ()), rollout]
+        if not (self.uses_critic and has_judge):
+            selection = (self.uses_critic, s.method == "rejection_ft", s.min_reward)
+            stages.append(stage(FIRST, "select", self.select, [rollout], selection))
+            role = CRITIC if self.uses_critic else POLICY
+            training = self.first_training()
+            stages.append(stage(FIRST, "train", self.train, stages[-1:], training, trains=role))
+        if self.uses_critic:
+            stages += self.second_round(rollout, [] if has_judge else stages[-1:])
+        return [*stages, evaluation(s.rounds, stages[-1:])]
 
     def second_round(self, rollout: Stage, critic: Sequence[Stage]) -> list[Stage]:
-        """Candidates for the turns of round 0, their advantages, pairs of them, the policy."""
+        """Return the stages of round 1: candidates, advantages, pairs, policy training."""
         s, stage = self.settings, self.stage
-        drawn = (s.candidates.share, s.candidates.count, s.candidates.temperature)
-        engine = (*drawn, s.rollout.top_p, *s.engine.identity())
-        ranked = (*drawn, *self.critic_training())
-        learnt = (s.policy.objective.fingerprint(), s.policy.train.identity())
-        branched = stage(SECOND, "rollout", self.branch, [rollout], engine)
-        reward = stage(SECOND, "reward", self.reward, [branched, *critic], ranked, alone=True)
+        candidate_settings = (s.candidates.share, s.candidates.count, s.candidates.temperature)
+        sampling = (*candidate_settings, s.rollout.top_p, *s.engine.identity())
+        scoring = (*candidate_settings, *self.critic_training())
+        training = (s.policy.objective.fingerprint(), s.policy.train.identity())
+        branching = stage(SECOND, "rollout", partial(branch, self), [rollout], sampling)
+        reward = stage(SECOND, "reward", self.reward, [branching, *critic], scoring, alone=True)
         select = stage(SECOND, "select", self.select_turns, [reward], [s.pairs.fingerprint()])
-        train = stage(SECOND, "train", self.train_turns, [select], learnt, trains=POLICY)
-        return [branched, reward, select, train]
+        train = stage(SECOND, "train", self.train_turns, [select], training, trains=POLICY)
+        return [branching, reward, select, train]
 
     # -- round 0 --------------------------------------------------------------------------------
 
     async def rollout(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """k dialogues a task by the base policy, or those of a file."""
+        """Sample k dialogues per task with the base policy, or read them from a file."""
         if self.settings.offline is not None:
             return await play_offline(self, run, expanded(self.settings.offline), progress)
         s = self.settings.rollout
         return await self.play(run, self.episodes(), s.temperature, s.top_p, progress)
 
     def select(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
-        chosen, tasks = list[Selection](), 0
-        shares, least = rewards(run), self.settings.min_reward
+        """Select pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
+        selections, tasks = list[Selection](), 0
+        shares, threshold = rewards(run), self.settings.min_reward
         for tree in run.store.trees(FIRST, "rollout"):
             tasks += 1
-            of_task = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
+            leaves = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= least]
+                selections += [
+                    Selection(leaf, AGENT) for leaf, reward in leaves if reward >= threshold
+                ]
                 continue
-            found = trajectory_pairs(of_task, least)
-            chosen += [Selection(best, AGENT, rejected=worse) for best, worse in found]
-        run.select(FIRST, chosen)
-        return {"tasks": tasks, "selected": len(chosen)}
+            leaf_pairs = trajectory_pairs(leaves, threshold)
+            selections += [Selection(best, AGENT, rejected=worse) for best, worse in leaf_pairs]
+        run.select(FIRST, selections)
+        return {"tasks": tasks, "selected": len(selections)}
 
     def train(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """The critic, or in the baselines the policy; each begins as the base."""
+        """Train the critic (equations 2 and 3), or the policy of a baseline, from the base model."""
         s = self.settings
         if s.method == "rejection_ft":
             return imitate(self, run, s.rejection_ft.train, progress)
         if s.method == "multi_turn_dpo":
             return prefer_selected(self, run, FIRST, s.multi_turn_dpo, progress)
-        kind = {"classifier": foretell}.get(s.critic.kind, train_critic)
-        return kind(self, run, s.critic, progress)
+        train = {"classifier": train_value_critic}.get(s.critic.kind, train_critic)
+        return train(self, run, s.critic, progress)
 
     # -- round 1 --------------------------------------------------------------------------------
 
-    async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
-        return await branch(self, run, progress)
-
     async def reward(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """The critic's advantage of every candidate, as credit."""
+        """Store A_theta(o_t, a_t, c) of every candidate as credit (equation 3)."""
         return await advantages(self, run, progress)
 
     def select_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """Pairs of candidates: one of a turn's upper half over one of its lower half."""
+        """Pair candidates of the upper half of a turn's advantages with candidates of the lower half."""
         s, settings = self.settings, self.fingerprint(Step(SECOND, "reward"))
-        chosen, turns = list[Selection](), 0
+        selections, turns = list[Selection](), 0
         for tree in run.store.trees(SECOND, "rollout"):
-            found = candidates(tree)
-            nodes = [turn.id for group in found for turn in group]
+            groups = candidates(tree)
+            nodes = [turn.id for group in groups for turn in group]
             scores = run.store.credit(settings, "advantage", nodes)
-            for group in found:
+            for group in groups:
                 if any(turn.id not in scores for turn in group):
-                    continue  # the critic failed on this turn, which its item says
+                    continue  # the critic failed on this turn and its item records the error
                 seed = digest("pairs", s.seed, group[0].id)
-                own = {turn.id: scores[turn.id] for turn in group}
-                for best, worse in ranked_pairs(own, s.pairs, seed):
-                    chosen.append(Selection(best, AGENT, rejected=worse))
-            turns += len(found)
-        run.select(SECOND, chosen)
-        return {"turns": turns, "selected": len(chosen)}
+                group_scores = {turn.id: scores[turn.id] for turn in group}
+                for best, worse in ranked_pairs(group_scores, s.pairs, seed):
+                    selections.append(Selection(best, AGENT, rejected=worse))
+            turns += len(groups)
+        run.select(SECOND, selections)
+        return {"turns": turns, "selected": len(selections)}
 
     def train_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """DPO with an NLL term on these turns, without the reference; the policy begins as the base."""
+        """Train the policy by DPO with an NLL term on these turns, without c (equation 4)."""
         return prefer_selected(self, run, SECOND, self.settings.policy, progress)

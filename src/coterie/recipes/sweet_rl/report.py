@@ -37,7 +37,7 @@ def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
             "the lower half."
         )
     else:
-        who = "critic" if recipe.critical else "policy"
+        who = "critic" if recipe.uses_critic else "policy"
         title = f"Dialogues that the {who} was trained on"
         reason = (
             f"A pair: the answer of the chosen dialogue passes a share of {least:g} or more of the tests, the other "

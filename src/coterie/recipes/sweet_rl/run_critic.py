@@ -1,4 +1,4 @@
-"""The critic of a run, for choosing the best of several candidates of any policy's turn."""
+"""Critic of a finished run, used to pick the best of several candidates of any policy."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,12 +16,12 @@ from coterie.training.checkpoint import weight_hash
 
 @dataclass(frozen=True, slots=True)
 class SweetCritic:
-    """A critic that round 0 trained, or the judge, who needs no training."""
+    """The critic trained in round 0, or the judge."""
 
     recipe: SweetRL
 
     def fingerprint(self, run: Run) -> str:
-        """What its scores depend on: its settings, and its weights."""
+        """Hash of the settings and weights that the scores depend on."""
         self._check(run)
         settings = self.recipe.fingerprint(Step(SECOND, "reward"))
         if self.recipe.settings.critic.kind == "judge":
@@ -39,7 +39,8 @@ class SweetCritic:
         trained = (run.training_folder(FIRST, CRITIC) / "final").is_dir()
         if not trained and self.recipe.settings.critic.kind != "judge":
             raise UserError(
-                f"the critic of {run.folder} is not trained", f"coterie train {run.folder}"
+                f"the critic of {run.folder} is not trained",
+                f"train it with: coterie train {run.folder}",
             )
 
 

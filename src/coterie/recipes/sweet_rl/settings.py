@@ -1,4 +1,4 @@
-"""Every setting of ``sweet_rl/backend``: the method itself, its baselines and its ablations."""
+"""Settings of ``sweet_rl/backend``, its baselines and its ablations."""
 
 from typing import ClassVar, Literal, Self
 
@@ -15,65 +15,67 @@ from coterie.training.settings import DPOSettings, TrainingSettings
 SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]
 CriticKind = Literal["likelihood", "regression", "classifier", "judge"]
 POLICY = "policy"
-"""As a judge: the base model."""
+"""Name of the base model as the judge."""
 
 
 class RepeatSettings(Settings):
-    """How the offline dialogues are sampled."""
+    """Sampling of the offline dialogues."""
 
     tasks: int = key(
         1000, "Training tasks.", source="SWEET-RL section 5.1: 5000 (15k dialogues)", ge=1
     )
-    repeats: int = key(3, "Dialogues of each task (k).", source="SWEET-RL section 5.1", ge=1)
+    repeats: int = key(3, "Dialogues per task (k).", source="SWEET-RL section 5.1", ge=1)
     temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
     top_p: float = key(1.0, "Nucleus sampling: smallest probability mass to keep.", gt=0, le=1)
-    max_tokens: int = key(1024, "Most tokens of one turn.", source="SWEET-RL's code", ge=1)
+    max_tokens: int = key(1024, "Maximum tokens per turn.", source="SWEET-RL's code", ge=1)
 
 
 class PairObjective(DPOSettings):
-    """The numbers of the policy's objective."""
+    """Objective of the policy: DPO with an NLL term (equation 4)."""
 
     nll: float = key(
-        0.01, "weight of the chosen side's mean -log p", source="SWEET-RL table 5", ge=0
+        0.01,
+        "weight of the mean negative log-likelihood of the chosen side",
+        source="SWEET-RL table 5",
+        ge=0,
     )
 
 
 class CriticObjective(PairObjective):
-    """The numbers of the critic's objective: Bradley-Terry over whole dialogues."""
+    """Objective of the critic: Bradley-Terry over whole dialogues (equation 2)."""
 
     normalise: Literal["none", "tokens", "turns"] = key(
         "turns",
-        "`turns`: a turn's advantage is the mean log-ratio of its tokens, a dialogue's the sum over its turns; "
-        "`tokens`: the mean over all of a dialogue's tokens, as the released code has it; `none`: the "
-        "ablation without normalisation, sums.",
+        "`turns`: sum over turns of each turn's mean log-ratio. `tokens`: mean over all tokens of a dialogue, as in "
+        "the released code. `none`: sum over all tokens (ablation without normalization).",
         source="SWEET-RL equations 2 and 3",
     )
 
 
 class JudgeSettings(ChatModelSettings):
-    """Who compares candidates, for ``critic.kind=judge``."""
+    """Judge that compares candidates with ``critic.kind=judge``."""
 
     model: str = key(
         POLICY,
-        "`policy` (the base model), a model that coterie loads, or, with a `url`, the name of a model there.",
+        "`policy` (the base model), a model for coterie to load, or, with a `url`, the name of a model on that server.",
         source="SWEET-RL: Llama-3.1-8B-Instruct, the base",
         min_length=1,
     )
-    max_tokens: int = key(8, "Most tokens of a verdict.", ge=1)
+    max_tokens: int = key(8, "Maximum tokens of a verdict.", ge=1)
 
 
 class CriticSettings(Settings):
-    """The judge of single turns: who it is, what it sees, how it is trained."""
+    """Critic of single turns."""
 
     kind: CriticKind = key(
         "likelihood",
-        "`likelihood`: log-ratios of a language model; ablations: `regression` (a scalar head, over pooled "
-        "states), `classifier` (a value head that foretells success), `judge` (a chat model compares).",
+        "`likelihood`: log-ratios of a language model. Ablations: `regression` (a scalar head on pooled hidden "
+        "states), `classifier` (a value head that predicts success), `judge` (a chat model that compares).",
         source="SWEET-RL section 4.2; table 3, figure 3",
     )
     privileged: bool = key(
         True,
-        "The critic reads the reference, which the policy never does; false is the ablation.",
+        "The critic's prompt contains the reference, which the policy never reads. false is the ablation.",
         source="SWEET-RL section 4.2; table 3",
     )
     objective: CriticObjective = CriticObjective()
@@ -85,14 +87,14 @@ class CriticSettings(Settings):
         return self.kind in ("regression", "classifier")
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_judge(self) -> Self:
         if self.kind != "judge" and self.judge.model != POLICY:
-            raise ValueError("critic.judge is for critic.kind=judge")
+            raise ValueError("critic.judge needs critic.kind=judge; set it, or remove critic.judge")
         return self
 
 
 class CandidateSettings(Settings):
-    """What else the policy might have said."""
+    """Sampling of candidates for the turns of recorded dialogues."""
 
     share: float = key(
         0.1,
@@ -101,20 +103,20 @@ class CandidateSettings(Settings):
         gt=0,
         le=1,
     )
-    count: int = key(16, "Candidates of each turn.", source="SWEET-RL section 5.1", ge=2)
+    count: int = key(16, "Candidates per turn (n).", source="SWEET-RL section 5.1", ge=2)
     temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
-    in_flight: int = key(64, "Dialogues whose turns are branched at a time.", ge=1)
+    in_flight: int = key(64, "Dialogues branched concurrently.", ge=1)
 
 
 class PolicySettings(Settings):
-    """A training of the policy on pairs."""
+    """Training of the policy on pairs."""
 
     objective: PairObjective = PairObjective()
     train: TrainingSettings = TrainingSettings()
 
 
 class ImitationSettings(Settings):
-    """A training of the policy on what succeeded."""
+    """Training of the policy on successful dialogues."""
 
     train: TrainingSettings = TrainingSettings()
 
@@ -133,8 +135,8 @@ class SweetSettings(RecipeSettings):
     )
     method: SweetMethod = key(
         "sweet",
-        "`sweet`; baselines on the same dialogues: `rejection_ft` (imitate what succeeded), "
-        "`multi_turn_dpo` (pairs of whole dialogues train the policy itself).",
+        "`sweet`. Baselines on the same dialogues: `rejection_ft` (SFT on successful dialogues), `multi_turn_dpo` "
+        "(DPO of the policy on pairs of whole dialogues).",
         source="SWEET-RL table 2",
     )
     user_simulator: UserSimulatorSettings = UserSimulatorSettings()
@@ -142,15 +144,15 @@ class SweetSettings(RecipeSettings):
     rollout: RepeatSettings = RepeatSettings()
     offline: str | None = key(
         None,
-        "File of SWEET-RL's offline trajectories (JSONL) instead of sampled dialogues: at most rollout.tasks tasks "
-        "and rollout.repeats dialogues of each.",
+        "File of SWEET-RL's offline trajectories (JSONL) instead of sampled dialogues. Reads at most rollout.tasks "
+        "tasks and rollout.repeats dialogues per task.",
         source="SWEET-RL: colbench_code_offline_15k_llama8b.jsonl",
         min_length=1,
     )
     min_reward: float = key(
         1.0,
-        "Least share of tests that a dialogue passes which is preferred to others or imitated; below 1 for models "
-        "that never pass all.",
+        "Minimum share of passed tests for a dialogue to count as a success. Lower it for models that never pass all "
+        "tests.",
         source="SWEET-RL's code: 1",
         gt=0,
         le=1,
@@ -164,7 +166,7 @@ class SweetSettings(RecipeSettings):
 
     @property
     def rounds(self) -> int:
-        """``sweet`` trains a critic, then the policy; the baselines only the policy."""
+        """Number of rounds: ``sweet`` trains a critic, then the policy; the baselines only the policy."""
         return 2 if self.method == "sweet" else 1
 
     @property
@@ -173,7 +175,7 @@ class SweetSettings(RecipeSettings):
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
-        """The trainings that a run has, by their keys, in their order."""
+        """Training settings by key, in the order of the run."""
         if self.method == "rejection_ft":
             return {"rejection_ft.train": self.rejection_ft.train}
         if self.method == "multi_turn_dpo":
@@ -188,6 +190,6 @@ class SweetSettings(RecipeSettings):
         )
         if pairs and self.rollout.repeats < 2:
             raise ValueError(
-                "rollout.repeats=1 leaves no pair of a success and a failure; use at least 2"
+                "rollout.repeats=1 gives no pair of a success and a failure; use at least 2"
             )
         return self

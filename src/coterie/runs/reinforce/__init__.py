@@ -1,1 +1,1 @@
-"""Reinforcement learning: steps of sampling, rewards, advantages and updates, within one stage of a run."""
+"""Reinforcement learning within one stage of a run: steps of sampling, rewards, advantages and updates."""

@@ -1,72 +1,77 @@
-"""The advantages of a step's paths, put on their rows: by comparing the paths of a task, or by a critic's values."""
+"""Advantages of a step's paths, relative to their group (GRPO, RLOO) or to a critic's values (PPO)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.rewards.advantages import GroupAdvantages, gae, group_advantages, whiten
 from coterie.rewards.placing import trained_values, with_advantage, with_advantages
-from coterie.runs.reinforce.paths import Path
+from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.settings import AdvantageSettings
 from coterie.training.recomputed import with_values
 from coterie.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Paths with their advantages, and what became of the others."""
+class StepBatch:
+    """Paths of a step with advantages, and counts of paths left out."""
 
-    paths: tuple[Path, ...]
-    """Those that can be trained on; their rows carry advantages."""
-    telling: frozenset[str]
-    """Tasks in which something is better than something else."""
+    paths: tuple[AgentPath, ...]
+    """Paths to train on. Their rows have advantages."""
+    informative: frozenset[str]
+    """Tasks with a non-zero advantage."""
     counts: Mapping[str, int]
-    """Groups, and paths that are left out, by the reason."""
+    """Numbers of groups, and of paths left out by reason."""
 
 
-def compared(paths: Sequence[Path], settings: AdvantageSettings) -> Judged:
-    """Each path against the others of its task and agent."""
-    assert settings.baseline != "values", "values are a critic's"
-    found = group_advantages([path.sampled for path in paths], settings.baseline)
-    kept, telling = list[Path](), set[str]()
-    for path, value in zip(paths, found.values, strict=True):
+def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> StepBatch:
+    """Set A_i = R_i - baseline for each path i, relative to the paths of the same task and agent.
+
+    ``baseline=mean``: the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``:
+    the mean of the other paths.
+    """
+    assert settings.baseline != "values", "values need a critic"
+    advantages = group_advantages([path.sampled for path in paths], settings.baseline)
+    trainable, informative = list[AgentPath](), set[str]()
+    for path, value in zip(paths, advantages.values, strict=True):
         if value is None:
             continue
         if value:
-            telling.add(path.task)
-        kept.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
-    return Judged(tuple(kept), frozenset(telling), counts(found))
+            informative.add(path.task)
+        trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
+    return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
 
 
-def counts(found: GroupAdvantages) -> dict[str, int]:
+def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
     return {
-        "groups": found.groups,
-        "groups_flat": found.flat,
-        "groups_small": found.small,
-        "paths_failed": found.failed,
+        "groups": advantages.groups,
+        "groups_flat": advantages.flat,
+        "groups_small": advantages.small,
+        "paths_failed": advantages.failed,
     }
 
 
-def valued(
-    paths: Sequence[Path],
+def critic_batch(
+    paths: Sequence[AgentPath],
     critic: object,
     training: TrainingSettings,
     settings: AdvantageSettings,
     flat: bool = False,
-) -> Judged:
-    """Each token against what the critic, a model with a value head, says before it (GAE).
+) -> StepBatch:
+    """Set the GAE advantage of each token (Schulman et al. 2016): A_t = delta_t + gamma lam A_{t+1}.
 
-    A path that a limit cut off is bootstrapped with the value after its last token. Rows also carry the values and the
-    returns, for the critic to learn. A path with a row that is too long for a training is left out. Where rewards are
-    ``flat``, all advantages are the critic's errors and become 0.
+    ``delta_t = r_t + gamma V_{t+1} - V_t`` with V from the critic, a model with a value head. A path that a limit cut
+    off is bootstrapped with the value after its last token. Rows also get the values and returns that the critic is
+    trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
+    errors of the critic and are set to 0.
     """
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
     rows = [row for path in graded for row in path.rows]
-    known, after = with_values(critic, rows, training)
-    kept, estimates = list[Path](), list[tuple[list[float], list[float]]]()
+    rows_with_values, after = with_values(critic, rows, training)
+    trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
     start = 0
     for path in graded:
         stop = start + len(path.rows)
-        own, last = known[start:stop], after[start:stop]
+        own, last = rows_with_values[start:stop], after[start:stop]
         start = stop
         if any(row.values is None for row in own if row.predicted):
             continue
@@ -75,16 +80,19 @@ def valued(
         rewards = path.sampled.token_rewards(path.trained)
         values = trained_values(own)
         estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
-        kept.append(replace(path, rows=tuple(own)))
-    advantages = [found for found, _ in estimates]
+        trainable.append(replace(path, rows=tuple(own)))
+    advantages = [path_advantages for path_advantages, _ in estimates]
     if flat:
         advantages = [[0.0] * len(own) for own in advantages]
     elif settings.whiten:
         advantages = whiten(advantages)
-    done = tuple(
+    batch = tuple(
         replace(path, rows=tuple(with_advantages(path.rows, own, returns)))
-        for path, own, (_, returns) in zip(kept, advantages, estimates, strict=True)
+        for path, own, (_, returns) in zip(trainable, advantages, estimates, strict=True)
     )
-    telling = {path.task for path, own in zip(kept, advantages, strict=True) if any(own)}
-    left_out = {"paths_failed": len(paths) - len(graded), "paths_too_long": len(graded) - len(kept)}
-    return Judged(done, frozenset(telling), left_out)
+    informative = {path.task for path, own in zip(trainable, advantages, strict=True) if any(own)}
+    left_out = {
+        "paths_failed": len(paths) - len(graded),
+        "paths_too_long": len(graded) - len(trainable),
+    }
+    return StepBatch(batch, frozenset(informative), left_out)

@@ -1,8 +1,8 @@
-"""A role that learns from what it samples: its model, the trainer that changes it, the engine that speaks by it.
+"""Role in reinforcement learning: its model, trainer and engine.
 
-In this process trainer and engine have one model, so an update is sampled from at once. Servers are given the weights
-after each step. A sampled turn names the version that said it: ``2`` is what the role had when the stage began, ``2.5``
-what five optimiser steps have made of it.
+The in-process engine shares the model of the trainer, so updates take effect at once. Servers receive the weights after
+each step. A sampled turn records the version of the role: ``2`` at the start of the stage, ``2.5`` after five optimizer
+steps.
 """
 
 import shutil
@@ -29,14 +29,14 @@ from coterie.training.trainer import Trainer
 from coterie.trajectories.row import Row
 
 KEPT = 2
-"""Checkpoints that are kept of each role, so that all can go on from one step, whenever they were killed."""
+"""Checkpoints per role. With two, all roles share at least one step wherever a run was killed."""
 SERVED = "served-"
-"""With what folders begin from which servers load."""
+"""Prefix of folders that servers load weights from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
-    """What a role is trained with."""
+class LearnerConfig:
+    """Training configuration of a role."""
 
     role: str
     version: int
@@ -44,18 +44,23 @@ class Learning:
     objective: Objective[Row]
     settings: TrainingSettings
     updates: int
-    """Optimiser steps that there are at most, by which the learning rate goes."""
+    """Maximum number of optimizer steps, for the learning rate schedule."""
     like: str | None = None
-    """The role that it begins as, with a fresh value head: of a critic. ``None``: itself."""
+    """Role whose weights a critic starts from, with a new value head. ``None`` for policies."""
 
 
 class Learner:
-    """An open role; made by :func:`learner`."""
+    """Open role, made by :func:`learner`."""
 
     def __init__(
-        self, models: Roles, what: Learning, loaded: LoadedModel, trainer: Trainer[Row], base: bool
+        self,
+        models: Roles,
+        config: LearnerConfig,
+        loaded: LoadedModel,
+        trainer: Trainer[Row],
+        base: bool,
     ) -> None:
-        self.what = what
+        self.config = config
         self.loaded = loaded
         self.trainer = trainer
         self._models, self._base = models, base
@@ -64,16 +69,16 @@ class Learner:
 
     @property
     def role(self) -> str:
-        return self.what.role
+        return self.config.role
 
     @property
     def version(self) -> str:
         done = self.trainer.done
-        return f"{self.what.version}.{done}" if done else str(self.what.version)
+        return f"{self.config.version}.{done}" if done else str(self.config.version)
 
     @property
-    def moved(self) -> bool:
-        """Whether its weights differ from those of its reference."""
+    def has_moved(self) -> bool:
+        """True if the weights differ from the reference."""
         return self.trainer.done > 0
 
     async def sampler(self, sampling: Sampling) -> TokenSampler:
@@ -92,14 +97,14 @@ class Learner:
         )
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
-        """The rows with log-probs under what the role was when the stage began."""
+        """Return the rows with log-probs of the role at the start of the stage."""
         if self._reference is None and not self._base:
-            self._reference = self._models.load(self.role, self.what.version, merge=False).model
+            self._reference = self._models.load(self.role, self.config.version, merge=False).model
         beside = isinstance(self._reference, PeftModel)
         return with_row_reference(
             self._reference or self.trainer.model,
             rows,
-            self.what.settings,
+            self.config.settings,
             temperature=temperature,
             adapter=self._reference.active_adapter if beside else None,
         )
@@ -111,9 +116,9 @@ class Learner:
         return self._engine
 
     def _served(self) -> Path | str:
-        """Where servers find its weights as they are now; a folder for each version, of which the last one stays."""
+        """Return the folder of the current weights for servers. Only the newest folder is kept."""
         if not self.trainer.done:
-            return self._models.path(self.role, self.what.version)
+            return self._models.path(self.role, self.config.version)
         folder = self.trainer.folder / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
             _forget_served(self.trainer.folder)
@@ -123,26 +128,26 @@ class Learner:
 
 @contextmanager
 def learner(
-    run: Run, models: Roles, iteration: int, what: Learning, *, at: int | None = None
+    run: Run, models: Roles, iteration: int, config: LearnerConfig, *, at: int | None = None
 ) -> Iterator[Learner]:
-    """A role that learns in an iteration, where its training stands, or stood after ``at`` optimiser steps."""
-    if what.like is None:
-        loaded = models.load_to_train(what.role, what.version)
+    """Open a role for training and resume it, at the checkpoint after ``at`` optimizer steps if given."""
+    if config.like is None:
+        loaded = models.load_to_train(config.role, config.version)
     else:
-        loaded = models.load(what.like, what.version)
+        loaded = models.load(config.like, config.version)
         add_head(loaded.model)
-    folder = run.training_folder(iteration, what.role)
-    between_steps = {"save_every_seconds": None}  # all roles save together, which clocks do not
+    folder = run.training_folder(iteration, config.role)
+    between_steps = {"save_every_seconds": None}  # the loop saves all roles at the same step
     _forget_served(folder)  # a killed process may have left some
     with Trainer(
-        *(loaded.model, what.objective, what.settings.model_copy(update=between_steps), folder),
-        steps=what.updates,
-        tracker=run.tracking.of(what.role),
+        *(loaded.model, config.objective, config.settings.model_copy(update=between_steps), folder),
+        steps=config.updates,
+        tracker=run.tracker.of(config.role),
         kept=KEPT,
         at=at,
     ) as trainer:
-        fresh = what.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
-        yield Learner(models, what, replace(loaded, model=trainer.model), trainer, fresh)
+        fresh = config.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
+        yield Learner(models, config, replace(loaded, model=trainer.model), trainer, fresh)
     _forget_served(folder)
 
 
@@ -152,5 +157,5 @@ def _forget_served(folder: Path) -> None:
 
 
 def saved_updates(folder: Path) -> set[int]:
-    """The numbers of optimiser steps after which a training in a folder can be gone on with; 0 is its beginning."""
+    """Return the numbers of optimizer steps from which a training can resume; 0 is its start."""
     return {0, *checkpoint.steps_kept(folder)}

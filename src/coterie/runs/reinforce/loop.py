@@ -1,9 +1,8 @@
-"""The steps of a reinforcement learning, one after the other within a stage: sample, reward, compare, update.
+"""Loop of reinforcement learning within a stage. Each step: sample, reward, advantage, update.
 
-All that a step samples is in the store before its update, and what the step was like is written after it. Checkpoints
-are taken between two steps, of all roles. A run that was killed goes back to the newest step of which all roles have a
-checkpoint, and takes the steps after it again from the paths that are stored: in float32 on one CPU process the weights
-come out bitwise as if it had never stopped.
+Samples of a step are stored before its update, and its metrics after it. Checkpoints of all roles are saved between
+steps. A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the
+stored samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
 """
 
 import math
@@ -18,11 +17,11 @@ from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run
-from coterie.runs.reinforce.advantages import Judged
-from coterie.runs.reinforce.learner import Learner, Learning, learner, saved_updates
-from coterie.runs.reinforce.paths import Path
-from coterie.runs.reinforce.preparing import Rules, prepare, telling
-from coterie.runs.reinforce.sampling import Drawn, Groups
+from coterie.runs.reinforce.advantages import StepBatch
+from coterie.runs.reinforce.learner import Learner, LearnerConfig, learner, saved_updates
+from coterie.runs.reinforce.paths import AgentPath
+from coterie.runs.reinforce.preparation import BatchRules, informative_tasks, prepare
+from coterie.runs.reinforce.sampling import GroupSampler, StepSamples
 from coterie.runs.reinforce.settings import StepSettings
 from coterie.runs.roles import Roles
 from coterie.training.checkpoint import weight_hash
@@ -30,23 +29,23 @@ from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.row import Row
 from coterie.trajectories.store import Store
 
-SUMMED = frozenset({"seconds_left", "step", "rows_dropped"})
-"""Of a training, not of a step: no mean is taken of them."""
+TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
+"""Metrics of a whole training, which are not averaged over a step."""
 
 
 @dataclass(slots=True)
-class Updated:
-    """What the optimiser steps of one step were like: of each role the mean of each number."""
+class UpdateMetrics:
+    """Mean metrics of the optimizer steps within one step, by role."""
 
     sums: dict[str, list[float]] = field(default_factory=dict)
     updates: int = 0
     too_long: int = 0
     targets: int = 0
-    """Target tokens that policies were trained on."""
+    """Target tokens of the policies."""
 
     def add(self, role: str, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            if name not in SUMMED:
+            if name not in TOTALS:
                 self.sums.setdefault(f"{role}/{name}", []).append(value)
 
     def means(self) -> dict[str, float]:
@@ -56,9 +55,10 @@ class Updated:
 def minibatches(
     tasks: Sequence[str], settings: StepSettings, seed: str
 ) -> Iterator[frozenset[str]]:
-    """The tasks of each optimiser step of a step. An epoch sees each once; sizes differ by one at most.
+    """Yield the tasks of each minibatch.
 
-    There are fewer steps than ``minibatches`` where fewer tasks are left.
+    Every epoch has each task once. Sizes differ by at most one. With fewer tasks than ``minibatches``, each task is its
+    own minibatch.
     """
     for epoch in range(settings.epochs):
         order = sorted(set(tasks))
@@ -69,62 +69,67 @@ def minibatches(
 
 
 def update(
-    paths: Sequence[Path],
+    paths: Sequence[AgentPath],
     learners: Sequence[Learner],
     settings: StepSettings,
-    rules: Rules,
+    rules: BatchRules,
     seed: str,
-) -> Updated:
+) -> UpdateMetrics:
     """Train each role on the paths of its agents. Rows that are too long are left out and counted.
 
-    A role takes no optimizer step on rows whose gradient is rounding alone, which Adam would scale up.
+    Skips optimizer steps without a gradient, because Adam would scale up rounding errors.
 
     Raises :class:`UserError` if all rows are too long.
     """
-    found, fits = Updated(), False
+    metrics, fits = UpdateMetrics(), False
     for tasks in minibatches([path.task for path in paths], settings, seed):
         for one in learners:
-            every = _rows(paths, one.what.agents, tasks)
+            every = _rows(paths, one.config.agents, tasks)
             rows = [row for row in every if len(row.ids) <= one.trainer.longest]
-            found.too_long += len(every) - len(rows)
+            metrics.too_long += len(every) - len(rows)
             one.trainer.leave_out(len(every) - len(rows), 0)
             fits = fits or bool(rows)
             if rows and _has_gradient(one, rows, rules):
-                if one.what.like is None:  # not a critic
-                    found.targets += sum(row.target_count for row in rows)
-                found.add(one.role, one.trainer.step(rows))
-                found.updates += 1
-    if found.too_long and not fits:
+                if one.config.like is None:  # not a critic
+                    metrics.targets += sum(row.target_count for row in rows)
+                metrics.add(one.role, one.trainer.step(rows))
+                metrics.updates += 1
+    if metrics.too_long and not fits:
         raise UserError(
-            f"all {found.too_long} rows of a step are longer than a training takes "
-            f"({max(one.trainer.longest for one in learners)} tokens): nothing can be learned from them",
-            "raise update.max_length (up to the model's context), or let dialogues be shorter "
-            "(rollout.max_tokens, fewer turns)",
+            f"all {metrics.too_long} rows of a step are longer than the maximum of the training, "
+            f"{max(one.trainer.longest for one in learners)} tokens",
+            "raise update.max_length (up to the model's context), or shorten dialogues (rollout.max_tokens, fewer "
+            "turns)",
         )
-    return found
+    return metrics
 
 
-def _has_gradient(one: Learner, rows: Sequence[Row], rules: Rules) -> bool:
-    """Whether the loss of a role has a gradient: for a critic always, for a policy from an advantage, an entropy bonus,
-    or a divergence from the reference once it has moved."""
-    if one.what.like is not None or rules.entropy or (rules.reference and one.moved):
+def _has_gradient(one: Learner, rows: Sequence[Row], rules: BatchRules) -> bool:
+    """Return True if the loss of a role has a gradient.
+
+    A critic always has one. A policy needs an advantage, an entropy bonus, or a divergence from the reference.
+    """
+    if one.config.like is not None or rules.entropy or (rules.reference and one.has_moved):
         return True
     return any(any(row.advantages or ()) for row in rows)
 
 
-def _rows(paths: Sequence[Path], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
+def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
     mine = (path for path in paths if path.task in tasks and path.agent in agents)
     return [row for path in mine for row in path.rows]
 
 
 def step_metrics(
-    drawn: Drawn, judged: Judged, updated: Updated, seconds: tuple[float, float]
+    samples: StepSamples,
+    batch: StepBatch,
+    update_metrics: UpdateMetrics,
+    seconds: tuple[float, float],
 ) -> dict[str, float | int | str]:
-    """All numbers of a step; ``seconds`` are those of sampling and of training.
+    """Return the metrics of a step; ``seconds`` are the times of sampling and training.
 
-    ``reward`` and ``score`` are means over all paths that were graded, those that are not trained on included.
+    ``reward`` and ``score`` are means over all graded paths, including paths that are not trained on.
     """
-    paths = drawn.paths
+    paths = samples.paths
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
@@ -139,20 +144,20 @@ def step_metrics(
         **({"thought_tokens": thought} if thought else {}),
         "turns": _mean([float(path.turns) for path in paths]),
         "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
-        "groups_telling": len(judged.telling),
-        **judged.counts,
-        "paths": len(judged.paths),
-        "tasks": len(drawn.tasks),
-        "samples": drawn.played,
-        "samples_failed": drawn.played - len(outcomes),
-        "rounds": drawn.rounds,
-        "rows_too_long": updated.too_long,
-        "trained_tokens": updated.targets,
-        "measures_missing": len(drawn.unmeasured),
+        "groups_telling": len(batch.informative),
+        **batch.counts,
+        "paths": len(batch.paths),
+        "tasks": len(samples.tasks),
+        "samples": samples.played,
+        "samples_failed": samples.played - len(outcomes),
+        "rounds": samples.rounds,
+        "rows_too_long": update_metrics.too_long,
+        "trained_tokens": update_metrics.targets,
+        "measures_missing": len(samples.unmeasured),
         "sampling_seconds": round(sampling, 3),
         "training_seconds": round(training, 3),
         "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
-        **updated.means(),
+        **update_metrics.means(),
     }
 
 
@@ -164,10 +169,11 @@ LEFT_OUT = {
     "rows_too_long": "rows that are too long",
     "groups_small": "groups with fewer than two paths",
 }
-"""What is said of what was left out of a step, by the number that counts it."""
+"""Descriptions of metrics that count paths and rows left out of training."""
 
 
-def told(step: int, steps: int, metrics: Metrics) -> str:
+def describe_step(step: int, steps: int, metrics: Metrics) -> str:
+    """Return the log line of a step."""
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [
         f"step {step} of {steps}: reward {reward:.3f}",
@@ -186,7 +192,7 @@ def told(step: int, steps: int, metrics: Metrics) -> str:
 
 
 def left_out(steps: Sequence[Metrics]) -> str:
-    """What these steps were not trained on, in words; empty if that is nothing."""
+    """Describe the paths and rows left out of steps; empty if there are none."""
     sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
     return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
 
@@ -196,36 +202,36 @@ def _mean(values: Sequence[float]) -> float:
 
 
 STEP = "step-"
-"""With what the items begin that say what a step was like."""
+"""Prefix of the samples that hold the metrics of a step."""
 DRAWS = "draws"
-"""What is remembered of a step besides its numbers: how often tasks were drawn so far."""
+"""Metric of a step that counts draws of tasks over all steps so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reinforcement:
-    """The steps of one stage of one run."""
+    """Reinforcement learning in one stage of a run."""
 
     run: Run
     models: Roles
-    groups: Groups
+    groups: GroupSampler
     steps: StepSettings
-    rules: Rules
+    rules: BatchRules
     sampling: Sampling
-    policies: Sequence[Learning]
-    critic: Learning | None = None
+    policies: Sequence[LearnerConfig]
+    critic: LearnerConfig | None = None
 
     async def learn(self, progress: Progress) -> Metrics:
-        """Take the steps that are left. Gives what is to be remembered of the stage.
+        """Take the remaining steps and return the metrics of the stage.
 
-        Raises :class:`UserError` if for ``patience`` steps in a row no group had anything better than anything else, or
-        all paths of all these steps had the same reward, or none was left to train on.
+        Raises :class:`UserError` if ``patience`` steps in a row have no learning signal: no non-zero advantage, equal
+        rewards in all steps, or no paths to train on.
         """
         records = step_records(self.run.store, self.groups.iteration, self.groups.stage)
         first = self._first(records)
-        with self._opened(records, first) as learners:
+        with self._open_learners(records, first) as learners:
             for step in range(first, self.steps.count):
                 records[step] = await self._step(step, records, learners, progress)
-                self._check_hope(step, records)
+                self._check_learning_signal(step, records)
                 if (step + 1) % self.steps.save_every == 0:
                     for one in learners:
                         one.trainer.save()
@@ -238,71 +244,71 @@ class Reinforcement:
         learners: Sequence[Learner],
         progress: Progress,
     ) -> Metrics:
-        """Sample, compare, update; writes what it was like."""
+        """Take one step and write its metrics: sample, reward, advantage, update."""
         draws = int(records[step - 1][DRAWS]) if step else 0
-        began = time.monotonic()
+        start = time.monotonic()
         policies = learners[: len(self.policies)]
-        drawn = await self._sample(step, draws, policies, progress)
+        samples = await self._sample(step, draws, policies, progress)
         await self.models.engines.rest()
-        sampled = time.monotonic()
+        middle = time.monotonic()
         critic = learners[-1] if self.critic else None
-        flat = self._flat([records[n] for n in range(step)], drawn)
-        judged = prepare(drawn, policies, critic, self.rules, self.groups.settings, flat=flat)
+        flat = self._is_flat([records[n] for n in range(step)], samples)
+        batch = prepare(samples, policies, critic, self.rules, self.groups.settings, flat=flat)
         seed = f"{self.groups.seed}/{self.groups.iteration}/{step}"
-        updated = update(judged.paths, learners, self.steps, self.rules, seed)
-        seconds = (sampled - began, time.monotonic() - sampled)
+        update_metrics = update(batch.paths, learners, self.steps, self.rules, seed)
+        seconds = (middle - start, time.monotonic() - middle)
         metrics = {
-            **step_metrics(drawn, judged, updated, seconds),
+            **step_metrics(samples, batch, update_metrics, seconds),
             **{updates_of(one.role): one.trainer.done for one in learners},
-            DRAWS: drawn.draws,
+            DRAWS: samples.draws,
         }
         if not self.run.store.finished(self._key(step)):
             self.run.store.finish(self._key(step), metrics=metrics)
-        self.run.tracking.step(self.groups.stage, metrics, policies[0].trainer.done)
-        progress.say(told(step + 1, self.steps.count, metrics))
-        if drawn.unmeasured:
+        self.run.tracker.step(self.groups.stage, metrics, policies[0].trainer.done)
+        progress.say(describe_step(step + 1, self.steps.count, metrics))
+        if samples.unmeasured:
             progress.say(
-                f"reward.measures weighs {', '.join(drawn.unmeasured)}, which no dialogue of this step has: it counts "
-                "as 0; the environment's page has the names"
+                f"reward.measures weighs {', '.join(samples.unmeasured)}, which no dialogue of this step has; it "
+                "counts as 0. The environment's page lists the names."
             )
         return metrics
 
     async def _sample(
         self, step: int, draws: int, policies: Sequence[Learner], progress: Progress
-    ) -> Drawn:
+    ) -> StepSamples:
         samplers = {}
         for one in policies:
             sampler = await one.sampler(self.sampling)
-            samplers.update(dict.fromkeys(one.what.agents, sampler))
+            samplers.update(dict.fromkeys(one.config.agents, sampler))
 
-        def enough(found: Drawn) -> bool:
-            return len(telling(found.paths)) >= self.groups.settings.tasks
+        def enough(samples: StepSamples) -> bool:
+            return len(informative_tasks(samples.paths)) >= self.groups.settings.tasks
 
         return await self.groups.sample(step, draws, samplers, enough, progress)
 
-    # -- where it stands ----------------------------------------------------------------------------
+    # -- resuming and stopping ----------------------------------------------------------------------
 
     def _key(self, step: int) -> ItemKey:
         return ItemKey(self.groups.iteration, self.groups.stage, "", f"{STEP}{step:05d}")
 
     def _first(self, records: Mapping[int, Metrics]) -> int:
-        """The step to go on with: the newest one whose beginning all roles have kept."""
-        kept = {
+        """Return the step to resume at: the newest step for which all roles have a checkpoint."""
+        saved = {
             one.role: saved_updates(self.run.training_folder(self.groups.iteration, one.role))
-            for one in self._learnings
+            for one in self._configs
         }
         for step in sorted(records, reverse=True):
             done = records[step]
-            if all(int(done[updates_of(role)]) in known for role, known in kept.items()):
+            if all(int(done[updates_of(role)]) in known for role, known in saved.items()):
                 return step + 1
         return 0
 
     @property
-    def _learnings(self) -> tuple[Learning, ...]:
+    def _configs(self) -> tuple[LearnerConfig, ...]:
         return (*self.policies, self.critic) if self.critic else tuple(self.policies)
 
     @contextmanager
-    def _opened(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
+    def _open_learners(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
         before = records[first - 1] if first else {}
         with ExitStack() as stack:
             yield [
@@ -312,32 +318,34 @@ class Reinforcement:
                         at=int(before.get(updates_of(one.role), 0)),
                     )
                 )
-                for one in self._learnings
+                for one in self._configs
             ]
 
-    def _flat(self, before: Sequence[Metrics], drawn: Drawn) -> bool:
-        """Whether nothing of this stage so far was better than anything else, which makes a critic's errors the only
-        advantages. With gamma < 1 sooner is better, and rewards of acts tell tokens apart."""
-        if self.rules.advantage.gamma < 1 or any(path.sampled.steps for path in drawn.paths):
+    def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:
+        """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
+
+        With gamma < 1 or step rewards, tokens have different returns even if the rewards of paths are equal.
+        """
+        if self.rules.advantage.gamma < 1 or any(path.sampled.steps for path in samples.paths):
             return False
-        totals = [path.sampled.total for path in drawn.paths]
+        totals = [path.sampled.total for path in samples.paths]
         known = [total for total in totals if total is not None]
         return not known or _all_equal(
             [*before, *({"reward": t, "reward_error": 0} for t in known)]
         )
 
-    def _check_hope(self, step: int, records: Mapping[int, Metrics]) -> None:
-        """Refuse to go on where for a long time nothing could be learned."""
+    def _check_learning_signal(self, step: int, records: Mapping[int, Metrics]) -> None:
+        """Raise ``UserError`` if the last ``patience`` steps had no learning signal."""
         last = [records[n] for n in range(max(0, step + 1 - self.steps.patience), step + 1)]
         if len(last) < self.steps.patience:
             return
-        sooner = self.rules.advantage.gamma < 1  # is better, even if rewards are equal
-        told = any(one["groups_telling"] and one["paths"] for one in last)
-        if not told or (_all_equal(last) and not sooner):
-            raise _hopeless(last)
+        discounted = self.rules.advantage.gamma < 1  # returns differ even if rewards are equal
+        has_signal = any(one["groups_telling"] and one["paths"] for one in last)
+        if not has_signal or (_all_equal(last) and not discounted):
+            raise _no_signal_error(last)
 
     def _finish(self, learners: Sequence[Learner], records: Mapping[int, Metrics]) -> Metrics:
-        """Publish the final weights of all roles; those that took no optimizer step are as they were."""
+        """Publish the final weights of all roles, including roles without an optimizer step."""
         for one in learners:
             if one.trainer.report is None:
                 one.trainer.save()
@@ -354,7 +362,7 @@ class Reinforcement:
 
 
 def _all_equal(last: Sequence[Metrics]) -> bool:
-    """Whether all paths of these steps had one reward. What a critic still makes of it are its own errors."""
+    """Return True if all paths of these steps have the same reward."""
     first = float(last[0]["reward"])
     return all(
         not one["reward_error"] and math.isclose(float(one["reward"]), first, abs_tol=1e-12)
@@ -362,36 +370,36 @@ def _all_equal(last: Sequence[Metrics]) -> bool:
     )
 
 
-def _hopeless(last: Sequence[Metrics]) -> UserError:
+def _no_signal_error(last: Sequence[Metrics]) -> UserError:
     if not any(one["paths"] for one in last) and (missing := left_out(last)):
         return UserError(
-            f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
-            "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
-            "number; one that is too long for the critic needs a longer critic.train.max_length; one that reached a "
-            "limit needs more turns or tokens, or advantage.truncated=train",
+            f"the last {len(last)} steps had no path to train on; left out: {missing}",
+            "look at some paths with `coterie report`. Paths without a reward were not graded, or their reward is not "
+            "a number. For paths too long for the critic raise critic.train.max_length. For paths that were cut off "
+            "allow more turns or tokens, or set advantage.truncated=train",
         )
     mean, cut = (
         sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
     )
-    limited = f"; {cut:.0%} of the dialogues reached a limit of turns or tokens" if cut else ""
+    limited = f" {cut:.0%} of the rollouts reached a limit of turns or tokens." if cut else ""
     return UserError(
-        f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
-        f"was nothing to learn{limited}",
-        "look at some of them (coterie report); a mean near the best or the least reward means that the tasks are too "
-        "easy or too hard for this policy: choose others, raise rollout.samples or rollout.temperature, or fine-tune "
-        "it first",
+        f"in the last {len(last)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
+        f"advantages are zero.{limited}",
+        "look at some rollouts with `coterie report`. A mean near the maximum or minimum reward means that the tasks "
+        "are too easy or too hard for this policy. Choose other tasks, raise rollout.samples or rollout.temperature, "
+        "or fine-tune the policy first",
     )
 
 
 def step_records(store: Store, iteration: int, stage: str) -> dict[int, Metrics]:
-    found = store.metrics(iteration, stage)
+    items = store.metrics(iteration, stage)
     return {
         int(key.sample.removeprefix(STEP)): metrics
-        for key, metrics in found.items()
+        for key, metrics in items.items()
         if key.sample.startswith(STEP)
     }
 
 
 def updates_of(role: str) -> str:
-    """The name of the number of a role's optimiser steps so far."""
+    """Return the name of the metric that counts a role's optimizer steps so far."""
     return f"{role}/updates"

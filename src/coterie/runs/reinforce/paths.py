@@ -1,4 +1,4 @@
-"""The paths of a step as its agents took them: what each was rewarded with, and the rows that it is trained on."""
+"""Paths of a step by agent, with their rewards and training rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from coterie.trajectories.view import view
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """One agent's way through one sample of a task."""
+class AgentPath:
+    """Trajectory of one agent in one sampled episode of a task."""
 
     task: str
     agent: str
     outcome: Outcome
     turns: int
     rows: tuple[Row, ...]
-    """What it said, under what it was shown: one row for each segment."""
+    """Sampled turns of the agent with their prompts, one row per segment."""
     sampled: Sampled
-    """Its rewards, and what it is compared within."""
+    """Rewards and group of the path."""
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
     """What its reward is the sum of, without the rewards of acts."""
@@ -37,7 +37,7 @@ class Path:
 
     @property
     def trained(self) -> int:
-        """Tokens of it that can be trained: those that something predicts."""
+        """Number of tokens that can be trained on, which have a token before them."""
         return sum(len(turn) for row in self.rows for turn in row.predicted)
 
 
@@ -48,21 +48,23 @@ def paths_of(
     tasks: Sequence[str],
     agents: Sequence[str],
     reward: PathReward,
-) -> list[Path]:
-    """Of each sample that was played of these tasks, the path of each agent that said something, in order of task and
-    sample. A sample that failed has none."""
-    measured = {key: found for key, found in store.metrics(iteration, stage).items() if key.task}
-    by_sample = {(key.task, int(key.sample)): found for key, found in measured.items()}
+) -> list[AgentPath]:
+    """Return the path of each agent with sampled turns, in the order of tasks and samples.
+
+    Failed episodes have no paths.
+    """
+    items = {key: metrics for key, metrics in store.metrics(iteration, stage).items() if key.task}
+    by_sample = {(key.task, int(key.sample)): metrics for key, metrics in items.items()}
     known = set(store.tree_tasks(iteration, stage))
-    found: list[Path] = []
+    paths: list[AgentPath] = []
     for task in tasks:
         if task in known:
             tree = store.tree(iteration, stage, task)
-            given = _given(store, tree)
+            rewards = _environment_rewards(store, tree)
             for outcome, path in tree.trajectories():
-                own = by_sample.get((task, outcome.sample), {})
-                found += _of_sample(tree, outcome, path, agents, given, own, reward)
-    return found
+                measures = by_sample.get((task, outcome.sample), {})
+                paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
+    return paths
 
 
 def _of_sample(
@@ -70,50 +72,53 @@ def _of_sample(
     outcome: Outcome,
     path: Sequence[Turn],
     agents: Sequence[str],
-    given: Mapping[tuple[str, str], float],
+    rewards: Mapping[tuple[str, str], float],
     measures: Metrics,
     reward: PathReward,
-) -> Iterator[Path]:
+) -> Iterator[AgentPath]:
     for agent in agents:
-        own = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
-        if not own:
+        agent_rows = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
+        if not agent_rows:
             continue
-        steps = _steps(path, agent, own, given)
-        whole = _whole(outcome, agent, bool(steps), given)
-        graded = Graded(outcome, tuple(path), agent, whole, measures)
+        steps = _steps(path, agent, agent_rows, rewards)
+        path_reward = _whole(outcome, agent, bool(steps), rewards)
+        graded = Graded(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
         sampled = Sampled(tree.task, outcome.leaf, total(terms), steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own)
-        yield Path(tree.task, agent, outcome, len(graded.own), own, sampled, thought, terms or {})
+        count = len(graded.own)
+        yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
 
 
-def _given(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
+def _environment_rewards(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
     credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
     return {(one.node, one.name): one.value for one in credit}
 
 
 def _whole(
-    outcome: Outcome, agent: str, stepwise: bool, given: Mapping[tuple[str, str], float]
+    outcome: Outcome, agent: str, stepwise: bool, rewards: Mapping[tuple[str, str], float]
 ) -> float | None:
-    """What the environment gave for the path as a whole: what it gave in grading, or else its score, unless it gave
-    something on the way."""
-    final = given.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"))
+    """Return the reward of the whole path: the final reward, else the score, else 0 if single turns had rewards."""
+    final = rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"))
     if final is not None:
         return final
     return 0.0 if stepwise else outcome.score
 
 
 def _steps(
-    path: Sequence[Turn], agent: str, own: Sequence[Row], given: Mapping[tuple[str, str], float]
+    path: Sequence[Turn], agent: str, own: Sequence[Row], rewards: Mapping[tuple[str, str], float]
 ) -> tuple[tuple[int, float], ...]:
-    """Rewards of acts: each at the last token of the agent's latest turn by then (of its first one, if it had none)."""
+    """Return (token index, reward) of step rewards, each at the last token of the agent's latest turn so far.
+
+    A reward before the agent's first turn is placed at the end of that turn.
+    """
     ends = turn_ends(own)
     if not ends:
         return ()
-    place, found = next(iter(ends.values())), []
+    place, steps = next(iter(ends.values())), []
     for turn in path:
         place = ends.get(turn.id, place)
-        reward = given.get((turn.id, f"{REWARD}:{agent}"))
+        reward = rewards.get((turn.id, f"{REWARD}:{agent}"))
         if reward is not None:
-            found.append((place, reward))
-    return tuple(found)
+            steps.append((place, reward))
+    return tuple(steps)

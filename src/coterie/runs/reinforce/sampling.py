@@ -1,4 +1,7 @@
-"""What a step samples: groups of paths by the newest policy, round after round until enough of them tell something."""
+"""Sampling of a step: groups of paths with the newest policy.
+
+With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) it samples groups until enough have different rewards.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,41 +13,38 @@ from coterie.progress import Progress
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.casting import Cast
+from coterie.runs.actors import Actors
 from coterie.runs.folder import Run
 from coterie.runs.play import play
-from coterie.runs.reinforce.advantages import Judged
-from coterie.runs.reinforce.paths import Path, paths_of
+from coterie.runs.reinforce.paths import AgentPath, paths_of
 from coterie.runs.reinforce.settings import GroupSettings
 from coterie.trajectories.task import Task
 
-Judge = Callable[[Sequence[Path]], Judged]
-
 
 @dataclass(slots=True)
-class Drawn:
-    """What one step has sampled."""
+class StepSamples:
+    """Samples of one step."""
 
     draws: int
-    """Draws of tasks, over all steps so far."""
+    """Number of draws of tasks over all steps so far."""
     rounds: int = 0
     tasks: list[str] = field(default_factory=list)
-    paths: list[Path] = field(default_factory=list)
+    paths: list[AgentPath] = field(default_factory=list)
     played: int = 0
-    """Samples, failed ones included."""
+    """Number of samples, including failed samples."""
     unmeasured: tuple[str, ...] = ()
-    """Measures that ``reward.measures`` weighs, and that no dialogue of the step has."""
+    """Names in ``reward.measures`` that no dialogue of the step has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """Samples the groups of steps, in one iteration of a run."""
+class GroupSampler:
+    """Samples the groups of each step."""
 
     run: Run
     iteration: int
     stage: str
     environment: Environment
-    cast: Cast
+    actors: Actors
     settings: GroupSettings
     reward: PathReward
     agents: Sequence[str]
@@ -55,47 +55,47 @@ class Groups:
         step: int,
         draws: int,
         samplers: Mapping[str, TokenSampler],
-        enough: Callable[[Drawn], bool],
+        enough: Callable[[StepSamples], bool],
         progress: Progress,
-    ) -> Drawn:
-        """Play the tasks of a step; what is stored already is not played again.
+    ) -> StepSamples:
+        """Play the tasks of a step, except for stored samples.
 
-        ``draws`` is how many there were before. It stops when there is ``enough``, and after the last round.
+        ``draws`` is the number of draws before this step. Rounds end when ``enough`` returns True.
         """
-        found = Drawn(draws)
-        while found.rounds < self.settings.rounds:
-            tasks = self._tasks(found)
+        samples = StepSamples(draws)
+        while samples.rounds < self.settings.rounds:
+            tasks = self._tasks(samples)
             if not tasks:
                 break
             await self._play(step, tasks, samplers, progress)
             names = [task.id for task in tasks]
-            found.tasks += names
-            found.played += len(names) * self.settings.samples
-            at = place(self.stage, step)
-            found.paths += paths_of(
+            samples.tasks += names
+            samples.played += len(names) * self.settings.samples
+            at = step_stage(self.stage, step)
+            samples.paths += paths_of(
                 *(self.run.store, self.iteration, at, names, self.agents), self.reward
             )
-            if enough(found):
+            if enough(samples):
                 break
-        found.unmeasured = self._unmeasured(step)
-        return found
+        samples.unmeasured = self._unmeasured(step)
+        return samples
 
     def _unmeasured(self, step: int) -> tuple[str, ...]:
-        weighed = self.reward.settings.measures
-        if not weighed:
+        weighted = self.reward.settings.measures
+        if not weighted:
             return ()
-        played = self.run.store.metrics(self.iteration, place(self.stage, step))
-        known = {name for key, measures in played.items() if key.task for name in measures}
-        return tuple(name for name in weighed if name not in known)
+        metrics = self.run.store.metrics(self.iteration, step_stage(self.stage, step))
+        known = {name for key, measures in metrics.items() if key.task for name in measures}
+        return tuple(name for name in weighted if name not in known)
 
-    def _tasks(self, found: Drawn) -> list[Task]:
-        """The next draw, without what the step has already; none if there is nothing else."""
-        count, known = self.settings.drawn, set(found.tasks)
-        before = [count] * found.draws
-        given = draw_tasks(self.environment, "train", count, self.seed, before)
-        found.draws += 1
-        found.rounds += 1
-        return [task for task in given if task.id not in known]
+    def _tasks(self, samples: StepSamples) -> list[Task]:
+        """Draw tasks that the step does not have yet."""
+        count, known = self.settings.draw_count, set(samples.tasks)
+        before = [count] * samples.draws
+        tasks = draw_tasks(self.environment, "train", count, self.seed, before)
+        samples.draws += 1
+        samples.rounds += 1
+        return [task for task in tasks if task.id not in known]
 
     async def _play(
         self,
@@ -105,12 +105,12 @@ class Groups:
         progress: Progress,
     ) -> None:
         episodes = [
-            Episode(task, sample, self.iteration, place(self.stage, step))
+            Episode(task, sample, self.iteration, step_stage(self.stage, step))
             for task in tasks
             for sample in range(self.settings.samples)
         ]
         engines: dict[int, Engine] = {id(one.engine): one.engine for one in samplers.values()}
-        driver = self.cast.driver(samplers, self.seed)
+        driver = self.actors.driver(samplers, self.seed)
 
         def sampled() -> int:
             return sum(engine.stats.sampled_tokens for engine in engines.values())
@@ -118,8 +118,8 @@ class Groups:
         await play(self.run.store, driver, episodes, progress, sampled)
 
 
-def place(stage: str, step: int) -> str:
-    """Under which stage's name a step's samples are stored."""
+def step_stage(stage: str, step: int) -> str:
+    """Return the stage name under which the samples of a step are stored."""
     return f"{stage}/{step:05d}"
 
 

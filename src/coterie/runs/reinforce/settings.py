@@ -1,4 +1,4 @@
-"""How the steps of a reinforcement learning are made up; refused when they are read if they can't work."""
+"""Settings of reinforcement learning."""
 
 from typing import Literal, Self
 
@@ -15,79 +15,79 @@ from coterie.training.settings import (
 )
 
 UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
-"""Settings of a training that reinforcement learning does not read."""
+"""Training settings that reinforcement learning does not use."""
 
 
 class GroupSettings(Settings):
-    """What a step samples: groups of paths, each of one task."""
+    """Sampling of a step: a group of paths for each task."""
 
-    tasks: int = key(32, "Tasks of a step: so many groups.", source="GAP: 32", ge=1)
-    samples: int = key(8, "Paths of each task (the group).", source="GAP: 8", ge=1)
+    tasks: int = key(32, "Tasks per step. Each has one group.", source="GAP: 32", ge=1)
+    samples: int = key(8, "Paths per task (the size of a group).", source="GAP: 8", ge=1)
     draw: int | None = key(
         None,
-        "Tasks of one round of dynamic sampling; default: as many as a step has.",
+        "Tasks per round of dynamic sampling. Default: tasks per step.",
         source="GAP, DAPO: twice the tasks of a step",
         ge=1,
     )
     rounds: int = key(
         1,
-        "Dynamic sampling: further tasks are drawn, at most so many times in all, until enough groups have paths of "
-        "different rewards; only these are trained on. 1: all groups of one draw are trained on.",
-        source="DAPO section 3.2, where it has no bound",
+        "Maximum rounds of dynamic sampling: draw tasks until enough groups have different rewards, and train only on "
+        "these. 1: train on all groups of one draw.",
+        source="DAPO section 3.2: unbounded",
         ge=1,
     )
     temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
     top_p: float = key(
         1.0,
-        "Nucleus sampling. Below 1 it is refused: log-probs of what was left out of a draw are not those that the "
-        "trainer computes.",
+        "Nucleus sampling. Must be 1, because the trainer computes log-probs of the whole distribution.",
         gt=0,
         le=1,
     )
-    max_tokens: int = key(256, "Most tokens of one turn.", ge=1)
+    max_tokens: int = key(256, "Maximum tokens per turn.", ge=1)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.top_p < 1:
             raise ValueError(
-                f"top_p={self.top_p} samples from a part of the distribution, and ratios would be to all of it; "
-                "use top_p=1"
+                f"top_p={self.top_p} samples from a part of the distribution, but ratios are of the whole "
+                "distribution; use top_p=1"
             )
         if self.rounds > 1 and self.samples < 2:
             raise ValueError(
-                f"rounds={self.rounds} looks for groups of different rewards, and samples={self.samples} gives each "
-                "task one path; raise samples, or use rounds=1"
+                f"rounds={self.rounds} needs groups with different rewards, and samples={self.samples} gives each task "
+                "one path; raise samples, or use rounds=1"
             )
         return self
 
     @property
-    def drawn(self) -> int:
+    def draw_count(self) -> int:
         return self.draw or self.tasks if self.rounds > 1 else self.tasks
 
 
 class AdvantageSettings(Settings):
-    """How much better than expected a path, or a token of it, was."""
+    """Advantages of paths or tokens."""
 
     baseline: Baseline | Literal["values"] = key(
         "mean",
-        "What is expected: the mean of the group (`mean`; `mean_std` divides by its standard deviation; "
-        "`leave_one_out` is the mean of the others), or what a critic says before each token (`values`, PPO).",
+        "`mean`: reward minus the mean of the group. `mean_std`: also divided by the group's standard deviation. "
+        "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
     )
-    gamma: float = key(1.0, "Discount of a token (baseline=values).", source="GAP: 1", gt=0, le=1)
+    gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
     lam: float = key(
         1.0,
-        "Weight of later tokens in the estimate (baseline=values).",
+        "GAE lambda (baseline=values).",
         source="GAP: 1",
         ge=0,
         le=1,
     )
     whiten: bool = key(
-        True, "Advantages of all tokens of a step get mean 0 and deviation 1 (baseline=values)."
+        True,
+        "Normalize the advantages of all tokens of a step to mean 0 and deviation 1 (baseline=values).",
     )
     truncated: Literal["train", "mask"] = key(
         "train",
-        "Whether a path that a limit cut off is trained on; it is compared with the others either way.",
-        source="DAPO section 3.4: mask, or punish its length",
+        "`mask` leaves paths that a limit cut off out of the training. They count for the group's baseline either way.",
+        source="DAPO section 3.4: mask, or a length penalty",
     )
 
     @model_validator(mode="after")
@@ -97,27 +97,25 @@ class AdvantageSettings(Settings):
         changed = [name for name in own if getattr(self, name) != fields[name].default]
         if changed and self.baseline != "values":
             raise ValueError(
-                f"{', '.join(changed)} mean nothing with baseline={self.baseline}: a path that is compared with others "
-                "has one advantage; leave them out, or use baseline=values"
+                f"{', '.join(changed)} have no effect with baseline={self.baseline}, where a path has one advantage; "
+                "remove them, or use baseline=values"
             )
         return self
 
 
 class StepSettings(Settings):
-    """How many steps there are, and what each makes of its paths."""
+    """Number of steps and updates per step."""
 
-    count: int = key(
-        50, "Steps: each samples anew from the newest policy.", source="GAP: 200", ge=1
-    )
+    count: int = key(50, "Steps. Each samples from the newest policy.", source="GAP: 200", ge=1)
     minibatches: int = key(
         1,
-        "Optimiser steps in which a step's groups are trained on, once each.",
+        "Minibatches per step and epoch, with one optimizer step each.",
         source="GAP: 1",
         ge=1,
     )
-    epochs: int = key(1, "How often a step's groups are trained on.", source="GAP: 1", ge=1)
+    epochs: int = key(1, "Epochs over the groups of a step.", source="GAP: 1", ge=1)
     patience: int = key(
-        10, "After so many steps in a row in which no group has an advantage the run stops.", ge=1
+        10, "Stop after this number of consecutive steps without a non-zero advantage.", ge=1
     )
     save_every: int = key(5, "Steps between checkpoints.", ge=1)
 
@@ -126,43 +124,43 @@ class StepSettings(Settings):
         return self.count * self.minibatches * self.epochs
 
     def identity(self) -> str:
-        """Hash of all that changes results."""
+        """Return a hash of the settings that change results."""
         fields = type(self).model_fields
         same = {name: fields[name].default for name in ("patience", "save_every")}
         return self.model_copy(update=same).fingerprint()
 
 
 class UpdateSettings(TrainingSettings):
-    """How weights are changed in an optimiser step; how many there are is said by ``steps``."""
+    """Optimizer settings. ``steps`` has the number of optimizer steps."""
 
     learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
     schedule: Schedule = key(
         "constant",
-        "how the learning rate goes from its peak to zero, or stays",
+        "learning rate schedule after warmup",
         source="GAP's scripts",
     )
-    warmup_ratio: float = key(0.0, "share of the steps in which the rate climbs", ge=0, le=1)
+    warmup_ratio: float = key(0.0, "share of steps with a rising learning rate", ge=0, le=1)
 
     @model_validator(mode="after")
     def _refuse_unused(self) -> Self:
         fields = type(self).model_fields
         if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
             raise ValueError(
-                f"{', '.join(changed)} mean nothing in reinforcement learning; steps.minibatches, steps.epochs and "
-                "steps.save_every say how often what is trained on and kept"
+                f"{', '.join(changed)} have no effect in reinforcement learning; use steps.minibatches, steps.epochs "
+                "and steps.save_every"
             )
         return self
 
 
 class CriticSettings(Settings):
-    """The critic of advantage.baseline=values; it begins as the policy, with a fresh value head."""
+    """Critic for advantage.baseline=values. Starts from the policy's weights with a new value head."""
 
     train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
     loss: ValueLossSettings = ValueLossSettings()
 
 
 class ReinforceSettings(Settings):
-    """All of a reinforcement learning. A mixin: recipes derive their settings from it beside their own."""
+    """Settings of reinforcement learning, also used as a mixin for settings of recipes."""
 
     rollout: GroupSettings = GroupSettings()
     reward: PathRewardSettings = PathRewardSettings()
@@ -184,7 +182,7 @@ class ReinforceSettings(Settings):
     def _refuse_lone_paths(self) -> Self:
         if not self.has_critic and self.rollout.samples < 2:
             raise ValueError(
-                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
-                "or more, or advantage.baseline=values"
+                f"rollout.samples={self.rollout.samples} gives no other path of a task to compare with; use 2 or more, "
+                "or advantage.baseline=values"
             )
         return self

@@ -1,4 +1,4 @@
-"""Who plays the actors of an environment, and what it shares: opened for a stage, closed at its end."""
+"""Simulated users and shared resources of an environment, open during a stage."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,34 +19,32 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import Sampler
 
-__all__ = ["Cast", "Openers", "open_cast"]
-
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Everybody whom no policy plays, and what an environment needs."""
+class Actors:
+    """Simulated users and resources of an environment."""
 
     environment: Environment
     persons: Mapping[str, Sampler]
     shared: Shared
 
     def driver(self, samplers: Mapping[str, Sampler], seed: int) -> Driver:
-        """What plays the environment, with a sampler for each agent."""
-        everybody = {**samplers, **self.persons}
-        return Driver(self.environment, everybody, seed=seed, shared=self.shared)
+        """Return a driver of the environment with a sampler for each agent."""
+        all_samplers = {**samplers, **self.persons}
+        return Driver(self.environment, all_samplers, seed=seed, shared=self.shared)
 
 
 @asynccontextmanager
-async def open_cast(
+async def open_actors(
     environment: Environment,
     logs: Path,
     user_simulator: UserSimulatorSettings | None = None,
     openers: Openers | None = None,
-) -> AsyncIterator[Cast]:
-    """The persons of an environment, and what it needs of what it opens by itself and of ``openers``.
+) -> AsyncIterator[Actors]:
+    """Open the simulated users and resources that an environment needs.
 
-    A person is played by a script if nobody is named. ``logs`` is where servers leave theirs. Raises ``UserError`` for
-    what is not there.
+    ``user_simulator`` defaults to the environment's script. ``openers`` are added to the environment's own. Servers
+    write to ``logs``. Raises ``UserError`` for a missing script or model.
     """
     async with AsyncExitStack() as stack:
         persons: dict[str, Sampler] = {}
@@ -59,7 +57,7 @@ async def open_cast(
             for need in environment.needs
             if need in known
         ]
-        yield Cast(environment, persons, Shared(*opened))
+        yield Actors(environment, persons, Shared(*opened))
 
 
 async def _simulator(

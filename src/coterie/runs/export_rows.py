@@ -1,7 +1,6 @@
-"""Held-out dialogues as plain rows: what went in, what came out, what it was worth.
+"""Export of held-out dialogues as rows in verl's format of validation generations.
 
-A row is ``{"step", "input", "output", "score", "data_source", "ground_truth"}``, as verl (and so GAP) dumps those of
-its validation.
+A row is ``{"step", "input", "output", "score", "data_source", "ground_truth"}``.
 """
 
 import json
@@ -18,32 +17,33 @@ from coterie.trajectories.store import Store
 from coterie.trajectories.turn import Message, Turn
 
 
-def said(environment: Environment, turn: Turn) -> str:
-    """A turn as an agent is shown it: its text, or the results that a tool gave."""
+def turn_text(environment: Environment, turn: Turn) -> str:
+    """Return a turn as the agents see it: its text or the results of tools."""
     if turn.text or not turn.results:
         return turn.text
     assert environment.syntax is not None, "results answer calls"
     return environment.syntax.show(turn.results)
 
 
-def prompt_text(shown: tuple[Message, ...]) -> str:
-    return "\n\n".join("".join(part.text for part in one.parts) for one in shown)
+def prompt_text(messages: tuple[Message, ...]) -> str:
+    return "\n\n".join("".join(part.text for part in one.parts) for one in messages)
 
 
-async def dumped(
+async def dialogue_rows(
     store: Store, iteration: int, stage: str, environment: Environment, source: str, step: int
 ) -> list[dict[str, Any]]:
-    """All dialogues of a stage that did not fail, by task and sample. What could not be graded has no score.
+    """Return a row for each dialogue of a stage that did not fail.
 
-    ``input`` is the first prompt of the first agent. ``output`` is all that follows, results of tools included; of
-    several agents each begins a paragraph of its own. ``ground_truth`` has all right answers that are known.
+    ``input`` is the first prompt of the first agent, ``output`` all later turns including tool results, with a
+    paragraph per turn if there are several agents. ``ground_truth`` lists the known answers. Ungraded dialogues have no
+    score.
     """
     rows = list[dict[str, Any]]()
     several = len(agents_of(environment)) > 1
     for tree in store.outlines(iteration, stage):
         task = store.task(tree.task)
         first = next(iter((await opening(environment, task)).values()))
-        own: Mapping[str, Any] = {
+        task_fields: Mapping[str, Any] = {
             "step": step,
             "data_source": source,
             "ground_truth": list(known_answers(task)),
@@ -51,17 +51,17 @@ async def dumped(
         }
         for outcome, path in tree.trajectories():
             parts = (
-                f"{turn.speaker.name}: {said(environment, turn)}\n\n"
+                f"{turn.speaker.name}: {turn_text(environment, turn)}\n\n"
                 if several
-                else said(environment, turn)
+                else turn_text(environment, turn)
                 for turn in path
             )
-            rows.append({**own, "output": "".join(parts), "score": outcome.score})
+            rows.append({**task_fields, "output": "".join(parts), "score": outcome.score})
     return rows
 
 
 def write_rows(file: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
-    """Write a new JSONL file, whole or not at all. Raises ``UserError`` if it is there or can't be made."""
+    """Write a new JSONL file atomically. Raises ``UserError`` if it exists or cannot be written."""
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for row in rows:
             opened.write(json.dumps(row, ensure_ascii=False) + "\n")

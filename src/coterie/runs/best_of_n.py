@@ -1,4 +1,4 @@
-"""What a judge model's choice among several dialogues of each task is worth."""
+"""Best-of-n evaluation: a judge model chooses one of several dialogues per task."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from coterie.trajectories.turn import digest
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """Best of n by a judge."""
+class BestOfN:
+    """Result of a best-of-n evaluation."""
 
     judge: str
     n: int
     score: float
     interval: tuple[float, float]
     unreadable: int
-    """Tasks of which no reply could be read."""
+    """Tasks without a readable reply of the judge."""
 
 
-async def best_picked(
+async def score_best_of_n(
     store: Store,
     iteration: int,
     stage: str,
@@ -34,26 +34,26 @@ async def best_picked(
     samples: int,
     settings: PickerSettings,
     file: Path,
-) -> Picked:
-    """Ask the judge about each task that has a dialogue, and remember in ``file`` what it says.
+) -> BestOfN:
+    """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
 
-    A task without one scores 0. Raises ``EngineError`` if the judge can't be asked, and ``UserError`` as
+    A task without dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
     :func:`~coterie.engines.chat_model.open_chat`.
     """
     async with open_chat(settings, file.parent / "picker") as chat:
         picker = Picker(chat, digest(settings.identity()), file)
-        asked = [
+        requests = [
             picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))
             for tree in store.outlines(iteration, stage)
         ]
-        scores = await asyncio.gather(*asked)
+        scores = await asyncio.gather(*requests)
     scores += [0.0] * (tasks - len(scores))
     interval = bootstrap_interval(scores, seed=0)
-    return Picked(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
+    return BestOfN(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
 
 
 def tries(tree: Tree, samples: int) -> Sequence[Try]:
-    """The first dialogues of a task that were graded."""
+    """Return the first ``samples`` dialogues of a task that were graded."""
     return [
         Try(
             outcome.sample,

@@ -1,6 +1,6 @@
-"""Runs of one recipe over all combinations of the values of some keys: an ablation.
+"""``coterie sweep``: run a recipe with all combinations of the values of some keys.
 
-Each run has its own folder. Runs share stages that have equal settings. ``coterie sweep`` is the command.
+Each run has its own folder. Runs share stages with equal settings.
 """
 
 import re
@@ -18,10 +18,10 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.reports.page import write_page
+from coterie.runs.eta import EVALUATION
+from coterie.runs.evaluation_results import evaluation, held_out_results
 from coterie.runs.folder import Step, open_run
-from coterie.runs.held_out import evaluation, held_out_results
 from coterie.runs.loop import check_finished, fork, run_steps
-from coterie.runs.place import EVALUATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         if len(values) == 1:
             others.append(word)
         elif not all(values) or len(set(values)) < len(values):
-            raise UserError(f"{key} has an empty value, or one twice", "give each value once")
+            raise UserError(f"{key} has an empty or repeated value", "give each value once")
         else:
             keys[key] = values
     if not keys:
         raise UserError(
             "no key has several values",
-            "give one key several, divided by commas, such as rollout.samples=2,5,15",
+            "separate the values of a key by commas, such as rollout.samples=2,5,15",
         )
     return keys, others
 
@@ -99,13 +99,11 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
     """Make and check the runs of every combination of values, for each seed.
 
     Raises:
-        UserError: If no key has several values, two runs are the same, or one of them can't work.
+        UserError: If no key has several values, two runs are the same, or a run has invalid settings.
     """
     keys, others = split_words(words)
     if "seed" in keys and seeds > 1:
-        raise UserError(
-            "the seeds are given twice, by seed= and by --seeds", "leave one of them out"
-        )
+        raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
     points: list[Point] = []
     for number, values in product(range(seeds), product(*keys.values())):
         own_words = [*others, *map("=".join, zip(keys, values, strict=True))]
@@ -120,16 +118,16 @@ def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> lis
         path = folder / f"{slug}-seed-{own.seed}"
         for other in points:
             if other.recipe.settings == own:
-                raise UserError(f"{other.words} and {text} are the same", "give one")
+                raise UserError(f"{other.words} and {text} are the same", "remove one of them")
             if other.folder == path:
                 raise UserError(
-                    f"the runs of {other.value!r} and {value!r} would both be {path}",
-                    "sweep over one of them by itself, with another --folder",
+                    f"the runs of {other.value!r} and {value!r} have the same folder {path}",
+                    "sweep over one of them with another --folder",
                 )
         if (path / "config.yaml").is_file():
             with open_run(path, recipe.name, own, write=False) as run:
                 check_finished(recipe, run)
-        shared = [(other, in_common(recipe, other.recipe)) for other in points]
+        shared = [(other, shared_steps(recipe, other.recipe)) for other in points]
         source, steps = max(shared, key=lambda pair: len(pair[1]), default=(None, []))
         points.append(Point(value, text, own.seed, path, recipe, source if steps else None, steps))
     return points
@@ -142,18 +140,18 @@ def _check(recipe: Recipe, text: str) -> None:
         raise UserError(f"{text}: {error.what}", error.todo) from error
     if not any(step.stage == EVALUATION for step in recipe.steps()):
         raise UserError(
-            f"{text}: {recipe.title} on {recipe.settings.played} evaluates nothing, so its runs can't be compared",
-            "use data whose answers can be graded, or `coterie run` for each value; a recipe of your own needs a "
-            f"stage `{EVALUATION}`",
+            f"{text}: {recipe.title} on {recipe.settings.played} has no evaluation, so its runs cannot be compared",
+            f"use data with gradable answers, add a stage `{EVALUATION}` to your own recipe, or use `coterie run` for "
+            "each value",
         )
 
 
-def in_common(recipe: Recipe, other: Recipe) -> list[Step]:
-    """Return the stages that have equal settings in both recipes, as have the stages before them."""
+def shared_steps(recipe: Recipe, other: Recipe) -> list[Step]:
+    """Return the stages with equal settings in both recipes, including the stages that they read."""
     theirs, common = set(other.steps()), list[Step]()
     for stage in recipe.stages():
-        step, whole = stage.step, all(needed in common for needed in stage.after)
-        if whole and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
+        step, has_inputs = stage.step, all(required in common for required in stage.after)
+        if has_inputs and step in theirs and recipe.fingerprint(step) == other.fingerprint(step):
             common.append(step)
     return common
 
@@ -161,7 +159,7 @@ def in_common(recipe: Recipe, other: Recipe) -> list[Step]:
 def run_sweep(
     points: Sequence[Point], say: Callable[[str], None], progress: Progress
 ) -> list[SweepRow]:
-    """Do (or resume) all runs, each with its report, and compare their last policies on held-out tasks."""
+    """Do or resume all runs, write their reports, and compare their last policies on held-out tasks."""
     rows = []
     scores: dict[str, dict[str, list[float]]] = {}
     for number, point in enumerate(points, 1):
@@ -169,8 +167,8 @@ def run_sweep(
         make_folder(point.folder.parent)
         recipe = point.recipe
         if point.source is not None and not point.folder.exists():
-            kept = fork(recipe, point.source.folder, point.folder, recipe.settings)
-            say(f"kept from {point.source.folder}: {', '.join(map(str, kept))}")
+            copied = fork(recipe, point.source.folder, point.folder, recipe.settings)
+            say(f"kept from {point.source.folder}: {', '.join(map(str, copied))}")
         with open_run(point.folder, recipe.name, recipe.settings) as run:
             run_steps(recipe, run, progress)
             write_page(run_report(recipe, run), run.report)
@@ -190,7 +188,7 @@ def run_sweep(
 
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
-    """Return all seeds of a value as one row: a task counts with the mean of its scores."""
+    """Return one row for all seeds of a value, with the mean score of each task."""
     own = [row for row in rows if row.value == value]
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *bootstrap_interval(means, seed=0)))

@@ -1,4 +1,4 @@
-"""Trees that grow into a store: each search is one transaction, and a tree that was cut off goes on from there."""
+"""Tree growth with storage: each search is one transaction, so an interrupted tree continues after its last search."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ BeginSearch = Callable[[Driver, Sessions, Task], Search]
 
 
 @dataclass(slots=True)
-class Growing:
-    """What a store has of the trees of an iteration, and the writing of more."""
+class TreeWriter:
+    """Reads the stored trees of an iteration and writes new searches."""
 
     store: Store
     iteration: int
     progress: Progress
     sampled_tokens: Callable[[], int]
     by_rollout: bool = False
-    """Whether the progress counts rollouts, not searches."""
+    """True if the progress counts rollouts instead of searches."""
     played: dict[str, list[Rollout]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,17 +37,17 @@ class Growing:
 
     def left(self, tasks: Iterable[Task], searches: int) -> int:
         done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
-        return sum(searches - len(found) for found in done)
+        return sum(searches - len(numbers) for numbers in done)
 
-    def begun(self, task: Task) -> tuple[Tree, list[Rollout]]:
-        """A task's tree as far as it has grown, and the rollouts that made it."""
-        found = self.played.get(task.id, [])
-        if not any(rollout.leaf for rollout in found):
-            return Tree(task.id, "rollout", self.iteration), found
-        return self.store.tree(self.iteration, "rollout", task.id), found
+    def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
+        """Return the stored tree of a task and its rollouts."""
+        known = self.played.get(task.id, [])
+        if not any(rollout.leaf for rollout in known):
+            return Tree(task.id, "rollout", self.iteration), known
+        return self.store.tree(self.iteration, "rollout", task.id), known
 
     def record(self, tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
-        """Write a finished search: all of its rollouts, or none."""
+        """Write all rollouts of a finished search in one transaction."""
         last = max((r.number for r in new if r.leaf is not None), default=-1)
         with self.store.together():
             for one in new:
@@ -68,17 +68,17 @@ class Growing:
 
 async def grow_trees(
     driver: Driver,
-    growing: Growing,
+    writer: TreeWriter,
     tasks: Sequence[Task],
     begin: BeginSearch,
     max_trees: int,
-    on_grown: Callable[[Search], None] | None = None,
+    on_finish: Callable[[Search], None] | None = None,
 ) -> None:
-    """Grow the trees of tasks, ``max_trees`` at a time; ``on_grown`` is told of each that is done."""
+    """Grow the trees of tasks, ``max_trees`` concurrently, and call ``on_finish`` with each finished search."""
 
     async def one(task: Task, sessions: Sessions) -> Search:
         search = begin(driver, sessions, task)
-        await search.grow(growing.record)
+        await search.grow(writer.record)
         return search
 
     async with (
@@ -86,42 +86,42 @@ async def grow_trees(
         in_flight((one(task, sessions) for task in tasks), max_trees) as done,
     ):
         async for search in done:
-            if on_grown is not None:
-                on_grown(search)
+            if on_finish is not None:
+                on_finish(search)
 
 
-def grown(store: Store, iteration: int) -> Metrics:
-    """How many dialogues the trees have, and what was saved by their sharing.
+def growth_summary(store: Store, iteration: int) -> Metrics:
+    """Return the number of rollouts, failures, trees and turns, and the mean score and tokens of rollouts.
 
     Raises ``UserError`` if all rollouts failed.
     """
     items = store.items(iteration, "rollout")
-    played = [one for found in _rollouts(items).values() for one in found]
-    failed = sum(one.leaf is None for one in played)
-    if played and failed == len(played):
+    all_rollouts = [one for task_rollouts in _rollouts(items).values() for one in task_rollouts]
+    failed = sum(one.leaf is None for one in all_rollouts)
+    if all_rollouts and failed == len(all_rollouts):
         raise UserError(
-            f"all {failed} rollouts failed; the first because: {played[0].failure}",
+            f"all {failed} rollouts failed; the first with: {all_rollouts[0].failure}",
             "fix the cause, and run again in a new folder or with --fork",
         )
     scores = store.scores(iteration, "rollout")
     trees, turns = store.size(iteration, "rollout")
     return {
-        "n": len(played),
+        "n": len(all_rollouts),
         "failed": failed,
-        "score": sum(scores.get(one.leaf or "") or 0.0 for one in played) / len(played),
-        "tokens": sum(int(item.metrics.get("tokens", 0)) for item in items) / len(played),
+        "score": sum(scores.get(one.leaf or "") or 0.0 for one in all_rollouts) / len(all_rollouts),
+        "tokens": sum(int(item.metrics.get("tokens", 0)) for item in items) / len(all_rollouts),
         "trees": trees,
         "turns": turns,
     }
 
 
 def rollouts(store: Store, iteration: int, task: str | None = None) -> dict[str, list[Rollout]]:
-    """The rollouts of an iteration's finished searches, of one task or of all, by task, in their order."""
+    """Return the rollouts of an iteration's finished searches in their order, by task."""
     return _rollouts(store.items(iteration, "rollout", task))
 
 
 def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
-    found: dict[str, list[Rollout]] = {}
+    by_task: dict[str, list[Rollout]] = {}
     for item in items:
         if not item.key.task:
             continue
@@ -138,10 +138,10 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
             int(item.metrics["sampled"]),
             tuple(map(int, labels.split(","))) if labels else (),
         )
-        found.setdefault(item.key.task, []).append(one)
-    for played in found.values():
-        played.sort(key=lambda one: (one.search, one.number))
-    return found
+        by_task.setdefault(item.key.task, []).append(one)
+    for task_rollouts in by_task.values():
+        task_rollouts.sort(key=lambda one: (one.search, one.number))
+    return by_task
 
 
 def _number(key: ItemKey) -> tuple[int, int]:

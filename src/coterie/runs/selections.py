@@ -1,4 +1,4 @@
-"""From what a stage selected to what is trained on: each selection with its tree."""
+"""Reading of stored selections."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from coterie.trajectories.selection import Selection
 from coterie.trajectories.tree import Tree
 
 
-def selected(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
+def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
+    """Yield each selection of an iteration with its tree."""
     tree: Tree | None = None
     for task, selection in run.store.selections(iteration, "select"):
         if tree is None or tree.task != task:

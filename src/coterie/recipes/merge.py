@@ -1,6 +1,6 @@
-"""Merge the parts of a run that several machines have sampled. ``coterie merge`` is the command.
+"""``coterie merge``: merge the parts of a run that several machines have sampled.
 
-Copies what a recipe declares to be the work of single tasks (``Recipe.by_task``), in the first iteration.
+Copies the items of single tasks (``Recipe.by_task``) of the first iteration.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.sweeping import in_common
+from coterie.recipes.sweep import shared_steps
+from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
 from coterie.runs.loop import check_finished, run_steps
-from coterie.runs.place import EVALUATION
 from coterie.trajectories.merging import copy_step
 
 SHARD = "rollout.shard"
-"""Key of the part of the tasks that a run has: [i, n]."""
+"""Key of a run's part of the tasks: [i, n]."""
 MAX_NAMED = 5
 
 
@@ -31,12 +31,12 @@ class Part:
 
     folder: Path
     recipe: Recipe
-    whole: Recipe
-    """Under the same settings, but with all tasks."""
+    full: Recipe
+    """Recipe with the same settings and all tasks."""
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Number of the part, and of how many."""
+        """Number of the part and count of all parts."""
         part, count = flatten(self.recipe.settings.model_dump())[SHARD]
         return part, count
 
@@ -46,13 +46,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """Result of a merge."""
 
     recipe: str
     tasks: int
     missing: list[int]
-    """Parts without a run, whose tasks are left to the merged run."""
+    """Parts without a run; the merged run does their tasks."""
 
 
 def merge(
@@ -62,7 +62,7 @@ def merge(
     progress: Progress,
     *,
     partial: bool = False,
-) -> Merged:
+) -> MergeResult:
     """Merge the parts of a run into a new run at ``target``, which appears when it is complete.
 
     Raises:
@@ -70,9 +70,9 @@ def merge(
             (unless ``partial``), or if ``target`` exists.
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise UserError("one run is not merged with itself", "give two or more run folders")
+        raise UserError("merging needs two or more different run folders", "give each folder once")
     parts = list(map(_part, folders))
-    whole, count = parts[0].whole, parts[0].shard[1]
+    full, count = parts[0].full, parts[0].shard[1]
     for part in parts[1:]:
         _check_same_run(parts[0], part)
     missing = sorted(set(range(count)) - {part.shard[0] for part in parts})
@@ -80,23 +80,23 @@ def merge(
         raise UserError(
             f"parts of the run are missing: {SHARD}="
             + ", ".join(f"[{part}, {count}]" for part in missing),
-            "give their folders, too; with --partial the merged run does their tasks itself",
+            "give their folders too, or --partial to let the merged run do their tasks",
         )
-    steps = [step for step in whole.steps() if step.stage in whole.by_task]
+    steps = [step for step in full.steps() if step.stage in full.by_task]
     steps = [step for step in steps if step.iteration == steps[0].iteration]
     for part in parts:
         _check_sampled(part, steps[0])
     todo = "give --folder a folder that does not exist"
-    with parts[0].open(), new_run(target, whole.name, whole.settings, todo) as run:
+    with parts[0].open(), new_run(target, full.name, full.settings, todo) as run:
         for part in parts:
             say(f"copying {part.folder}")
             _copy(part, steps, run)
         for step in steps:
-            run.begin(step, whole.fingerprint(step))
+            run.begin(step, full.fingerprint(step))
         if not missing:
-            run_steps(whole, run, progress, steps)
+            run_steps(full, run, progress, steps)
         tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
-        return Merged(whole.name, len(tasks), missing)
+        return MergeResult(full.name, len(tasks), missing)
 
 
 def _part(folder: Path) -> Part:
@@ -105,24 +105,24 @@ def _part(folder: Path) -> Part:
     recipe = recipe_of(own)
     if not recipe.by_task or SHARD not in flatten(own.model_dump()):
         raise UserError(
-            f"{folder} is a run of {name}, whose runs can't be merged",
-            f"merge runs of a recipe whose tasks can be divided: one that has the key {SHARD}",
+            f"{folder} is a run of {name}, whose runs cannot be merged",
+            f"merge runs of a recipe with the key {SHARD}",
         )
     return Part(folder, recipe, recipe_of(settings(name, [f"{SHARD}=[0,1]"], stored)))
 
 
 def _check_same_run(first: Part, part: Part) -> None:
-    """Refuse other settings, except those that no stage depends on."""
+    """Check that two parts have the same settings, ignoring settings that no stage depends on."""
     alike = first.shard[1] == part.shard[1]
-    one, other = (first.whole, part.whole) if alike else (first.recipe, part.recipe)
-    if one.name == other.name and alike and in_common(one, other) == one.steps():
+    one, other = (first.full, part.full) if alike else (first.recipe, part.recipe)
+    if one.name == other.name and alike and shared_steps(one, other) == one.steps():
         return
     lines = differences(one.settings.model_dump(mode="json"), other.settings)
     if one.name != other.name:
         lines.insert(0, f"recipe: {one.name} -> {other.name}")
     raise UserError(
-        "\n    ".join([f"{first.folder} and {part.folder} do not fit together:", *lines]),
-        f"parts of one run differ in the place of {SHARD} alone",
+        "\n    ".join([f"{first.folder} and {part.folder} have different settings:", *lines]),
+        f"merge parts of one run, which differ only in {SHARD}",
     )
 
 
@@ -137,23 +137,23 @@ def _check_sampled(part: Part, step: Step) -> None:
 
 
 def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
-    """Copy the results of single tasks, and the evaluation of the base if only this part has it."""
+    """Copy the items of single tasks, and the evaluation of the base if no earlier part has it."""
     stages, iteration = part.recipe.by_task, steps[0].iteration
-    renamed = {part.recipe.fingerprint(step): part.whole.fingerprint(step) for step in steps}
-    first = [stage.step for stage in part.whole.stages() if not stage.after]
-    same = [step for step in in_common(part.whole, part.recipe) if step in first]
+    renamed = {part.recipe.fingerprint(step): part.full.fingerprint(step) for step in steps}
+    first = [stage.step for stage in part.full.stages() if not stage.after]
+    same = [step for step in shared_steps(part.full, part.recipe) if step in first]
     with part.open() as old:
-        twice = set[str]()
+        common = set[str]()
         for stage in stages:
             tasks = (set(one.store.tasks_of(iteration, stage)) for one in (old, run))
-            twice |= set.intersection(*tasks)
-        if twice:
-            more = f" and {len(twice) - MAX_NAMED} more" if len(twice) > MAX_NAMED else ""
+            common |= set.intersection(*tasks)
+        if common:
+            more = f" and {len(common) - MAX_NAMED} more" if len(common) > MAX_NAMED else ""
             raise UserError(
-                f"{part.folder} has tasks that a run before it has, too: "
-                + ", ".join(sorted(twice)[:MAX_NAMED])
+                f"{part.folder} and an earlier run have the same tasks: "
+                + ", ".join(sorted(common)[:MAX_NAMED])
                 + more,
-                "give runs with different tasks, each once",
+                "give runs with different tasks",
             )
         bases = [
             step

@@ -1,7 +1,6 @@
-"""Traces of a file, as paths of the record: what the agent said is its own, what it was shown is not.
+"""Replay of traces from a file. The agent's messages are targets; observations are not.
 
-The agent is played by the file; what it was shown is what the file has, to the letter. Prompts are those of the
-environment in which the policy is evaluated.
+Messages and observations are copied verbatim from the file. The prompts come from the environment of the evaluation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,56 +35,56 @@ FILE = Speaker("tool", "file")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A trace in pieces."""
+class TracePieces:
+    """Messages and observations of a trace."""
 
-    said: tuple[str, ...]
-    """The agent's messages; one more than there are observations."""
-    shown: tuple[str, ...]
-    """What came after each message but the last, spaces between them included."""
+    messages: tuple[str, ...]
+    """The agent's messages, one more than observations."""
+    observations: tuple[str, ...]
+    """Text after each message but the last, including the spaces in between."""
 
 
-def pieces(trace: str) -> Told:
-    """What the agent said and was shown. Raises ``ValueError`` as :func:`observations`."""
-    said, shown, at = list[str](), list[str](), 0
+def split_trace(trace: str) -> TracePieces:
+    """Split a trace into messages and observations. Raises ``ValueError`` like :func:`observations`."""
+    messages, texts, at = list[str](), list[str](), 0
     for start, end in observations(trace):
         after = end + len(trace[end:]) - len(trace[end:].lstrip())
         before = trace[at:start]
-        own = before.rstrip()
-        if own or not said:
-            said.append(own)
-            shown.append(before[len(own) :] + trace[start:after])
+        message = before.rstrip()
+        if message or not messages:
+            messages.append(message)
+            texts.append(before[len(message) :] + trace[start:after])
         else:
-            shown[-1] += trace[at:after]
+            texts[-1] += trace[at:after]
         at = after
-    return Told((*said, trace[at:].rstrip()), tuple(shown))
+    return TracePieces((*messages, trace[at:].rstrip()), tuple(texts))
 
 
-def unsaid(trace: str, calls: Tags) -> str:
-    """Why an agent that calls in this form could not have said a trace; empty if it could have."""
-    *before, last = pieces(trace).said
+def format_error(trace: str, calls: Tags) -> str:
+    """Return why an agent with this call format cannot have written a trace, or an empty string."""
+    *before, last = split_trace(trace).messages
     for text in before:
         if not text:
-            return "has an observation before anything is said"
-        if (stopped := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
+            return "has an observation before the first message"
+        if (stop := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
             tools = ", ".join(calls.calls)
-            return f"has an observation that no call of a tool of this run ({tools}) comes before"
-        if stopped < len(text):
-            return f"goes on after {text[:stopped][-40:]!r}, where a message ends"
+            return f"has an observation without a call of a tool of this run ({tools}) before it"
+        if stop < len(text):
+            return f"continues after {text[:stop][-40:]!r}, where a message ends"
     end = stopped_at(last, calls.stop)
     return (
         "" if last.endswith(f"</{ANSWER}>") and end == len(last) else "does not end with its answer"
     )
 
 
-def answer_alone(trace: str) -> Told:
+def answer_only(trace: str) -> TracePieces:
     answer = final_answer(trace)
     assert answer is not None, "traces without an answer are not read"
-    return Told((tagged("answer", answer),), ())
+    return TracePieces((tagged("answer", answer),), ())
 
 
-class ToldEnvironment:
-    """Plays the traces of a file in the prompts of another environment. It opens no tools."""
+class TraceEnvironment:
+    """Replays traces under the prompts of another environment, without opening its tools."""
 
     metric = "none"
     pure, max_sessions, needs = True, 1, ()
@@ -101,19 +100,19 @@ class ToldEnvironment:
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
-        read = answer_alone if closed else pieces
-        self.by_task = {task_of(row).id: read(row.output) for row in traces}
+        parse = answer_only if closed else split_trace
+        self.by_task = {task_of(row).id: parse(row.output) for row in traces}
         self.own_tasks = [task_of(row) for row in traces]
 
     def script(self, task: Task) -> Sequence[str]:
-        return self.by_task[task.id].said
+        return self.by_task[task.id].messages
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """The questions of the file, in its order."""
+        """Return the questions in the order of the file."""
         return self.own_tasks[:count] if split == "train" else []
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """Not called: there are no sessions."""
+        """Open nothing; the environment has no sessions."""
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:
@@ -123,7 +122,7 @@ class ToldEnvironment:
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """The environment's first prompt, then what was said and shown."""
+        """Return the first prompt of the wrapped environment, then all messages and observations."""
         first = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
@@ -132,21 +131,24 @@ class ToldEnvironment:
         return (*first, *rest)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """The other environment's: a message ends with a call of one."""
+        """Return the tools of the wrapped environment, whose calls end a message."""
         return self.environment.tools(replace(state, turns=(), data=None), actor)
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """What the file has next; over after its last message."""
-        shown, at = self.by_task[state.task.id].shown, sum(t.speaker != FILE for t in state.turns)
-        if at <= len(shown):
-            part = Part(shown[at - 1], source="file")
+        """Return the next observation of the file, or end after the last message."""
+        texts, at = (
+            self.by_task[state.task.id].observations,
+            sum(t.speaker != FILE for t in state.turns),
+        )
+        if at <= len(texts):
+            part = Part(texts[at - 1], source="file")
             return Transition(seen=(Observation(FILE, (part,)),))
         return Transition(answer=final_answer(taken[-1].text), end=ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """A file does not say what is right."""
+        """Return no score, because a file has no gold answers."""
         return Grade(None)
 
 

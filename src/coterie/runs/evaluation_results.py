@@ -1,4 +1,4 @@
-"""What a store's held-out dialogues came to: by task, and as a score with its interval."""
+"""Results of stored held-out dialogues: by task, and as a mean score with an interval."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,38 +14,38 @@ STAGE = "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutResult:
     """Result of one policy on one held-out task."""
 
     score: float
     tokens: int
-    """Sampled tokens of the dialogue; 0 for a dialogue that failed, which also scores 0."""
+    """Sampled tokens of the dialogue. A failed dialogue has 0 tokens and a score of 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One policy on all held-out tasks."""
+    """Result of one policy on all held-out tasks."""
 
     version: int
     """0 is the base; ``i`` is the policy after ``i`` trainings."""
     n: int
     failed: int
-    """Dialogues that failed for good or could not be graded; each counts with a score of 0."""
+    """Failed or ungraded dialogues. Each scores 0."""
     score: float
     low: float
-    """Lower end of the score's 95% bootstrap interval."""
+    """Lower bound of the score's 95% bootstrap interval."""
     high: float
     tokens: float
-    """Mean tokens of a dialogue's turns."""
+    """Mean tokens per dialogue."""
     means: Mapping[str, float] = field(default_factory=dict)
-    """Means of what else the environment's grades say, such as turns and the share of tests passed."""
+    """Means of the other metrics of grades, such as turns and the share of tests passed."""
     fresh: bool = False
 
 
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
-    """The first dialogues of a policy on each task, in the order of their samples.
+    """Return the first dialogues of a policy on each task, in the order of their samples.
 
-    A dialogue that failed or could not be graded scores 0, and neither it nor a truncated dialogue has an answer.
+    A failed or ungraded dialogue scores 0. Failed, ungraded and truncated dialogues have no answer.
     """
     metrics = store.metrics(version, STAGE)
     failed = Draw(None, 0.0, 0, failed=True)
@@ -69,37 +69,37 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
                     int(metrics[key].get("tokens", 0)),
                     None if share is None else float(share),
                 )
-    found: dict[str, list[Draw]] = {}
+    by_task: dict[str, list[Draw]] = {}
     for key in sorted(draws):
-        found.setdefault(key.task, []).append(draws[key])
-    return found
+        by_task.setdefault(key.task, []).append(draws[key])
+    return by_task
 
 
-def held_out_results(store: Store, version: int) -> dict[str, HeldOut]:
-    """Results of a policy by task, of the first dialogue of each; a failed one scores 0."""
+def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
+    """Return the result of the first dialogue of each task; a failed dialogue scores 0."""
     draws = held_out_draws(store, version, samples=1)
-    return {task: HeldOut(first.score, first.tokens) for task, (first,) in draws.items()}
+    return {task: HeldOutResult(first.score, first.tokens) for task, (first,) in draws.items()}
 
 
 def evaluation(store: Store, version: int) -> Evaluation:
-    """Mean score with its interval, and tokens, of a policy."""
+    """Return the mean score of a policy with its interval, and its tokens."""
     results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
     low, high = bootstrap_interval(scores, seed=0)
     n = len(scores)
     failed = sum(result.failed for result in results)
     tokens = sum(result.tokens for result in results) / n
-    found = grade_means(store, version, STAGE)
-    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, found)
+    means = grade_means(store, version, STAGE)
+    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, means)
 
 
 def grade_means(
     store: Store, iteration: int, stage: str, samples: int | None = 1
 ) -> dict[str, float]:
-    """Means of the numbers that grades came with, over the dialogues of a stage that did not fail.
+    """Return the means of the metrics of grades over the dialogues of a stage that did not fail.
 
-    Of each task the first ``samples`` dialogues count, or all. ``cut_off`` is the share of all their
-    messages that were cut off.
+    Uses the first ``samples`` dialogues of each task, or all if it is ``None``. ``cut_off`` is the share of messages
+    that were cut off.
     """
     values: dict[str, list[float]] = {}
     for key, metrics in store.metrics(iteration, stage).items():

@@ -1,6 +1,6 @@
-"""Reinforcement learning as a stage of a recipe: its settings, whom it trains, what its results depend on.
+"""Reinforcement learning as a stage of a recipe, with its plan and fingerprint.
 
-What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
+:mod:`coterie.runs.reinforce` has the steps.
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ from coterie.recipes.plan import Plan, check_room, check_served, check_training,
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
-from coterie.runs.reinforce.learner import Learning
+from coterie.runs.reinforce.learner import LearnerConfig
 from coterie.runs.reinforce.loop import Reinforcement
-from coterie.runs.reinforce.preparing import Rules
-from coterie.runs.reinforce.sampling import Groups, sampling_of
+from coterie.runs.reinforce.preparation import BatchRules
+from coterie.runs.reinforce.sampling import GroupSampler, sampling_of
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
@@ -29,33 +29,34 @@ from coterie.training.value_loss import ValueLoss
 from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
-"""The role that says what is to be expected."""
+"""Role of the value function."""
 STAGE = "reinforce"
 
 
-def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
-    own: list[object] = [
+def reinforcement_settings(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
+    depends: list[object] = [
         *engine.identity(),
         *(s.rollout.fingerprint(), s.reward.identity(), s.advantage.fingerprint()),
         *(s.steps.identity(), s.loss.fingerprint(), s.update.identity()),
     ]
     if s.has_critic:
-        own += [s.critic.train.identity(), s.critic.loss.fingerprint()]
-    return tuple(own)
+        depends += [s.critic.train.identity(), s.critic.loss.fingerprint()]
+    return tuple(depends)
 
 
-def reinforced_plan(
-    s: ReinforceSettings, whole: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
+def plan_reinforcement(
+    s: ReinforceSettings, run_settings: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
 ) -> Plan:
-    """The ``plan`` of a run with this stage. Refuses (``UserError``) what can't work, before anything is sampled.
+    """Check the settings of the stage and add its memory to the ``plan`` of a run.
 
-    ``whole`` are the run's settings, ``prefix`` is what the names of these begin with.
+    ``s`` are the settings of the stage, with keys that start with ``prefix``; ``run_settings`` those of the run.
+    Raises ``UserError`` for settings that cannot work.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
             f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
-            "and the groups of a task stay together",
+            "and the group of a task is not split",
             "use at most as many minibatches as tasks",
         )
     for name, training in (
@@ -64,31 +65,31 @@ def reinforced_plan(
     ):
         if launches(training):
             raise UserError(
-                f"{name}.processes and {name}.launch start ranks for a training whose rows are all there; here the "
-                "engine and the trainer share a model",
-                f"leave out {name}.processes and {name}.launch",
+                f"{name}.processes and {name}.launch do not work in reinforcement learning, where the engine and the "
+                "trainer share a model",
+                f"remove {name}.processes and {name}.launch",
             )
-    check_served(whole.engine, {f"{prefix}update": s.update})
-    check_training(f"{prefix}update", s.update, whole, whole.model)
+    check_served(run_settings.engine, {f"{prefix}update": s.update})
+    check_training(f"{prefix}update", s.update, run_settings, run_settings.model)
     if s.has_critic:
-        check_training(f"{prefix}critic.train", s.critic.train, whole, whole.model)
-    found = plan()
-    check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
+        check_training(f"{prefix}critic.train", s.critic.train, run_settings, run_settings.model)
+    result = plan()
+    check_room(f"{prefix}update", s.update, result.context, result.shortest_prompt)
     if s.has_critic:
-        check_room(f"{prefix}critic.train", s.critic.train, found.context, found.shortest_prompt)
-    memory = _training_memory(s, whole, found, f"{prefix}update")
-    memory.check(found.available, found.device, whole.model)
-    return replace(found, memory=(*found.memory, memory))
+        check_room(f"{prefix}critic.train", s.critic.train, result.context, result.shortest_prompt)
+    memory = _training_memory(s, run_settings, result, f"{prefix}update")
+    memory.check(result.available, result.device, run_settings.model)
+    return replace(result, memory=(*result.memory, memory))
 
 
 def _training_memory(
-    s: ReinforceSettings, whole: RecipeSettings, plan: Plan, key: str
+    s: ReinforceSettings, run_settings: RecipeSettings, plan: Plan, key: str
 ) -> MemoryPlan:
     """Plan the memory of the update, in which all models and the cache of the engine are held."""
     length = min(
         plan.context, grown(plan.longest_prompt, plan.turns or plan.context, s.rollout.max_tokens)
     )
-    attention = whole.engine.attention or "sdpa"
+    attention = run_settings.engine.attention or "sdpa"
     reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
@@ -96,16 +97,16 @@ def _training_memory(
             critics.append(TrainedModel(shape, s.critic.train, length, 1, "states", attention))
             continue
         policies.append(TrainedModel(shape, s.update, length, 1, reads, attention))
-        if whole.engine.kind == "inprocess":
-            size = weight_dtype(whole).itemsize
-            dialogues = max(plan.heldout, s.rollout.drawn * s.rollout.samples)
-            sampling.update(cache_memory(shape, whole.engine, size, dialogues, length))
+        if run_settings.engine.kind == "inprocess":
+            size = weight_dtype(run_settings).itemsize
+            dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
+            sampling.update(cache_memory(shape, run_settings.engine, size, dialogues, length))
     # An adapter's base is its reference.
     copied = (s.loss.kl or s.reward.kl) and s.update.method == "full"
     return training_memory(
         key,
         [*policies, *critics],
-        device=whole.engine.device_name,
+        device=run_settings.engine.device_name,
         references=len(policies) if copied else 0,
         sampling=sampling,
     )
@@ -120,10 +121,10 @@ async def reinforce(
     *,
     roles: Sequence[str],
 ) -> Metrics:
-    """Take the steps of the stage, training ``roles``; each begins as its newest version."""
+    """Run the RL stage: train ``roles`` from their newest versions."""
     models, players = recipe.models(run), recipe.players()
     policies = [
-        Learning(
+        LearnerConfig(
             role,
             recipe.newest(run, role, iteration),
             tuple(agent for agent, player in players.items() if player == role),
@@ -138,20 +139,20 @@ async def reinforce(
     if s.has_critic:
         training = recipe.seeded(s.critic.train, iteration)
         (like,) = policies
-        critic = Learning(
+        critic = LearnerConfig(
             *(CRITIC, like.version, tuple(agents), ValueLoss(s.critic.loss), training),
             updates=s.steps.updates,
             like=like.role,
         )
-    async with recipe.cast(run) as cast:
-        groups = Groups(
-            *(run, iteration, STAGE, recipe.environment, cast, s.rollout),
+    async with recipe.actors(run) as actors:
+        groups = GroupSampler(
+            *(run, iteration, STAGE, recipe.environment, actors, s.rollout),
             reward=PathReward(s.reward),
             agents=agents,
             seed=recipe.settings.seed,
         )
         sampling = sampling_of(s.rollout, recipe.settings.engine.timeout)
-        rules = Rules(
+        rules = BatchRules(
             s.advantage,
             recomputed=s.loss.old == "recomputed",
             reference=bool(s.loss.kl),
