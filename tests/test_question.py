@@ -156,6 +156,7 @@ def test_a_column_of_aliases_is_right_too(tmp_path: Path) -> None:
         ("f1", ["red fox"], "red dog", 0.5),
         ("math", ["1/2"], "So it is \\boxed{\\frac{1}{2}}.", 1.0),
         ("math", ["1200"], "1,200", 1.0),
+        ("math", ["1200"], "1100 + 100 = 1200\n#### 1200", 1.0),
         ("math", ["5"], "First \\boxed{5}, no: \\boxed{6}", 0.0),
     ],
 )
@@ -165,7 +166,7 @@ def test_built_in_rewards_read_the_last_box_or_the_whole_reply(
     rows = [{"question": f"{n}?", "answer": answers} for n in range(5)]
     game = environment(jsonl(tmp_path / "a.jsonl", *rows), f"environment.reward={reward}")
     assert graded(game, reply).score == pytest.approx(score)
-    assert answer_of(reply) == (boxed_answer(reply) or reply)
+    assert answer_of(reply) == (boxed_answer(reply) or reply.split("#### ")[-1])
 
 
 def test_a_program_is_run_on_the_tests_of_its_row(tmp_path: Path) -> None:
@@ -287,5 +288,11 @@ def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> Non
         ran = cli("run", "rl/grpo", *own, *sizes, "--folder", "run")
     assert ran.code == 0, ran.err
     assert "rl/grpo on qa" in ran.out + ran.err
-    said = cli("evaluate", "question", *own, "policy=run", "max_tokens=4")
-    assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
+    for benchmark in ("question", "a.jsonl"):
+        said = cli("evaluate", benchmark, "policy=run")
+        assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
+        assert "as in run: environment=question max_tokens=4" in said.err, said.err
+    other = cli(
+        "evaluate", "gsm8k", "policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4"
+    )
+    assert other.code == 0 and "as in run" not in other.err

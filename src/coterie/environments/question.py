@@ -3,7 +3,7 @@ r"""A question for one agent, with a reward of one's own choice.
     coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
 The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
-the last ``\boxed{...}`` of it, if there is one.
+the last ``\boxed{...}`` of it, or what follows ``####``, if there is one.
 """
 
 import asyncio
@@ -300,8 +300,8 @@ class Question(Pure):
 
 
 def answer_of(reply: str) -> str:
-    r"""Return the last ``\boxed{...}`` of a reply; the whole reply if it has none."""
-    return boxed_answer(reply) or reply.strip()
+    r"""Return the last ``\boxed{...}`` of a reply, else what follows its last ``####``, else all of it."""
+    return boxed_answer(reply) or reply.rpartition("####")[2].strip()
 
 
 def _likeness(reply: str, gold: str, reward: str) -> float:
@@ -320,12 +320,7 @@ def program_of(reply: str) -> str:
 
 
 def _is_right(answers: Sequence[str], reply: str) -> bool:
-    return any(same_mathematics(_math_gold(one), reply) for one in answers)
-
-
-def _math_gold(answer: str) -> str:
-    r"""Return the last ``\boxed{...}`` of a worked solution, or what follows its last ``####``."""
-    return boxed_answer(answer) or answer.rpartition("####")[2].strip()
+    return any(same_mathematics(answer_of(one), reply) for one in answers)
 
 
 def filled(

@@ -38,12 +38,16 @@ def train_role(
     *,
     objective: Objective[Any] | None = None,
     role: str,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
 ) -> Metrics:
-    """Train a role's model on items; SFT on rows by default."""
+    """Train a role's model on items; SFT on rows by default. Measures ``heldout`` items on the way."""
     folder, tracker = run.training_folder(iteration, role), run.tracking.of(role)
     if launches(settings):
         report = train_on_ranks(
-            model, items, settings, folder, objective or SFT(), progress, tracker
+            *(model, items, settings, folder, objective or SFT(), progress, tracker),
+            heldout=heldout,
+            measure_every=measure_every,
         )
     else:
         report = train(
@@ -51,6 +55,8 @@ def train_role(
             objective=objective,
             progress=progress,
             tracker=tracker,
+            heldout=heldout,
+            measure_every=measure_every,
         )
     return trained_metrics(report, len(items))
 
@@ -99,21 +105,28 @@ def prefer(
     progress: Progress,
     *,
     role: str,
+    heldout: Sequence[Pair] = (),
+    measure_every: int | None = None,
 ) -> Metrics:
     """DPO on pairs; the reference is the model as it is now, whose log-probs are kept beside the training."""
-    known = with_reference(
-        model.model,
-        pairs,
-        settings,
-        run.training_folder(iteration, role) / "reference",
-        adapter=model.model.active_adapter if isinstance(model.model, PeftModel) else None,
-        normalise=objective.normalise,
-        progress=progress,
+    adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
+    known, measured = (
+        with_reference(
+            *(model.model, some, settings, run.training_folder(iteration, role) / name),
+            adapter=adapter,
+            normalise=objective.normalise,
+            progress=progress,
+        )
+        if some
+        else []
+        for name, some in (("reference", pairs), ("reference-heldout", heldout))
     )
     return train_role(
         *(run, iteration, model, known, settings, progress),
         objective=DPO(objective),
         role=role,
+        heldout=measured,
+        measure_every=measure_every,
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.preferences import PreferenceRow, Preferences
+from coterie.datasets.conversations import ChatMessage
+from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
@@ -17,6 +18,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
+from coterie.rollout.conversation_rows import preference_pair
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.grower import Rollout
 from coterie.rollout.instructed import drop_requests
@@ -36,7 +38,6 @@ from coterie.training.settings import TrainingSettings
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
-from coterie.trajectories.row import Row, Target
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -63,8 +64,8 @@ class HeldOut:
             elif text:
                 self._short.add(text)
 
-    def is_asked(self, messages: Sequence[tuple[str, str]]) -> bool:
-        return any(role == "user" and self._is_in(_plain(text)) for role, text in messages)
+    def is_asked(self, messages: Sequence[ChatMessage]) -> bool:
+        return any(one.role == "user" and self._is_in(_plain(one.content)) for one in messages)
 
     def _is_in(self, text: str) -> bool:
         starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
@@ -77,19 +78,6 @@ class HeldOut:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -> Pair:
-    """A row of the set ``name`` as a pair; of each side the reply is the target, its end of turn included."""
-    shown = [Message.of(role, text) for role, text in row.messages]
-    prompt = renderer.render(shown, Tree(row.id, "mix", 0), agent)
-
-    def side(reply: str) -> tuple[Row, ...]:
-        ids = prompt + renderer.encode_turn(reply)
-        target = Target(len(prompt), len(ids), f"data:{name}")
-        return (Row(ids, (target,), origin=f"{name}/{row.id}"),)
-
-    return Pair(side(row.chosen), side(row.rejected))
 
 
 GROWN = "grown"
@@ -126,7 +114,7 @@ class DenseTreeData(Recipe):
     def plan(self) -> Plan:
         """Size of the run. Raises ``UserError`` for missing preferences and a part without tasks, too."""
         for source in self.settings.mix.sets:
-            Preferences(source).files()
+            MixedPreferences(source).files()
         if not self.train_tasks(0):
             part, parts = self.settings.rollout.shard
             raise UserError(
@@ -291,7 +279,9 @@ class DenseTreeData(Recipe):
     @cached_property
     def mixed_content(self) -> list[tuple[str, int, str]]:
         """What is mixed in: short names, counts, checksums."""
-        sets = ((Preferences(source), count) for source, count in self.settings.mix.sets.items())
+        sets = (
+            (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
+        )
         return sorted((one.name, count, one.content()) for one, count in sets)
 
     @cached_property
@@ -311,12 +301,12 @@ class DenseTreeData(Recipe):
         """
         found, counts = list[Pair](), dict[str, float | int | str]()
         for source, most in self.settings.mix.sets.items():
-            own = Preferences(source)
+            own = MixedPreferences(source)
             drawn = own.draw(most, f"mix/{self.settings.seed}/{iteration}/{own.name}")
-            left = [row for row in drawn if not self.held_out.is_asked(row.messages)]
+            left = [row for row in drawn if not self.held_out.is_asked(row.messages[: row.start])]
             progress.start(len(left), f"pairs of {own.name}")
             for row in left:
-                found.append(as_pair(row, renderer, own.name, self.agent))
+                found.append(preference_pair(renderer, row))
                 progress.advance(1)
             counts[f"mixed_{own.name}"] = len(left)
             lacking = {"lacking": most - len(drawn), "held_out": len(drawn) - len(left)}

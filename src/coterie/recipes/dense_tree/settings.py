@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.preferences import Preferences
+from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings
@@ -63,8 +63,8 @@ class MixSettings(Settings):
     sets: dict[str, Annotated[int, Field(ge=1)]] = key(
         {},
         "How many pairs of each set: {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is ultra_interact, "
-        "ultra_feedback (of the Hugging Face hub), or a JSONL file in TRL's conversational preference format. They are "
-        "drawn by the seed, none twice; a smaller set is taken whole.",
+        "ultra_feedback (of the Hugging Face hub), or a file of preferences as `coterie run dpo FILE` reads it. They "
+        "are drawn by the seed, none twice; a smaller set is taken whole.",
         source="DensePolicy: 14000 of UltraInteract, 14000 of UltraFeedback",
     )
 
@@ -74,7 +74,7 @@ class MixSettings(Settings):
         names: dict[str, str] = {}
         for source in value:
             try:
-                name = Preferences(source).name
+                name = MixedPreferences(source).name
             except UserError as error:
                 raise ValueError(f"{error.what}: {error.todo}") from None
             if name in names:
