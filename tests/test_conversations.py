@@ -43,6 +43,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "extra_info": {"index": 0},
     },
     "question": {"question": "2+2?", "answer": "4"},
+    "number": {"question": "2+2?", "answer": 4},
 }
 PREFERENCES: dict[str, dict[str, Any]] = {
     "explicit texts": {"prompt": "2+2?", "chosen": "4", "rejected": "5"},

@@ -235,7 +235,8 @@ def _as_trained(
         or asked.environment not in (None, environment)
     ):
         return words, {}
-    values = {group: stored.get(group, {}) for group in ("dataset", "environment", "tools")}
+    groups = ("dataset", "environment", "tools")
+    values: dict[str, Any] = {group: stored.get(group, {}) for group in groups}
     source = next((word for word in words if word.startswith("dataset.source=")), None)
     if source not in (None, f"dataset.source={values['dataset'].get('source')}"):
         del values["dataset"]

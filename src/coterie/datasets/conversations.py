@@ -270,6 +270,8 @@ def _prompt(row: Raw, column: str = "prompt") -> Messages:
 def _reply(value: Any) -> Messages:
     if isinstance(value, Mapping):
         value = [value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     return _said("assistant", value) if isinstance(value, str) else parse_messages(value)
 
 

@@ -168,7 +168,7 @@ PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType(
 
 
 class HeldOutSettings(DatasetSettings):
-    """A published set, of which a share is held out."""
+    """Settings of a published set."""
 
     heldout: float = key(0.1, "Share of the rows that is held out.", gt=0, lt=1)
 
@@ -243,10 +243,10 @@ class MixedPreferences:
     def draw(self, most: int, seed: str) -> list[Preference]:
         """Draw ``most`` pairs without replacement, or all, in an order drawn by the seed.
 
-        Reads the pairs twice, so that those of a large set are never in memory as a whole.
+        Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
         places = random.Random(seed).sample(range(total), min(most, total))
-        wanted = set(places)
-        drawn = {place: pair for place, pair in enumerate(self.pairs()) if place in wanted}
-        return [drawn[place] for place in places]
+        chosen = set(places)
+        by_place = {place: pair for place, pair in enumerate(self.pairs()) if place in chosen}
+        return [by_place[place] for place in places]

@@ -60,10 +60,10 @@ def user_splits(
         return divided(rows["train"], heldout, source)
     if is_published:
         keys = {row.key for row in rows["heldout"]}
-        kept = [row for row in rows["train"] if row.key not in keys]
+        train = [row for row in rows["train"] if row.key not in keys]
         if left_out is not None:
-            left_out["held out too"] += len(rows["train"]) - len(kept)
-        rows["train"] = kept
+            left_out["held out too"] += len(rows["train"]) - len(train)
+        rows["train"] = train
     return rows
 
 
@@ -86,10 +86,10 @@ def source_files(name: str, source: str, kind: str = "") -> tuple[Files, bool]:
     inside = [one for one in path.rglob("*") if one.suffix in SUFFIXES]
     own = {split: [one for one in inside if one.parent == path and one.name.partition(".")[0] == split]
            for split in SPLITS}  # fmt: skip
-    for split, found in own.items():
-        if len(found) > 1:
+    for split, matches in own.items():
+        if len(matches) > 1:
             raise UserError(
-                f"{path} has {len(found)} files of {split}", f"give one ({', '.join(SUFFIXES)})"
+                f"{path} has {len(matches)} files of {split}", f"give one ({', '.join(SUFFIXES)})"
             )
     if all(own.values()):
         return own, False
@@ -128,9 +128,9 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
     for part in named:
         if part not in known:
             raise UserError(f"{source} has no {part!r}", f"it has {', '.join(sorted(known))}")
-    wanted = {name: splits for name, splits in configs.items() if name in named} or configs
+    candidates = {name: splits for name, splits in configs.items() if name in named} or configs
     training = {
-        name: found for name, splits in wanted.items() if (found := _training(splits, named))
+        name: names for name, splits in candidates.items() if (names := _training(splits, named))
     }
     if not training:
         has = f": it has {', '.join(sorted(known))}" if known else ""
@@ -142,15 +142,15 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
             f"{source} has {len(training)} configurations: {', '.join(training)}",
             f"name one, such as {source}:{next(iter(training))}",
         )
-    ((config, found),) = training.items()
-    if len(found) > 1:
-        found = [one for one in found if one == "train" or (kind and kind in _words(one))] or found
-    if len(found) > 1:
+    ((config, names),) = training.items()
+    if len(names) > 1:
+        names = [one for one in names if one == "train" or (kind and kind in _words(one))] or names
+    if len(names) > 1:
         raise UserError(
-            f"{source} has {len(found)} training splits: {', '.join(found)}",
-            f"name one, such as {source}:{found[0]}",
+            f"{source} has {len(names)} training splits: {', '.join(names)}",
+            f"name one, such as {source}:{names[0]}",
         )
-    (train,), splits = found, configs[config]
+    (train,), splits = names, configs[config]
     rest = _words(train) - WORDS["train"] - WORDS["heldout"]
     others = {
         word: one

@@ -10,12 +10,13 @@ import asyncio
 import inspect
 import json
 import re
-import sys
 from asyncio import wait_for
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
+from math import isfinite, nan
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -75,7 +76,6 @@ RESERVED = frozenset({
 """Metrics of an evaluation that a reward function cannot give."""
 SECONDS = 300.0
 """Limit of one call of an asynchronous reward function."""
-LARGEST = sys.float_info.max
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -152,6 +152,11 @@ class Question(Pure):
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
+        if settings.prompt and not any(name.strip() for name in _FIELD.findall(settings.prompt)):
+            raise UserError(
+                f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
+                "put {question} or another {COLUMN} into it",
+            )
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
     # -- tasks --------------------------------------------------------------------------------
@@ -256,27 +261,29 @@ class Question(Pure):
             raise UserError(
                 f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
             ) from error
-        found = dict(value) if isinstance(value, Mapping) else {"score": value}
-        for name, one in {"score": None, **found}.items():
+        returned = dict(value) if isinstance(value, Mapping) else {"score": value}
+        found: dict[str, float] = {}
+        for name, one in {"score": None, **returned}.items():
             if name in RESERVED:
                 raise UserError(
                     f"{function} returned a metric called {name!r}, which coterie measures itself",
                     "give it another name",
                 )
-            if not isinstance(one, Real) or not -LARGEST <= one <= LARGEST:  # type: ignore[operator]
+            figure = as_number(one)
+            if figure is None:
                 which = "" if name == "score" else f" as {name}"
                 raise UserError(
                     f"{function} returned {one!r}{which} on {item.where}",
                     "return a finite number, or a dict of numbers with score",
                 )
-        (low, high), score = self.settings.reward_range, float(found.pop("score"))
+            found[str(name)] = figure
+        (low, high), score = self.settings.reward_range, found.pop("score")
         if not low <= score <= high:
             raise UserError(
                 f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
-        metrics = {str(name): float(one) for name, one in found.items()}
-        return Grade((score - low) / (high - low), metrics)
+        return Grade((score - low) / (high - low), found)
 
     # -- votes --------------------------------------------------------------------------------
 
@@ -297,6 +304,16 @@ class Question(Pure):
         if self.reward == "f1":
             return _likeness(answer, other, "f1")
         return float(self.same(answer, other))
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number as a float, also a ``Decimal`` or a scalar of NumPy or torch; ``None`` for others."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        figure = float(value) if isinstance(value, Real | Decimal) else nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
+        return None
+    return figure if isfinite(figure) else None
 
 
 def answer_of(reply: str) -> str:

@@ -162,7 +162,7 @@ class FileTraining(Recipe):
         return self._items("heldout", self.settings.evaluate.rows)
 
     def measured_in_training(self) -> dict[str, Any]:
-        """Return the held-out items of which training measures the loss, and after how many steps."""
+        """Return the held-out items to measure during training, and the number of steps between measures."""
         limit = self._limit("train")
         fitting = [
             item

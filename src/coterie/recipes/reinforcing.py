@@ -15,6 +15,7 @@ from coterie.recipes.plan import Plan, check_room, check_served, check_training,
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
+from coterie.runs.place import REINFORCE
 from coterie.runs.reinforce.learner import Learning
 from coterie.runs.reinforce.loop import Reinforcement
 from coterie.runs.reinforce.preparing import Rules
@@ -30,7 +31,7 @@ from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
 """The role that says what is to be expected."""
-STAGE = "reinforce"
+STAGE = REINFORCE
 
 
 def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:

@@ -8,6 +8,8 @@ from coterie.runs.stage import Stage
 
 EVALUATION = "evaluate"
 """The stage that also follows the last iteration."""
+REINFORCE = "reinforce"
+"""The stage of many steps, which tells its time left itself: the bar of one step does not know the others."""
 
 
 def place_of(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
@@ -21,7 +23,9 @@ def place_of(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
         iterations.index(here) + 1 if here in iterations else None,
         len(iterations),
         taken.get(stage.kind),
-        None if None in later else sum(seconds or 0.0 for seconds in later),
+        None
+        if None in later or stage.step.stage == REINFORCE
+        else sum(seconds or 0.0 for seconds in later),
         sum(s.kind == stage.kind for s in left),
     )
 

@@ -127,7 +127,7 @@ def _package() -> Any:
         from minigrid.envs.babyai.core import roomgrid_level
     except ImportError as error:
         raise UserError(
-            "BabyAI's levels need the package minigrid", "pip install 'coterie[babyai]'"
+            "BabyAI's levels need the package minigrid", "pip install -e '.[babyai]'"
         ) from error
     vars(roomgrid_level)["print"] = _keep_quiet  # it prints each layout that it rejects
     return gymnasium
