@@ -76,7 +76,7 @@ def _curve(run: Run) -> list[Section]:
     shown = steps[:: -(-len(steps) // POINTS)]
     series = [Series("training", _points(shown, "loss"))]
     if measured := [one for one in steps if "heldout_loss" in one]:
-        series.append(Series("held out", _points(measured, "heldout_loss")))
+        series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
     rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
     chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
     intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
