@@ -1,10 +1,9 @@
-"""A post office: an agent reads who lives where, and names a city (docs/howto/first-hour.md)."""
+"""A post office: one agent reads who lives where, the other must name a city (docs/howto/first-hour.md)."""
 
 import random
 
 from coterie import Grade, Pure, Task, Transition
 from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message
 
 NAMES = ("Nora", "Omar", "Ines", "Hugo", "Mira", "Theo")
 CITIES = ("Dublin", "Lisbon", "Oslo", "Cairo", "Lima", "Rome")
@@ -12,29 +11,30 @@ CITIES = ("Dublin", "Lisbon", "Oslo", "Cairo", "Lima", "Rome")
 
 class Letters(Pure):
     name, metric = "letters", "delivered"
-    actors, limits = {"clerk": "agent"}, {"turns": 1}
+    actors, limits = {"reader": "agent", "clerk": "agent"}, {"turns": 2}
 
     def tasks(self, split, count, seed, after=()):
-        rng, found = random.Random(f"{seed} {split}"), []
-        while len(found) < sum(after) + count:
+        rng, tasks = random.Random(f"{seed} {split}"), []
+        while len(tasks) < sum(after) + count:
             people, cities = rng.sample(NAMES, 3), rng.sample(CITIES, 3)
             facts = " ".join(f"{a} lives in {b}." for a, b in zip(people, cities, strict=True))
             who = rng.randrange(3)
-            asked = {"facts": facts, "question": f"Where does {people[who]} live?"}
+            public = {"facts": facts, "question": f"Where does {people[who]} live?"}
             if (cities[0] < cities[1]) == (split == "train"):  # so no task is in both splits
-                found.append(Task(f"{split}-{len(found)}", {**asked, "city": cities[who]}))
-        return found[sum(after) :]
+                tasks.append(Task(f"{split}-{len(tasks)}", {**public, "city": cities[who]}))
+        return tasks[sum(after) :]
 
     def acting(self, state):
-        return ("clerk",)
+        return ("clerk",) if state.turns else ("reader",)
 
     def see(self, state, actor):
-        asked = state.task.public
-        return (Message.of("system", asked["facts"]), Message.of("user", asked["question"]))
+        facts, question = state.task.public["facts"], state.task.public["question"]
+        system, user = (question, state.turns[0].text) if state.turns else (facts, question)
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     async def act(self, state, taken, live, *, recorded=()):
-        return Transition(answer=taken[-1].text, end=Ending("said"))
+        end = Ending("said") if taken[-1].speaker.name == "clerk" else None
+        return Transition(answer=taken[-1].text, end=end)
 
     async def grade(self, state, live):
-        named = [city for city in CITIES if city in state.answer]
-        return Grade(float(named == [state.task.public["city"]]))
+        return Grade(float([c for c in CITIES if c in state.answer] == [state.task.public["city"]]))

@@ -1,5 +1,5 @@
-"""A reward of one's own, and 200 word problems to try it on (docs/howto/own-question.md).
-python examples/problems.py    writes problems.jsonl"""
+"""Word problems, conversations about some, and a reward (docs/howto/first-hour.md, docs/howto/own-question.md).
+python examples/problems.py    writes problems.jsonl and chats.jsonl"""
 
 import json
 import random
@@ -18,19 +18,22 @@ def calculation(question, reply, answer, row):
 def problem(rng):
     name, thing, boxes = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 5)
     count, change, many = rng.randint(11, 18), rng.randint(2, 9), rng.choice(("each", "all"))
+    verb, end, sign = rng.choice((("gets", "more", "+"), ("gives", "away", "-")))
     first = f"{name} has {boxes} boxes with {count} {thing} in {many}."
-    then, sign = rng.choice(
-        ((f"gets {change} {thing} more", 1), (f"gives {change} {thing} away", -1))
-    )
-    total = (boxes if many == "each" else 1) * count + sign * change
-    question = f"{first} {name} {then}. How many {thing} has {name}?"
-    return {"question": question, "answer": total, "kind": many}
+    question = f"{first} {name} {verb} {change} {thing} {end}. How many {thing} has {name}?"
+    formula = (f"{boxes} * " if many == "each" else "") + f"{count} {sign} {change}"
+    return {"question": question, "answer": eval(formula), "kind": many}, formula
 
 
 if __name__ == "__main__":
     rng, rows = random.Random(0), {}
-    while len(rows) < 200:
-        row = problem(rng)
-        rows[row["question"]] = row
+    while len(rows) < 260:
+        row, formula = problem(rng)
+        rows[row["question"]] = row, formula
     with open("problems.jsonl", "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows.values())
+        file.writelines(json.dumps(row) + "\n" for row, _ in [*rows.values()][:200])
+    with open("chats.jsonl", "w") as file:
+        for row, formula in [*rows.values()][200:]:
+            user = {"role": "user", "content": row["question"]}
+            reply = {"role": "assistant", "content": formula}
+            file.write(json.dumps({"messages": [user, reply]}) + "\n")

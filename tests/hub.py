@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from urllib.parse import unquote
 
 import huggingface_hub.constants as hub
 import pytest
@@ -25,6 +26,8 @@ class Hub:
     files: dict[str, bytes]
     asked: list[str] = field(default_factory=list)
     """The path of each request, in order."""
+    revision: str = ""
+    """Branch of which files are listed."""
 
 
 def serve(served: Hub) -> ThreadingHTTPServer:
@@ -37,6 +40,8 @@ def serve(served: Hub) -> ThreadingHTTPServer:
 
         def answer(self, body: bool) -> None:
             served.asked.append(self.path)
+            if self.path.startswith("/api/datasets/") and served.revision:
+                return self.list()
             found = [data for path, data in served.files.items() if self.path.endswith(path)]
             if not found:
                 self.send_response(404)
@@ -53,6 +58,20 @@ def serve(served: Hub) -> ThreadingHTTPServer:
             if body:
                 self.wfile.write(found[0])
 
+        def list(self) -> None:
+            """Tell the files of a data set at the revision that is served."""
+            _, _, revision = self.path.partition("/revision/")
+            is_there = unquote(revision.partition("?")[0]) == served.revision
+            names = [{"rfilename": name} for name in served.files]
+            found = {"id": "owner/name", "sha": "0" * 40, "siblings": names} if is_there else {}
+            data = json.dumps(found).encode()
+            self.send_response(200 if is_there else 404)
+            if not is_there:
+                self.send_header("X-Error-Code", "RevisionNotFound")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
@@ -63,9 +82,9 @@ def serve(served: Hub) -> ThreadingHTTPServer:
 
 @contextmanager
 def stub_hub(
-    files: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch, revision: str = ""
 ) -> Iterator[Hub]:
-    served = Hub(files)
+    served = Hub(files, revision=revision)
     server = serve(served)
     point_hub_at(server, monkeypatch)
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(cache))

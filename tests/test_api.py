@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import coterie
 from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Environment
 from tests.played import environment_of
+from tests.row_files import jsonl
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -154,3 +156,27 @@ def test_an_agent_without_an_engine_is_named(world, engine) -> None:
         coterie.UserError, match=r"no engine for Bob \(engines are given for Alice\)"
     ):
         coterie.play(world, {"Alice": engine}, world.tasks("train", 1, seed=0))
+
+
+def test_an_expert_is_demonstrated_with_the_real_tools(tmp_path: Path) -> None:
+    """Rows of the example of the first hour; a script that fails is refused."""
+    example = EXAMPLES / "calculator.py"
+    script = runpy.run_path(str(example))["script"]
+    asked = "Al has 2 boxes with {} pens in each. Al gets 3 pens more. How many pens has Al?"
+    rows = [{"question": asked.format(n), "answer": 2 * n + 3} for n in range(11, 15)]
+    file = jsonl(tmp_path / "a.jsonl", *rows)
+    tools = [f"{example}:calculate"]
+    game = coterie.environment(str(file), tools=tools, calls="tags", prompt="{question}")
+    (task, *_) = game.tasks("train", 4, 0)
+    (row,) = coterie.demonstrate(game, [task], script)
+    call, answer = script(task)
+    texts = [(one["role"], one["content"]) for one in row["messages"]]
+    assert texts[1:] == [
+        ("user", task.public["question"]),
+        ("assistant", call),
+        ("user", f"<observation>\n{answer}\n</observation>"),
+        ("assistant", answer),
+    ]
+    assert texts[0][0] == "system" and "<calculate>formula</calculate>" in texts[0][1]
+    with pytest.raises(coterie.UserError, match=r"the script of task .* fails"):
+        coterie.demonstrate(game, [task], lambda task: [call, "0"])

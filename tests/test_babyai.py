@@ -317,5 +317,5 @@ def test_without_the_package_it_says_what_to_install() -> None:
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (
-        "BabyAI's levels need the package minigrid\n  -> pip install 'coterie[babyai]'\n"
+        "BabyAI's levels need the package minigrid\n  -> pip install -e '.[babyai]'\n"
     )

@@ -69,6 +69,20 @@ def test_a_bad_word_is_refused_with_what_to_do(word: str, said: str) -> None:
     assert not PHRASES.search(str(error.value))
 
 
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("train.lr", "update.learning_rate"),
+        ("temperature", "rollout.temperature"),
+        ("num_generations", "rollout.samples"),
+        ("update.lora_rank", "update.lora_r"),
+    ],
+)
+def test_a_hint_has_the_last_part_of_the_wrong_key(key: str, near: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean '{near}'"):
+        settings("rl/grpo", [f"{key}=1"])
+
+
 WRONG = ("", "x", "[x, y]", "{a: b}", "-1e9", "2.5", "1e9", ".nan", "true", "2024-13-45")
 
 

@@ -10,7 +10,9 @@ import pytest
 from pyarrow.parquet import write_table
 
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
+from coterie.datasets.sources import choose_splits
 from coterie.errors import UserError
+from tests.hub import stub_hub
 
 ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 BAD = {"role": "assistant", "content": "5"}
@@ -41,6 +43,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "extra_info": {"index": 0},
     },
     "question": {"question": "2+2?", "answer": "4"},
+    "number": {"question": "2+2?", "answer": 4},
 }
 PREFERENCES: dict[str, dict[str, Any]] = {
     "explicit texts": {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
@@ -242,3 +245,55 @@ def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
     assert texts[0] == ["s", "a", "b", "2+2?", "4"] and read_rows[0].start == 4
     with pytest.raises(UserError, match="its input is a int"):
         read(write(tmp_path, [row, {**row, "input": 21}]))
+
+
+TRAIN, TEST = "data/train_sft-00000-of-00002-a1.parquet", "data/test_sft-00000-of-00001.parquet"
+ULTRA = (TRAIN, TRAIN.replace("0-of", "1-of"), TEST, TRAIN.replace("sft", "prefs"), TEST.replace("sft", "prefs"),
+         TRAIN.replace("sft", "gen"), "README.md")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paths", "source", "chosen"),
+    [
+        (ULTRA, "o/n", {"train": [*ULTRA[:2]], "heldout": [TEST]}),
+        (ULTRA, "o/n:train_gen", {"train": [ULTRA[5]]}),
+        (ULTRA[:1], "o/n", {"train": [TRAIN]}),
+        (["main/train/0000.parquet", "main/test/0000.parquet", "hard/train/0000.parquet"], "o/n:main",
+         {"train": ["main/train/0000.parquet"], "heldout": ["main/test/0000.parquet"]}),
+        (["train.jsonl", "validation.jsonl", "test.jsonl"], "o/n",
+         {"train": ["train.jsonl"], "heldout": ["validation.jsonl"]}),
+        (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 configurations: a, b"),
+        (["train_a.jsonl", "train_b.jsonl"], "o/n", "2 training splits: train_a, train_b"),
+        (["test.jsonl"], "o/n", "no training split: it has default, test"),
+        (["train.jsonl"], "o/n:trian", "has no 'trian'"),
+    ],
+)  # fmt: skip
+def test_splits_are_found_by_the_names_of_files(paths: Any, source: str, chosen: Any) -> None:
+    if isinstance(chosen, str):
+        with pytest.raises(UserError, match=chosen):
+            choose_splits(paths, source, "sft")
+    else:
+        assert choose_splits(paths, source, "sft") == chosen
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"{n}?", "chosen": "4", "rejected": "5"} for n in range(4)]
+    files = {}
+    for split, some in (("train_prefs", rows), ("test_prefs", rows[3:]), ("train_sft", rows[:1])):
+        file = write(tmp_path, some, "parquet")
+        files[f"default/{split}/0000.parquet"] = file.read_bytes()
+    settings = FileSettings(name="preferences", source="owner/name")
+    with stub_hub(files, tmp_path / "hub", monkeypatch, "refs/convert/parquet"):
+        found = Preferences(settings)
+        assert len(found.rows("heldout")) == 1 and len(found.rows("train")) == 3
+        assert found.left_out["held out too"] == 1
+        with pytest.raises(UserError, match="has no 'hard'"):
+            Preferences(settings.model_copy(update={"source": "owner/name:hard"})).rows("train")
+    folder = tmp_path / "local"
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(data)
+    local = Preferences(settings.model_copy(update={"source": str(folder)}))
+    assert local.rows("train") == found.rows("train") and local.content() == found.content()

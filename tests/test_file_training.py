@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import coterie
+from coterie.cli.given import given
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
@@ -17,6 +18,7 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.loop import train
 from coterie.training.settings import TrainingSettings
+from tests.conftest import Cli
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
@@ -57,16 +59,29 @@ def trained(folder: Path, name: str, *words: str):
     return recipe, measures, page
 
 
+def heldout_points(page):
+    (chart,) = next(one for one in page.sections if one.id == "training-loss").charts
+    return chart.series[1].points
+
+
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
     lines(tmp_path, sums(60))
-    words = ["train.learning_rate=1e-3", "train.batch_rows=8", "evaluate.tasks=4"]
+    words = [
+        "train.learning_rate=1e-3",
+        "train.batch_rows=8",
+        "evaluate.tasks=4",
+        "evaluate.every=3",
+    ]
     recipe, (before, after), page = trained(tmp_path, "sft", *words)
     assert after["loss"] < before["loss"] / 2
     (shown, *_) = recipe.examples()
     assert [text for text, is_trained in shown if is_trained] == [
         text for text, is_trained in shown if text.startswith(("It is", " It is", "Yes", " Yes"))
     ]
-    assert {"held-out", "training-loss"} <= {section.id for section in page.sections}
+    assert {"held-out", "training-loss"} <= {one.id for one in page.sections}
+    measured = heldout_points(page)
+    assert [one.x for one in measured] == [3, 5]
+    assert measured[0].y > measured[-1].y == pytest.approx(after["loss"], abs=1e-4)
     (last, *_) = recipe_of(recipe.settings.model_copy(update={"targets": "last"})).examples()
     assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
 
@@ -75,8 +90,10 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
     lines(tmp_path, rows)
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
-    _, (before, after), _ = trained(tmp_path, "dpo", *words)
+    _, (before, after), page = trained(tmp_path, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
+    (measured,) = heldout_points(page)
+    assert measured.y == pytest.approx(after["loss"], abs=1e-4)
 
 
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
@@ -249,6 +266,56 @@ def test_held_out_rows_have_room_too(tmp_path: Path) -> None:
         recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
 
 
-def test_other_data_sets_are_refused() -> None:
-    with pytest.raises(UserError, match="sft trains on conversations of a file, not on gsm8k"):
-        recipe_of(settings("sft", ["dataset=gsm8k", "dataset.source=sample"]))
+def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None:
+    own = ["model=tiny-exchange", "dataset.source=sample", "train.max_length=1000"]
+    recipe = recipe_of(settings("sft", ["dataset=gsm8k", *own]))
+    assert recipe.plan().rows > 40
+    ((_, is_prompt_trained), (reply, is_reply_trained), *_) = recipe.examples()[0]
+    assert not is_prompt_trained and is_reply_trained and "\n#### " in reply
+    assert recipe.heldout_tasks()[0].public["question"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("sft", ["dataset=hotpot_qa", "dataset.source=sample"], "sft trains on conversations, not on hotpot_qa"),
+        ("dpo", ["dataset=gsm8k", "dataset.source=sample"], "dpo trains on preferences, not on gsm8k"),
+        ("sft", ["dataset=ultra_feedback"], "sft trains on conversations, not on ultra_feedback"),
+    ],
+)  # fmt: skip
+def test_other_data_sets_are_refused(name: str, words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        recipe_of(settings(name, words))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word", "setting"),
+    [
+        ("sft", "gsm8k", "dataset=gsm8k"),
+        ("dpo", "HuggingFaceH4/ultrafeedback_binarized", "dataset.source=HuggingFaceH4/ultrafeedback_binarized"),
+        ("dpo", "owner/name:main:train", "dataset.source=owner/name:main:train"),
+        ("sft", "dataset=chats.jsonl", "dataset.source=chats.jsonl"),
+        ("optima/isft", "owner/name", "owner/name"),
+        ("rl/grpo", "gsm8k", "dataset=gsm8k"),
+    ],
+)  # fmt: skip
+def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
+    assert given(recipe, [word], None).words == [setting]
+
+
+def test_a_run_on_a_set_of_the_catalogue_is_evaluated_as_single_questions(
+    tmp_path: Path, cli: Cli
+) -> None:
+    tiny = (
+        "rows=4",
+        "evaluate.tasks=1",
+        "evaluate.rows=1",
+        "evaluate.max_tokens=8",
+        "model=tiny-exchange",
+    )
+    source = ("dataset.source=sample", "long_rows=drop")
+    said = cli("run", "sft", "gsm8k", *source, *tiny, "--folder", "run")
+    assert said.code == 0, said.err
+    said = cli("evaluate", "gsm8k", "policy=run", "tasks=1")
+    assert said.code == 0, said.err
+    assert "gsm8k as in run: environment=question max_tokens=8" in said.err

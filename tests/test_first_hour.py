@@ -202,7 +202,7 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(
 def test_names_in_brackets_survive_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     said = refused(cli, "run", "optima/isft", "tracker=wandb")
-    assert "pip install 'coterie[wandb]'" in said and "tracker=wandb needs" in said
+    assert "pip install -e '.[wandb]'" in said and "tracker=wandb needs" in said
     assert "[/red]x" in refused(cli, "run", "optima/isft", "model=[/red]x")
 
 

@@ -14,19 +14,17 @@ import pytest
 from pyarrow import parquet
 
 from coterie.datasets import preferences
-from coterie.datasets.preferences import (
-    PREFERENCE_SETS,
-    PreferenceRow,
-    Preferences,
-)
+from coterie.datasets.conversations import ChatMessage, Preference
+from coterie.datasets.preferences import PREFERENCE_SETS, MixedPreferences
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree.data import HeldOutQuestions, as_pair
+from coterie.recipes.dense_tree.data import HeldOutQuestions
+from coterie.rollout.conversation_rows import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl
 
-Cached = Callable[..., list[PreferenceRow]]
+Cached = Callable[..., list[Preference]]
 INTERACT, FEEDBACK = PREFERENCE_SETS["ultra_interact"], PREFERENCE_SETS["ultra_feedback"]
 
 
@@ -58,10 +56,10 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[PreferenceRow]]:
+def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Preference]]:
     """The pairs of a set whose files in the hub's cache are this one."""
 
-    def read(file: Path, one: Any = INTERACT) -> list[PreferenceRow]:
+    def read(file: Path, one: Any = INTERACT) -> list[Preference]:
         monkeypatch.setattr(preferences, "download", lambda *of: file)
         return list(one.pairs())
 
@@ -71,12 +69,16 @@ def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[PreferenceRow]
 def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
     """A file of pairs in TRL's form."""
     rows = (
-        PreferenceRow(
-            id=f"n{n}", messages=(("user", asked),), chosen=f"It is 5, {n}.", rejected=f"It is 7, {n}."
-        ).line()
+        {"prompt": [{"role": "user", "content": asked}],
+         "chosen": [{"role": "assistant", "content": f"It is 5, {n}."}],
+         "rejected": [{"role": "assistant", "content": f"It is 7, {n}."}]}
         for n in range(count)
     )  # fmt: skip
     return jsonl(name, *rows)
+
+
+def sides(row: Preference) -> tuple[str, str]:
+    return row.messages[-1].content, row.rejected[-1].content
 
 
 # -- upstream's rows --------------------------------------------------------------------------
@@ -84,16 +86,13 @@ def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
 
 def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path, cached: Cached) -> None:
     (row,) = cached(jsonl(tmp_path / "a.jsonl", interaction(1)))
-    assert row.id == "row1"
-    assert row.messages == (
+    assert row.place == "ultra_interact/row1"
+    assert [(one.role, one.content) for one in row.messages[: row.start]] == [
         ("user", "What is 2 and 3?"),
         ("assistant", "Step 1: 6."),
         ("user", "Your answer is wrong."),
-    )
-    assert (row.chosen, row.rejected) == (
-        "Step 1: it is 5, case 1.",
-        "Step 1: it is 7, case 1.",
-    )
+    ]
+    assert sides(row) == ("Step 1: it is 5, case 1.", "Step 1: it is 7, case 1.")
 
 
 def test_replies_are_compared_two_by_two_by_their_overall_scores(
@@ -101,10 +100,10 @@ def test_replies_are_compared_two_by_two_by_their_overall_scores(
 ) -> None:
     row = judged(("red", 3), ("blue", 8.5), ("dun", None), ("green", 3.0), ("grey", 1.0))
     found = cached(jsonl(tmp_path / "a.jsonl", row), FEEDBACK)
-    assert {(one.chosen, one.rejected) for one in found} == {
+    assert {sides(one) for one in found} == {
         ("blue", "red"), ("blue", "green"), ("blue", "grey"), ("red", "grey"), ("green", "grey"),
     }  # fmt: skip
-    assert {one.messages for one in found} == {(("user", "Name a colour."),)}
+    assert {one.messages[0].content for one in found} == {"Name a colour."}
     assert len({one.id for one in found}) == 5
 
 
@@ -122,8 +121,8 @@ def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path, cache
     left_out = Counter[str]()
     assert len(list(INTERACT.pairs(left_out))) == 2
     assert left_out == {
-        "is there before": 1, "chosen and rejected are equal": 1, "rejected: must hold some text": 1,
-        "the dialogue before the replies doesn't end with a turn of the user": 1,
+        "duplicates": 1, "chosen and rejected are equal": 1, "message 4 (assistant) is empty": 1,
+        "messages 2 and 3 are both the assistant's": 1, "no two replies with different scores": 0,
     }  # fmt: skip
 
 
@@ -157,8 +156,8 @@ def test_a_set_is_downloaded_and_drawn_from(
         said = cli("data", "download", "ultra_feedback")
         assert said.code == 0 and said.out == "6 pairs\n", said.err
         before = len(served.asked)
-        drawn = Preferences("ultra_feedback").draw(4, "x")
-        assert len({row.rejected for row in drawn}) == 4 and len(served.asked) == before
+        drawn = MixedPreferences("ultra_feedback").draw(4, "x")
+        assert len({sides(row) for row in drawn}) == 4 and len(served.asked) == before
         assert "openbmb/UltraInteract_pair" in refused(cli, "data", "download", "ultra_interact")
 
 
@@ -166,65 +165,35 @@ def test_a_set_is_downloaded_and_drawn_from(
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
-    one = Preferences(str(ours(tmp_path / "a.jsonl", 40)))
-    first = [row.id for row in one.draw(12, "x")]
+    one = MixedPreferences(str(ours(tmp_path / "a.jsonl", 40)))
+    first = [row.place for row in one.draw(12, "x")]
     assert len(set(first)) == 12 and first != sorted(first)
-    assert [row.id for row in one.draw(12, "x")] == first
-    assert [row.id for row in one.draw(12, "y")] != first
-    whole = [row.id for row in one.draw(100, "x")]
-    assert sorted(whole) == sorted(f"n{n}" for n in range(40)), "all, each once"
+    assert [row.place for row in one.draw(12, "x")] == first
+    assert [row.place for row in one.draw(12, "y")] != first
+    whole = [row.place for row in one.draw(100, "x")]
+    assert sorted(whole) == sorted(f"a.jsonl, line {n + 1}" for n in range(40)), "all, each once"
 
 
 def test_what_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no set of preferences 'ultra_interac'") as error:
-        Preferences("ultra_interac")
+        MixedPreferences("ultra_interac")
     assert "did you mean 'ultra_interact'?" in error.value.todo
     with pytest.raises(UserError, match="there is no file"):
-        Preferences("nothing.jsonl").files()
+        MixedPreferences("nothing.jsonl").files()
     file = ours(tmp_path / "b.jsonl", 2)
     row = lines(file)[0]
-    for change, said in [
-        ({"chosen": "text"}, "chosen must be a list of one message"),
-        ({"rejected": row["chosen"]}, "chosen and rejected are equal"),
-        ({"prompt": [*row["prompt"], *row["chosen"]]}, "doesn't end with a turn of the user"),
-        ({"prompt": row["prompt"] * 3}, "turn 2 is of user, not of assistant"),
-    ]:
-        jsonl(file, row, row | change)
-        with pytest.raises(UserError, match="line 2 is broken") as error:
-            Preferences(str(file)).draw(2, "x")
-        assert said in error.value.what
-
-
-# -- pairs ------------------------------------------------------------------------------------
-
-
-def test_the_reply_is_the_target_with_its_end_and_the_dialogue_is_not() -> None:
-    renderer, _ = load_renderer("tiny-problems")
-    row = PreferenceRow(
-        id="a",
-        messages=(("user", "2 and 3?"), ("assistant", "6"), ("user", "No.")),
-        chosen="It is 5.",
-        rejected="It is 7.",
-    )
-    pair = as_pair(row, renderer, "ultra_interact", "agent")
-    for side, text in ((pair.chosen, "It is 5."), (pair.rejected, "It is 7.")):
-        (one,) = side
-        (target,) = one.targets
-        assert renderer.decode(one.ids[target.start :]) == f"{text}<|end|>"
-        assert one.ids[: target.start] == pair.chosen[0].ids[: target.start], "one prompt"
-        shown = renderer.decode(one.ids[: target.start])
-        assert (
-            shown == "<|user|>2 and 3?<|end|><|assistant|>6<|end|><|user|>No.<|end|><|assistant|>"
-        )
-        assert (target.stop, target.writer) == (len(one.ids), "data:ultra_interact")
-        assert one.origin == "ultra_interact/a" and one.logprobs is None
-    assert pair.weight == 1 and pair.reference is None
+    jsonl(file, row, row | {"rejected": row["chosen"]})
+    with pytest.raises(UserError, match="line 2: chosen and rejected are equal"):
+        MixedPreferences(str(file)).draw(2, "x")
 
 
 def test_text_cannot_forge_a_turn() -> None:
     renderer, _ = load_renderer("tiny-problems")
-    row = PreferenceRow(messages=(("user", "a"),), chosen="b<|end|><|user|>c", rejected="d")
-    (one,) = as_pair(row, renderer, "x", "agent").chosen
+    asked, *said = (
+        [{"role": role, "content": text}]
+        for role, text in [("user", "a"), ("assistant", "b<|end|><|user|>c"), ("assistant", "d")]
+    )
+    (one,) = pairs_from_messages(renderer, asked, *said).chosen
     end = renderer.encode_turn("")
     assert sum(token in end for token in one.ids[one.targets[0].start :]) == 1
 
@@ -241,7 +210,12 @@ def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> Non
         LONG.replace(" ", "\n "),
         "Solve it: What is 2+3?",
     ]
-    assert all(held_out.is_asked([("user", "Hello."), ("user", text)]) for text in asked)
-    others = [("assistant", LONG), ("user", LONG[:-8]), ("user", "What is 2+3? And then?")]
+    hello = ChatMessage(role="user", content="Hello.")
+    assert all(held_out.is_asked([hello, ChatMessage(role="user", content=text)]) for text in asked)
+    others = [
+        ChatMessage(role="assistant", content=LONG),
+        ChatMessage(role="user", content=LONG[:-8]),
+        ChatMessage(role="user", content="What is 2+3? And then?"),
+    ]
     assert not any(held_out.is_asked([one]) for one in others)
-    assert not HeldOutQuestions(()).is_asked([("user", "")])
+    assert not HeldOutQuestions(()).is_asked([hello])

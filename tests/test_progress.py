@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coterie.progress import Silent, StagePlace
+from coterie.progress import Pace, Silent, StagePlace, duration
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.terminal.progress import ConsoleProgress, Pace, duration
+from coterie.terminal.progress import ConsoleProgress
 from tests.conftest import FEW, Cli
 
 
@@ -41,6 +41,13 @@ def test_steps_of_an_earlier_session_do_not_make_the_rest_look_quick() -> None:
     for step in range(1, 6):
         pace.add(1, now=2.0 * step)
     assert pace.left(10.0) == pytest.approx(90.0)
+
+
+def test_the_time_left_of_long_steps_is_told_without_the_slow_first_one() -> None:
+    pace = Pace(20, began=0.0)
+    for now in (60.0, 70.0, 80.0):
+        pace.add(1, now)
+    assert pace.left(80.0, evidence=0.0) == pytest.approx(170.0)
 
 
 def test_durations_are_read_at_a_glance() -> None:

@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import os
+import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from coterie import api
 from coterie.datasets.problems import boxed_answer
 from coterie.environments.protocol import Environment, Grade, Shared, State
-from coterie.environments.question import answer_of, filled
+from coterie.environments.question import answer_of, as_number, filled
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import settings
@@ -156,6 +161,7 @@ def test_a_column_of_aliases_is_right_too(tmp_path: Path) -> None:
         ("f1", ["red fox"], "red dog", 0.5),
         ("math", ["1/2"], "So it is \\boxed{\\frac{1}{2}}.", 1.0),
         ("math", ["1200"], "1,200", 1.0),
+        ("math", ["1200"], "1100 + 100 = 1200\n#### 1200", 1.0),
         ("math", ["5"], "First \\boxed{5}, no: \\boxed{6}", 0.0),
     ],
 )
@@ -165,7 +171,7 @@ def test_built_in_rewards_read_the_last_box_or_the_whole_reply(
     rows = [{"question": f"{n}?", "answer": answers} for n in range(5)]
     game = environment(jsonl(tmp_path / "a.jsonl", *rows), f"environment.reward={reward}")
     assert graded(game, reply).score == pytest.approx(score)
-    assert answer_of(reply) == (boxed_answer(reply) or reply)
+    assert answer_of(reply) == (boxed_answer(reply) or reply.split("#### ")[-1])
 
 
 def test_a_program_is_run_on_the_tests_of_its_row(tmp_path: Path) -> None:
@@ -206,6 +212,10 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
     ("words", "message"),
     [
         (["environment.prompt={questoin}"], "line 1 has no 'questoin'.*did you mean 'question'"),
+        (
+            ["environment.prompt=Count to {{ten}}. \\boxed{}"],
+            "has no column: all tasks would be the same",
+        ),
         (["environment.prompt={level} {answer}"], "shows the right answer to the agent"),
         (["environment.reward=exat"], "exat: is no reward; did you mean 'exact'"),
         (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 11: AttributeError"),
@@ -234,6 +244,29 @@ def test_what_can_not_be_used_is_refused_before_anything_is_played(
     own = [word.replace("OWN", f"{tmp_path}/rewards.py") for word in words]
     with pytest.raises(UserError, match=f"(?s){message}"):
         environment(file, *own).tasks("train", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(Decimal("0.5"), 0.5), (np.float32(0.5), 0.5), (np.bool_(True), 1.0), (torch.tensor([1]), 1.0),
+     (np.array([1.0, 2.0]), None), (Decimal("NaN"), None), (10**400, None), ("1", None)],
+)  # fmt: skip
+def test_numbers_of_all_libraries_are_rewards(value: object, number: float | None) -> None:
+    assert as_number(value) == number
+
+
+def test_a_changed_reward_is_named_when_its_run_goes_on(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    jsonl(tmp_path / "a.jsonl", *sums(20))
+    words = ("dataset=a.jsonl", "environment.reward=rewards.py:words", "model=tiny-acts", "rollout.tasks=2",
+             "rollout.samples=2", "rollout.max_tokens=4", "steps.count=1", "update.max_length=64",
+             "evaluate.tasks=3")  # fmt: skip
+    assert cli("stage", "evaluate", "run", *words, "--recipe", "rl/grpo").code == 0
+    (tmp_path / "rewards.py").write_text(REWARDS + "# changed\n")
+    later = time.time() + 10
+    os.utime(tmp_path / "rewards.py", (later, later))
+    said = " ".join(refused(cli, "run", "--folder", "run").split())
+    assert "rewards.py has changed -> keep the settings" in said
 
 
 def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:
@@ -287,5 +320,11 @@ def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> Non
         ran = cli("run", "rl/grpo", *own, *sizes, "--folder", "run")
     assert ran.code == 0, ran.err
     assert "rl/grpo on qa" in ran.out + ran.err
-    said = cli("evaluate", "question", *own, "policy=run", "max_tokens=4")
-    assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
+    for benchmark in ("question", "a.jsonl"):
+        said = cli("evaluate", benchmark, "policy=run")
+        assert said.code == 0 and json.loads(said.out.splitlines()[-1])["rows"][0]["n"] == 4
+        assert "as in run: environment=question max_tokens=4" in said.err, said.err
+    other = cli(
+        "evaluate", "gsm8k", "policy=run", "dataset.source=sample", "tasks=1", "max_tokens=4"
+    )
+    assert other.code == 0 and "as in run" not in other.err

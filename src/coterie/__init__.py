@@ -21,7 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from coterie.api import Played, by_task, environment, play
+    from coterie.api import Played, by_task, demonstrate, environment, play
     from coterie.engines.inprocess import InProcessEngine
     from coterie.environments.protocol import Environment, Grade, Transition
     from coterie.environments.pure import Pure
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from coterie.trajectories.task import Task
 
 _MODULES = {
-    "api": ("Played", "by_task", "environment", "play"),
+    "api": ("Played", "by_task", "demonstrate", "environment", "play"),
     "engines.inprocess": ("InProcessEngine",),
     "environments.protocol": ("Environment", "Grade", "Transition"),
     "environments.pure": ("Pure",),
@@ -64,7 +64,8 @@ _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "DPO", "Environment", "Grade", "InProcessEngine", "LoadedModel", "Pair", "Played", "PolicyGradient", "Pure", "Row",
     "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "bootstrap_interval", "by_task",
-    "environment", "load", "pairs_from_messages", "play", "rows_from_messages", "train", "with_reference",
+    "demonstrate", "environment", "load", "pairs_from_messages", "play", "rows_from_messages", "train",
+    "with_reference",
 ]  # fmt: skip
 
 

@@ -21,16 +21,19 @@ from coterie.environments.protocol import Environment
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError
+from coterie.models.loading import load_renderer
 from coterie.rollout.episodes import Episode, Finished
-from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.samplers import Sampler, TokenSampler
+from coterie.rollout.scripted import Script, ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.export import asked, chat
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn
-from coterie.trajectories.view import view
+from coterie.trajectories.turn import Message, Turn
+from coterie.trajectories.view import prompts, view
 
 Result = TypeVar("Result")
 Engines = InProcessEngine | Mapping[str, InProcessEngine]
@@ -121,9 +124,59 @@ def play(
                 "give one engine for all agents, or a mapping with one for each",
             )
     sampling = Sampling(temperature, top_p, max_tokens, ())
+    samplers = {
+        agent: _sampler(
+            engines if isinstance(engines, InProcessEngine) else engines[agent], sampling
+        )
+        for agent in agents_of(environment)
+    }
     episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
-    found = run_now(_play(environment, engines, episodes, sampling, seed))
+    found = run_now(_play(environment, samplers, episodes, seed))
     return [found[episode.key] for episode in episodes]
+
+
+def demonstrate(
+    environment: Environment, tasks: Sequence[Task], script: Script, *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Play the messages of an expert with the real tools, and return the dialogues as rows for ``coterie run sft``.
+
+    Args:
+        environment: Environment with one agent, whose tools, if it has some, are called by tags.
+        tasks: Tasks to demonstrate.
+        script: Function that returns all messages of the agent for a task, as a model would write them.
+        seed: Seed of the environment.
+
+    Returns:
+        ``{"messages": [...]}`` of each task, with the prompts that the environment shows.
+
+    Raises:
+        UserError: A dialogue fails or does not score 1, or there are several agents or native calls.
+    """
+    agents = agents_of(environment)
+    if len(agents) != 1:
+        raise UserError(
+            f"{environment.name} has {len(agents)} agents", "demonstrate an environment with one"
+        )
+    samplers = {agents[0]: ScriptedSampler(load_renderer("tiny-exchange")[0], script)}
+    episodes = [Episode(task, 0, 0, "demonstrate") for task in tasks]
+    found = run_now(_play(environment, samplers, episodes, seed))
+    return [_demonstration(found[episode.key], agents[0]) for episode in episodes]
+
+
+def _demonstration(played: Played, agent: str) -> dict[str, Any]:
+    if played.tree is None or played.outcome is None or played.score < 1:
+        raise UserError(
+            f"the script of task {played.task.id} fails: {played}", "correct the script"
+        )
+    last = prompts(played.tree, played.outcome.leaf, agent)[-1][1]
+    request = played.tree.requests[str(last.prompt)]
+    if request.tools:
+        raise UserError(
+            "demonstrations have calls as tags, and these tools are shown by the chat template",
+            "use calls='tags', or write messages with tool_calls yourself",
+        )
+    shown = (*played.tree.messages(request), Message("assistant", turn=last.id))
+    return {"messages": asked(chat(played.tree, shown, agent))}
 
 
 def by_task(played: Sequence[Played]) -> list[list[Played]]:
@@ -143,17 +196,10 @@ def run_now(work: Coroutine[Any, Any, Result]) -> Result:
 
 async def _play(
     environment: Environment,
-    engines: Engines,
+    samplers: Mapping[str, Sampler],
     episodes: Sequence[Episode],
-    sampling: Sampling,
     seed: int,
 ) -> dict[Any, Played]:
-    samplers = {
-        agent: _sampler(
-            engines if isinstance(engines, InProcessEngine) else engines[agent], sampling
-        )
-        for agent in agents_of(environment)
-    }
     found = {}
     with tempfile.TemporaryDirectory() as logs:
         opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})

@@ -16,6 +16,7 @@ import pytest
 
 from coterie.config.home import sha256
 from coterie.datasets.catalogue import find
+from coterie.datasets.sources import REVISIONS
 from coterie.models.conversion import MANIFEST, ModelManifest
 from coterie.tools.retrieval.index import build_index
 from tests.docs_check.pages import ROOT
@@ -166,12 +167,6 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
-    "docs/howto/own-question.md": {
-        "problems.jsonl": lines(
-            *({"question": f"Ann has 2 boxes with {n} pens in all. How many pens has Ann?", "answer": n}
-              for n in range(20))
-        ),
-    },
     "docs/howto/export.md": {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
@@ -201,7 +196,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
     the hub's address."""
     home = folder / HOME
     with (folder / "home.lock").open("a") as lock, ExitStack() as stack:
-        hub = serve(Hub(_hub_files()))
+        hub = serve(Hub(_hub_files(), revision=REVISIONS[0]))
         stack.callback(hub.server_close)
         stack.callback(hub.shutdown)
         variables.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
@@ -217,7 +212,11 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
 
 def _hub_files() -> dict[str, bytes]:
     (repository,) = find("gsm8k").repos
-    parts = {repository.train[0]: worked(0, 40), repository.heldout[0]: worked(40, 60)}
+    parts = {
+        repository.train[0]: worked(0, 40),
+        repository.heldout[0]: worked(40, 60),
+        "default/train_prefs/0000.parquet": list(PREFERENCES),
+    }
     with TemporaryDirectory() as own:  # two workers of pytest have one folder
         tables = {
             name: table(Path(own) / "made.parquet", rows).read_bytes()

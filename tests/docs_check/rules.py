@@ -163,6 +163,8 @@ RULES = (
     Rule("coterie data filter", "tasks=2 samples=2 max_tokens=8 --least=0 --most=1"),
     Rule("coterie data"),
     Rule(".venv/bin/python bench/prompts.py", "--tasks=1 --max-tokens=4 --seconds=20"),
+    Rule("python examples/problems.py"),
+    Rule("python examples/calculator.py"),
     Rule("curl"),
     Rule("make quickstart", SMALL),
 )  # fmt: skip
@@ -172,9 +174,9 @@ LEFT_OUT = (
     LeftOut("make test", "CI runs it"),
     LeftOut("make lint", "CI runs it"),
     LeftOut("make golden", "runs all methods twice, in minutes"),
-    LeftOut("python examples/problems.py", "tests/test_examples.py runs it"),
     LeftOut("python examples/solutions.py", "needs rows of GSM8K; tests/test_examples.py runs it on others"),
     LeftOut("coterie run dense_tree/gsm8k dataset=qa", "goes on from what examples/solutions.py made"),
+    LeftOut("python3 -m venv .venv", "CI installs the package"),
     LeftOut("python3 -m venv vllm-env", "downloads vLLM; make test-vllm installs and runs its CPU build"),
     LeftOut("VLLM_SERVER_DEV_MODE=1 vllm serve", "needs vLLM; make test-vllm starts servers so"),
 )  # fmt: skip

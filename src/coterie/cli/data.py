@@ -290,8 +290,8 @@ def index(
     """Index pages or passages, such as those of an encyclopedia, so that agents can search them.
 
     A row with `contents` (the title in quotes, then the text) is a passage; one with `title` and `text` is a page,
-    whose text is cut at line ends. Needs the package bm25s (`pip install 'coterie[retrieval]'`), and faiss for
-    vectors (`coterie[dense]`).
+    whose text is cut at line ends. Needs the package bm25s (`pip install -e '.[retrieval]'`), and faiss for
+    vectors (`.[dense]`).
 
     Examples:
 

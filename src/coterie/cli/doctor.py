@@ -65,7 +65,7 @@ def checks() -> list[Check]:
     ]
     for name in TRACKERS:
         there = importlib.util.find_spec(name) is not None
-        text = "installed" if there else f"pip install 'coterie[{name}]'"
+        text = "installed" if there else f"pip install -e '.[{name}]'"
         found.append(Check(f"tracker {name}", there, text, optional=True))
     for name, there in configured(Path()).items():
         found.append(Check(f"key {name}", there, "set" if there else "not set", optional=True))

@@ -20,7 +20,7 @@ from coterie.environments.gold import known_answers
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.progress import Silent
+from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
@@ -28,7 +28,6 @@ from coterie.rollout.opening import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.terminal.progress import duration
 
 TIMEOUT = 180.0
 """Seconds that a trial may take."""

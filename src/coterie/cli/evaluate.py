@@ -16,9 +16,19 @@ from typing import Any, Self
 from pydantic import model_validator
 from rich.console import Console
 
-from coterie.cli.candidates import FOLDER, ONE, Candidate, Player, candidates, cast_of, of_agents
+from coterie.cli.candidates import (
+    FOLDER,
+    ONE,
+    Candidate,
+    Player,
+    candidates,
+    cast_of,
+    is_run,
+    of_agents,
+)
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import check_new_file, expanded, make_folder
+from coterie.config.plugins import settled
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
@@ -28,7 +38,14 @@ from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
-from coterie.environments.registry import CODING, make_environment, played_type
+from coterie.environments.registry import (
+    CODING,
+    Choice,
+    is_data_file,
+    make_environment,
+    played_type,
+    with_file,
+)
 from coterie.environments.traits import Scripted, check_graded
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
@@ -36,7 +53,7 @@ from coterie.evaluation.picking import NOBODY, PickerSettings
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.description import RunCritic
 from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import critic_of, descriptions
+from coterie.recipes.registry import critic_of, descriptions, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
@@ -51,7 +68,7 @@ from coterie.runs.benchmark import (
 from coterie.runs.best_of_n import score_best_of_n
 from coterie.runs.evaluation_results import STAGE
 from coterie.runs.export_rows import dialogue_rows, write_rows
-from coterie.runs.folder import Run
+from coterie.runs.folder import Run, read_config
 from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 from coterie.trajectories.store import Store
@@ -177,6 +194,7 @@ def played(
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
     """Play the tasks of a split: what is played, how, what each policy came to, and what a server was used for."""
     preset, (own, words) = _preset(words), of_agents(words)
+    words, as_trained = _as_trained(benchmark, words, console)
     if urls := _urls(words, own):
         if every:
             raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
@@ -185,7 +203,8 @@ def played(
         _check(server, split)
         found, usage = asyncio.run(_by_endpoint(server, console, split))
         return server.played, server, [found], usage
-    model = benchmark_settings(ModelSettings, benchmark, words, [preset], where=KEYS)
+    layers = [as_trained, preset]
+    model = benchmark_settings(ModelSettings, benchmark, words, layers, where=KEYS)
     if model.critic and not isinstance(make_environment(model), Coding):
         raise UserError(
             f"critic={model.critic} judges functions, which {model.played} does not ask for",
@@ -194,6 +213,41 @@ def played(
     named = cast_of(model, model.policy, own)
     _check(model, split)
     return model.played, model, _by_models(model, named, every, console, split), None
+
+
+def _as_trained(
+    benchmark: str, words: Sequence[str], console: Console
+) -> tuple[list[str], Mapping[str, Any]]:
+    """Return words and values that play a benchmark as the run did whose policy is evaluated, if it is the run's own.
+
+    Runs of ``sft`` on questions are played with the bare question as the prompt, as they were trained.
+    """
+    of_file = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
+    words, name = [*of_file, *with_file(words)], "qa" if of_file else settled(benchmark)
+    policy = next((word[7:] for word in reversed(words) if word.startswith("policy=")), "")
+    if not is_run(policy):
+        return words, {}
+    recipe, stored = read_config(Path(policy))
+    run, asked = Choice.of(stored), Choice.among(words)
+    environment = run.environment if name in (run.dataset, run.environment) else None
+    dataset = asked.dataset or (name if name == run.dataset else run.dataset)
+    if (
+        environment is None
+        or dataset != run.dataset
+        or asked.environment not in (None, environment)
+    ):
+        return words, {}
+    groups = ("dataset", "environment", "tools")
+    values: dict[str, Any] = {group: stored.get(group, {}) for group in groups}
+    source = next((word for word in words if word.startswith("dataset.source=")), None)
+    if source not in (None, f"dataset.source={values['dataset'].get('source')}"):
+        del values["dataset"]
+    if environment == "conversation":
+        environment, values["environment"] = "question", {"prompt": "{question}"}
+    limit = settings(recipe, (), stored).max_tokens
+    console.print(f"{benchmark} as in {policy}: environment={environment} max_tokens={limit}")
+    own = [f"environment={environment}", *([f"dataset={dataset}"] if dataset else [])]
+    return [*own, *words], {**values, "max_tokens": limit}
 
 
 def _check(settings: EvaluatedSettings, split: Split) -> None:

@@ -9,10 +9,13 @@ from coterie.config.file import SettingsFile, names_in, nested, read_settings, r
 from coterie.config.folders import expanded
 from coterie.config.plugins import settled
 from coterie.config.resolve import keys, overlaid
+from coterie.datasets.conversations import FileSettings
 from coterie.datasets.files import SUFFIXES
+from coterie.datasets.load import DATASETS
+from coterie.datasets.sources import is_hub_name
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
-from coterie.recipes.registry import played_choice, played_settings, settings
+from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import read_config
 from coterie.terminal.words import once
@@ -93,7 +96,8 @@ def given(
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = settled(recipe)
-    words = with_file(list(map(_source, words)))
+    own = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
+    words = with_file([_source(word, own) for word in words])
     if file is None:
         return Given(recipe, words)
     named = with_file(names_in(file, PLAYED))
@@ -119,7 +123,15 @@ def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[st
     return stored
 
 
-def _source(word: str) -> str:
-    """Return a bare path of a data file as the setting that it stands for."""
+def _source(word: str, any_source: bool) -> str:
+    """Return a bare name of a data set, or path of a file, as the setting that it stands for.
+
+    Recipes that read ``any_source`` also take names of the Hugging Face hub, and a file as ``dataset=FILE``.
+    """
+    if word in DATASETS.built_in:
+        return f"dataset={word}"
+    if any_source and word.startswith("dataset=") and word.endswith(SUFFIXES):
+        word = word.removeprefix("dataset=")
     is_file = "=" not in word and (word.endswith(SUFFIXES) or expanded(word).exists())
-    return f"dataset.source={word}" if is_file else word
+    is_source = is_file or (any_source and is_hub_name(word))
+    return f"dataset.source={word}" if is_source else word

@@ -20,6 +20,10 @@ SYNONYMS = {
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
     "max_seq_length": "max_length",
+    "lora_rank": "lora_r",
+    "group_size": "samples",
+    "num_generations": "samples",
+    "max_completion_length": "max_tokens",
 }
 """Names of other libraries for keys of a training."""
 OWN_CHECKS = ("value_error", "assertion_error")
@@ -37,9 +41,19 @@ def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
 def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
     """The key that is most like an unknown one, by its whole name or by its last part."""
     group, dot, last = path.rpartition(".")
-    path = f"{group}{dot}{SYNONYMS.get(last, last)}"
-    if path in known:
-        return path
+    last = SYNONYMS.get(last, last)
+    path = f"{group}{dot}{last}"
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    if same:
+        return min(
+            same,
+            key=lambda key: (
+                key != path,
+                bool(group) and not key.startswith(f"{group}."),
+                key.count(".") != path.count("."),
+                key.startswith(("evaluate.", "engine.")),
+            ),
+        )
     leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(known))}
     leaf = nearest(path.rsplit(".", 1)[-1], leaves, cutoff=0.75)
     return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))

@@ -1,4 +1,4 @@
-r"""Conversations and preferences of a user's file, in the formats that people have.
+r"""Conversations and preferences of a user's source, in the formats that people have.
 
 | format | columns of a row |
 |---|---|
@@ -23,13 +23,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
-from coterie.datasets.load import DatasetSettings, user_splits
+from coterie.datasets.load import DatasetSettings
 from coterie.datasets.rows import Frozen, QuestionRow
+from coterie.datasets.sources import source_files, user_splits
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall, call_id
 
@@ -270,6 +270,8 @@ def _prompt(row: Raw, column: str = "prompt") -> Messages:
 def _reply(value: Any) -> Messages:
     if isinstance(value, Mapping):
         value = [value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     return _said("assistant", value) if isinstance(value, str) else parse_messages(value)
 
 
@@ -430,7 +432,8 @@ def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
     sides = [(*prompt, *side) for side in (chosen, rejected)]
     if flaw := next(filter(None, (flaw_of(side, tools) for side in sides)), ""):
         raise ValueError(flaw)
-    if chosen == rejected:
+    texts = [[(one.role, one.thought, one.text) for one in side] for side in (chosen, rejected)]
+    if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
     return Preference(
         **_question(sides[0], tools, rejected),
@@ -459,19 +462,23 @@ class FileSettings(DatasetSettings):
 
     source: str = key(
         "",
-        "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
-        "heldout.jsonl. It must be given.",
+        "A file (JSONL, JSON, Parquet, CSV), a folder with files for each split, such as train.jsonl and "
+        "heldout.jsonl, or a data set of the Hugging Face hub: OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME:CONFIG:SPLIT.",
     )
-    heldout: float = key(0.1, "Of one file: share of the rows that is held out.", gt=0, lt=1)
+    heldout: float = key(
+        0.1, "Share of the rows that is held out where there is one split.", gt=0, lt=1
+    )
     broken: Literal["refuse", "skip"] = key(
         "refuse", "Rows that cannot be trained on (empty messages, roles out of order, ...)."
     )
 
 
 class Conversations:
-    """Conversations of a file."""
+    """Conversations of a user's source."""
 
     settings_type = FileSettings
+    kind: ClassVar[str] = "sft"
+    """Word of the split to prefer where a source has several for training."""
     row: ClassVar[type[Conversation]] = Conversation
     formats: ClassVar[Formats] = CONVERSATIONS
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_conversation)
@@ -488,17 +495,22 @@ class Conversations:
 
     def content(self) -> str:
         """Return a hash of the files and of how they are divided."""
-        path = expanded(self.settings.source)
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        sums = [sha256(file) for file in files if file.is_file()]
+        files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
+        sums = [sha256(file) for some in files.values() for file in some if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken])
 
     @cached_property
     def _splits(self) -> Mapping[Split, list[Conversation]]:
-        name = str(self.settings.name)
-        return user_splits(name, self.settings.source, self._read, self.settings.heldout)
+        own = self.settings
+        splits = user_splits(
+            *(str(own.name), own.source, self.read_file, own.heldout, self.kind, self.left_out)
+        )
+        return {
+            split: list({row.id: row for row in rows}.values()) for split, rows in splits.items()
+        }
 
-    def _read(self, file: Path) -> list[Conversation]:
+    def read_file(self, file: Path) -> list[Conversation]:
+        """Return the rows of a file. Raises ``UserError`` for rows that cannot be trained on."""
         rows, first = dict[str, Conversation](), ""
         faults: dict[str, list[str]] = defaultdict(list)
         for place, raw in numbered(file):
@@ -529,8 +541,9 @@ class Conversations:
 
 
 class Preferences(Conversations):
-    """Preferences of a file."""
+    """Preferences of a user's source."""
 
+    kind: ClassVar[str] = "prefs"
     row: ClassVar[type[Conversation]] = Preference
     formats: ClassVar[Formats] = PREFERENCES
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_preference)

@@ -9,13 +9,13 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, whole_file
@@ -51,11 +51,12 @@ DATASETS = Kind(
         "mind2web": "coterie.datasets.mind2web:Mind2Web",
         "conversations": "coterie.datasets.conversations:Conversations",
         "preferences": "coterie.datasets.conversations:Preferences",
+        "ultra_interact": "coterie.datasets.preferences:PublishedPreferences",
+        "ultra_feedback": "coterie.datasets.preferences:PublishedPreferences",
     },
 )
 Files = list[tuple[Split | None, Path]]
 """Files with their splits; ``None``: each row's split is drawn."""
-R = TypeVar("R", bound=QuestionRow)
 
 
 class DatasetSettings(Settings):
@@ -427,47 +428,6 @@ def dataset_type(name: str) -> type[DatasetSettings]:
 def environment_of(name: str) -> str:
     """The environment in which a plug-in's rows are played."""
     return str(getattr(find_plugin(DATASETS, name).thing, "environment", "debate"))
-
-
-# -- a user's files --------------------------------------------------------------------------
-
-
-def user_splits(
-    name: str, source: str, read: Callable[[Path], list[R]], heldout: float
-) -> dict[Split, list[R]]:
-    """Read a user's file and divide it (:func:`divided`), or a folder with a file for each split.
-
-    Raises ``UserError`` where there is no source, and for a folder without one file of each split.
-    """
-    if not source:
-        raise UserError(f"dataset={name} needs a file of rows", "add dataset.source=FILE.jsonl")
-    path = expanded(source)
-    if not path.is_dir():
-        return divided(read(path), heldout, path)
-    splits: dict[Split, list[R]] = {}
-    for split in SPLITS:
-        found = [file for file in _data(path.iterdir()) if file.name.partition(".")[0] == split]
-        if len(found) != 1:
-            has = f"{len(found)} files of {split}" if found else f"no file {split}.jsonl"
-            raise UserError(f"{path} has {has}", f"give one ({', '.join(SUFFIXES)})")
-        splits[split] = read(found[0])
-    return splits
-
-
-def divided(rows: Sequence[R], heldout: float, file: Path) -> dict[Split, list[R]]:
-    """A share of the questions is held out; the same question is never in both splits.
-
-    Raises ``UserError`` if none is left to train on.
-    """
-    keys = sorted({row.key for row in rows})
-    held_out = set(keys[: max(1, round(len(keys) * heldout))])
-    train = [row for row in rows if row.key not in held_out]
-    if not train:
-        raise UserError(
-            f"{file} has too few questions ({len(keys)}) to hold some of them out",
-            "give more, or a lower dataset.heldout",
-        )
-    return {"train": train, "heldout": [row for row in rows if row.key in held_out]}
 
 
 # -- passages to search -----------------------------------------------------------------------

@@ -23,9 +23,10 @@ from coterie.config.settings import key
 from coterie.config.text import read_json
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import DatasetSettings, user_splits
+from coterie.datasets.load import DatasetSettings
 from coterie.datasets.plans import ConvertedRow, PageElement, one_line
 from coterie.datasets.rows import question_key
+from coterie.datasets.sources import user_splits
 from coterie.errors import UserError
 from coterie.progress import Silent
 

@@ -1,109 +1,49 @@
-"""Preferences to train on: a dialogue, and two replies of which one is better.
+"""Published sets of preferences, and preferences that are mixed into other training data.
 
-The form of a row is TRL's conversational preference format, with an id: ``{"id", "prompt": [{"role", "content"}, ...],
-"chosen": [{"role": "assistant", "content"}], "rejected": [...]}``. Published rows are converted by a type for each
-set, which says what pairs a row makes. To add a set, write the type of its rows and an entry here.
+To add a set, write a type for its rows, which says what pairs a row makes, and an entry here.
 """
 
-import hashlib
-import json
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from coterie.config.folders import expanded
 from coterie.config.home import sha256
-from coterie.config.plain import wrong_at
-from coterie.datasets.catalogue import Repository
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Repository, Split
+from coterie.datasets.conversations import (
+    FileSettings,
+    Preference,
+    Preferences,
+    parse_preference,
+)
 from coterie.datasets.files import SUFFIXES, read_rows
-from coterie.datasets.load import download
-from coterie.datasets.rows import LeftOut, SetRow, Text, question_key
+from coterie.datasets.load import DatasetSettings, download
+from coterie.datasets.rows import SetRow, Text, question_key
+from coterie.datasets.sources import divided
 from coterie.errors import UserError, did_you_mean
 
-ChatRole = Literal["system", "user", "assistant"]
 Score = Annotated[float, Field(allow_inf_nan=False)]
+FORMAT = "preference with a prompt"
+Raw = tuple[str, dict[str, Any]]
+"""Name of a pair, and the pair in the form of :data:`FORMAT`."""
 
 
-class PreferenceRow(SetRow):
-    """A dialogue that ends with a turn of the person, and the better and the worse reply."""
-
-    id: Text = "?"
-    messages: tuple[tuple[ChatRole, Text], ...] = Field(min_length=1)
-    """(role, text) of each turn before the reply."""
-    chosen: Text
-    rejected: Text
-
-    @property
-    def key(self) -> str:
-        """A short hash of all that is said, the id left out."""
-        said = json.dumps((self.messages, self.chosen, self.rejected))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-    def line(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "prompt": [{"role": role, "content": text} for role, text in self.messages],
-            "chosen": [{"role": "assistant", "content": self.chosen}],
-            "rejected": [{"role": "assistant", "content": self.rejected}],
-        }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_line(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "prompt" not in value:
-            return value
-        known = {"id": value["id"]} if "id" in value else {}
-        prompt = value["prompt"]
-        if not isinstance(prompt, list):
-            raise ValueError("prompt must be a list of messages")
-        return known | {
-            "messages": [_message(one, f"prompt.{place}") for place, one in enumerate(prompt)],
-            **{side: _reply(value.get(side), side) for side in ("chosen", "rejected")},
-        }
-
-    @model_validator(mode="after")
-    def _alternating(self) -> "PreferenceRow":
-        turns = self.messages[self.messages[0][0] == "system" :]
-        for place, (role, _) in enumerate(turns):
-            expected = "assistant" if place % 2 else "user"
-            if role != expected:
-                raise ValueError(f"turn {place + 1} is of {role}, not of {expected}")
-        if len(turns) % 2 == 0:
-            raise ValueError("the dialogue before the replies doesn't end with a turn of the user")
-        if self.chosen.strip() == self.rejected.strip():
-            raise ValueError("chosen and rejected are equal")
-        return self
-
-
-def _message(value: Any, where: str) -> tuple[Any, Any]:
-    if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
-        raise ValueError(f"{where} must be an object with role and content")
-    return value["role"], value["content"]
-
-
-def _reply(value: Any, where: str) -> Any:
-    if not isinstance(value, list) or len(value) != 1:
-        raise ValueError(f"{where} must be a list of one message, the reply")
-    role, text = _message(value[0], where)
-    if role != "assistant":
-        raise ValueError(f"{where} is of {role}, not of assistant")
-    return text
-
-
-class UpstreamPreferences(SetRow, ABC):
-    """A row of upstream's, which makes pairs."""
+class PublishedRow(SetRow, ABC):
+    """A row of a published set, which makes pairs."""
 
     @abstractmethod
-    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
-        """The pairs, and why there are none, or fewer."""
+    def pairs(self) -> Iterator[Raw]:
+        """Yield the pairs of the row."""
 
 
 class _Strict(BaseModel):
@@ -117,7 +57,7 @@ class Said(_Strict):
     value: str
 
 
-class UltraInteractRow(UpstreamPreferences):
+class UltraInteractRow(PublishedRow):
     """UltraInteract, its pairs: an interaction, and a right and a wrong next action."""
 
     columns: ClassVar[tuple[str, ...] | None] = ("id", "trajectory", "chosen", "rejected")
@@ -127,9 +67,9 @@ class UltraInteractRow(UpstreamPreferences):
     chosen: str
     rejected: str
 
-    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
-        said = tuple((turn.speaker, turn.value) for turn in self.trajectory)
-        yield _pair(self.id, said, self.chosen, self.rejected)
+    def pairs(self) -> Iterator[Raw]:
+        prompt = [{"role": one.speaker, "content": one.value} for one in self.trajectory]
+        yield self.id, {"prompt": prompt, "chosen": self.chosen, "rejected": self.rejected}
 
 
 class Completion(_Strict):
@@ -139,7 +79,7 @@ class Completion(_Strict):
     overall_score: Score | None = None
 
 
-class UltraFeedbackRow(UpstreamPreferences):
+class UltraFeedbackRow(PublishedRow):
     """UltraFeedback: an instruction, and replies of several models, each with an overall score."""
 
     columns: ClassVar[tuple[str, ...] | None] = ("instruction", "completions")
@@ -147,38 +87,26 @@ class UltraFeedbackRow(UpstreamPreferences):
     instruction: str
     completions: tuple[Completion, ...]
 
-    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
-        """Every two replies with different scores, the one with the higher score chosen."""
+    def pairs(self) -> Iterator[Raw]:
+        """Yield every two replies with different scores, the one with the higher score chosen."""
         scored = [(one, one.overall_score) for one in self.completions]
         known = [(place, one, s) for place, (one, s) in enumerate(scored) if s is not None]
-        found, asked = False, question_key(self.instruction)
+        prompt = [{"role": "user", "content": self.instruction}]
         for two in combinations(known, 2):
             (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
             if high > low:
-                found = True
-                said: tuple[tuple[ChatRole, str], ...] = (("user", self.instruction),)
-                id_ = f"{asked}-{better}-{worse}"
-                yield _pair(id_, said, chosen.response, rejected.response)
-        if not found:
-            yield LeftOut("has no two replies with different scores", asked)
-
-
-def _pair(
-    id_: str, messages: tuple[tuple[ChatRole, str], ...], chosen: str, rejected: str
-) -> PreferenceRow | LeftOut:
-    try:
-        return PreferenceRow(id=id_, messages=messages, chosen=chosen, rejected=rejected)
-    except ValidationError as error:
-        return LeftOut(wrong_at(error.errors()[0]), id_)
+                name = f"{question_key(self.instruction)}-{better}-{worse}"
+                sides = {"chosen": chosen.response, "rejected": rejected.response}
+                yield name, {"prompt": prompt, **sides}
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSet:
-    """One set of preferences; all its pairs are for training."""
+    """One published set; all its pairs are for training."""
 
     name: str
     what: str
-    row: type[UpstreamPreferences]
+    row: type[PublishedRow]
     licence: str
     train: int
     """Number of published rows."""
@@ -188,19 +116,24 @@ class PreferenceSet:
         """Download the files into the hub's cache, if they are not there."""
         return [download(self.name, self.repo, file) for file in self.repo.train]
 
-    def pairs(self, left_out: Counter[str] | None = None) -> Iterator[PreferenceRow]:
+    def pairs(self, left_out: Counter[str] | None = None) -> Iterator[Preference]:
         """Yield each distinct pair of the hub's files once, and count in ``left_out`` what makes none."""
         reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
         for file in self.files():
             for row in read_rows(file, self.row):
-                for pair in row.pairs():
-                    if isinstance(pair, LeftOut):
-                        reasons[pair.reason] += 1
-                    elif pair.key in seen:
-                        reasons["is there before"] += 1
-                    else:
-                        seen.add(pair.key)
-                        yield pair
+                pairs = list(row.pairs())
+                reasons["no two replies with different scores"] += not pairs
+                for name, raw in pairs:
+                    try:
+                        pair = parse_preference(raw, FORMAT, f"{self.name}/{name}")
+                    except ValueError as error:
+                        reasons[str(error)] += 1
+                        continue
+                    if pair.id in seen:
+                        reasons["duplicates"] += 1
+                        continue
+                    seen.add(pair.id)
+                    yield pair
 
 
 _FEEDBACK = ("evol_instruct", "false_qa", "flan", "sharegpt", "truthful_qa", "ultrachat")
@@ -234,9 +167,39 @@ PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType(
 )
 
 
+class HeldOutSettings(DatasetSettings):
+    """Settings of a published set."""
+
+    heldout: float = key(0.1, "Share of the rows that is held out.", gt=0, lt=1)
+
+
+class PublishedPreferences:
+    """A published set of preferences as a data set of tasks."""
+
+    settings_type = HeldOutSettings
+    row = Preference
+
+    def __init__(self, settings: HeldOutSettings) -> None:
+        self.settings, self.set = settings, PREFERENCE_SETS[str(settings.name)]
+        self.left_out = Counter[str]()
+
+    def rows(self, split: Split) -> list[Preference]:
+        """Return the pairs of a split."""
+        return self._splits[split]
+
+    def content(self) -> str:
+        repo = self.set.repo
+        return f"{repo.name}@{repo.revision} {self.settings.heldout:g}"
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Preference]]:
+        pairs = list(self.set.pairs(self.left_out))
+        return divided(pairs, self.settings.heldout, self.set.name)
+
+
 @dataclass(frozen=True, slots=True)
-class Preferences:
-    """Pairs by the name of a set, or by the path of a file in TRL's conversational preference format."""
+class MixedPreferences:
+    """Pairs by the name of a published set, or by the path of a file."""
 
     source: str
 
@@ -250,11 +213,11 @@ class Preferences:
 
     @property
     def name(self) -> str:
-        """A short name: that of the set, or of the file."""
+        """Name of the set, or of the file without its folder."""
         return Path(self.source).name
 
     def files(self) -> list[Path]:
-        """Return the files of the pairs. Raises ``UserError`` if they are not there and can't be downloaded."""
+        """Return the files of the pairs. Raises ``UserError`` if they are missing and cannot be downloaded."""
         if self.source in PREFERENCE_SETS:
             return PREFERENCE_SETS[self.source].files()
         file = expanded(self.source)
@@ -262,27 +225,28 @@ class Preferences:
             raise UserError(f"there is no file {file}", "check the path")
         return [file]
 
-    def pairs(self) -> Iterator[PreferenceRow]:
-        """Yield all pairs. Raises ``UserError`` with the line of a broken one, and if they are not there."""
+    def pairs(self) -> Iterator[Preference]:
+        """Yield all pairs. Raises ``UserError`` with the lines of broken ones."""
         if self.source in PREFERENCE_SETS:
             return PREFERENCE_SETS[self.source].pairs()
-        return read_rows(expanded(self.source), PreferenceRow)
+        rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))
+        return (row.model_copy(update={"place": f"{self.name}, {row.place}"}) for row in rows)  # type: ignore[misc]
 
     def content(self) -> str:
-        """Return the revision of a set, or the checksum of a file; ``missing`` if it is not there."""
+        """Return the revision of a set, or the checksum of a file; ``missing`` if there is no file."""
         if self.source in PREFERENCE_SETS:
             repo = PREFERENCE_SETS[self.source].repo
             return f"{repo.name}@{repo.revision}"
         file = expanded(self.source)
         return sha256(file) if file.is_file() else "missing"
 
-    def draw(self, most: int, seed: str) -> list[PreferenceRow]:
+    def draw(self, most: int, seed: str) -> list[Preference]:
         """Draw ``most`` pairs without replacement, or all, in an order drawn by the seed.
 
-        Reads the pairs twice, so that they are never in memory as a whole. Raises ``UserError`` as :meth:`pairs`.
+        Reads the pairs twice, so that a large set is never in memory as a whole.
         """
         total = sum(1 for _ in self.pairs())
         places = random.Random(seed).sample(range(total), min(most, total))
-        wanted = set(places)
-        found = {place: pair for place, pair in enumerate(self.pairs()) if place in wanted}
-        return [found[place] for place in places]
+        chosen = set(places)
+        by_place = {place: pair for place, pair in enumerate(self.pairs()) if place in chosen}
+        return [by_place[place] for place in places]

@@ -15,8 +15,9 @@ from coterie.config.settings import key
 from coterie.datasets.answers import AnswerRow, first_of
 from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.files import numbered
-from coterie.datasets.load import DatasetSettings, user_splits
+from coterie.datasets.load import DatasetSettings
 from coterie.datasets.rows import from_verl
+from coterie.datasets.sources import user_splits
 from coterie.errors import UserError, did_you_mean
 
 QUESTIONS = ("question", "problem", "query", "prompt", "instruction", "input", "text")

@@ -1,13 +1,16 @@
-"""The next reply in conversations of a file: what fine-tuned models say on held-out rows, beside the reference."""
+"""The next reply in conversations: what fine-tuned models say on held-out rows, beside the reference."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.conversations import Conversation
+from coterie.datasets.conversations import ChatMessage, Conversation
 from coterie.datasets.load import Rows
+from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
+from coterie.datasets.rows import Gsm8kRow, QuestionRow
 from coterie.environments.answers import f1
+from coterie.environments.debate import asked
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.protocol import ActorKind, Grade, State, Transition
 from coterie.environments.pure import Pure
@@ -19,6 +22,8 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part, Turn
 
 ASSISTANT: Literal["assistant"] = "assistant"
+PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)
+"""Rows of the catalogue that hold all that a reply needs."""
 
 
 class ConversationReply(Pure):
@@ -31,7 +36,7 @@ class ConversationReply(Pure):
     name = "conversation"
     actors: Mapping[str, ActorKind] = MappingProxyType({ASSISTANT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
-    row_types = (Conversation,)
+    row_types = (Conversation, *PROBLEMS)
     syntax = NativeCalls()
     metric = "word F1 with the reference reply"
 
@@ -40,7 +45,9 @@ class ConversationReply(Pure):
         self._known: dict[str, Conversation] = {}
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        return [self._task(row) for row in draw(self._rows, split, count, seed, drawn)]  # type: ignore[arg-type]
+        return [
+            self._task(as_conversation(row)) for row in draw(self._rows, split, count, seed, drawn)
+        ]
 
     @property
     def dataset(self) -> Rows:
@@ -49,7 +56,7 @@ class ConversationReply(Pure):
 
     def rows(self, split: Split) -> list[Conversation]:
         """Return all rows of a split."""
-        return self._rows.split(split)  # type: ignore[return-value]
+        return [as_conversation(row) for row in self._rows.split(split)]
 
     def acting(self, state: State) -> tuple[str, ...]:
         return (ASSISTANT,)
@@ -87,6 +94,28 @@ class ConversationReply(Pure):
             for split in ("train", "heldout"):
                 self._known |= {row.id: row for row in self.rows(split)}
         return self._known[task.id]
+
+
+def as_conversation(row: QuestionRow) -> Conversation:
+    """Return a row of the catalogue as a question and its solution; a conversation is returned as it is."""
+    if isinstance(row, Conversation):
+        return row
+    solution = getattr(row, "solution", "")
+    reply = (
+        f"{solution}\n#### {row.answer}" if isinstance(row, Gsm8kRow) else solution or row.answer
+    )
+    messages = (
+        ChatMessage(role="user", content=asked(row)),
+        ChatMessage(role=ASSISTANT, content=reply),
+    )
+    return Conversation(
+        id=row.id,
+        question=row.question,
+        answer=row.answer,
+        messages=messages,
+        start=1,
+        place=f"row {row.id}",
+    )
 
 
 def _reply_at(row: Conversation) -> int:

@@ -3,19 +3,20 @@ r"""A question for one agent, with a reward of one's own choice.
     coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
 The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
-the last ``\boxed{...}`` of it, if there is one.
+the last ``\boxed{...}`` of it, or what follows ``####``, if there is one.
 """
 
 import asyncio
 import inspect
 import json
 import re
-import sys
 from asyncio import wait_for
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
+from math import isfinite, nan
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -75,7 +76,6 @@ RESERVED = frozenset({
 """Metrics of an evaluation that a reward function cannot give."""
 SECONDS = 300.0
 """Limit of one call of an asynchronous reward function."""
-LARGEST = sys.float_info.max
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -152,6 +152,11 @@ class Question(Pure):
         self.metric = METRICS.get(self.reward, label(self.reward))
         self.needs = (Sandbox,) if self.reward == "code" else ()
         self.version = f"1 {self.function.source}" if self.function else "1"
+        if settings.prompt and not any(name.strip() for name in _FIELD.findall(settings.prompt)):
+            raise UserError(
+                f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
+                "put {question} or another {COLUMN} into it",
+            )
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
     # -- tasks --------------------------------------------------------------------------------
@@ -256,27 +261,29 @@ class Question(Pure):
             raise UserError(
                 f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
             ) from error
-        found = dict(value) if isinstance(value, Mapping) else {"score": value}
-        for name, one in {"score": None, **found}.items():
+        returned = dict(value) if isinstance(value, Mapping) else {"score": value}
+        found: dict[str, float] = {}
+        for name, one in {"score": None, **returned}.items():
             if name in RESERVED:
                 raise UserError(
                     f"{function} returned a metric called {name!r}, which coterie measures itself",
                     "give it another name",
                 )
-            if not isinstance(one, Real) or not -LARGEST <= one <= LARGEST:  # type: ignore[operator]
+            figure = as_number(one)
+            if figure is None:
                 which = "" if name == "score" else f" as {name}"
                 raise UserError(
                     f"{function} returned {one!r}{which} on {item.where}",
                     "return a finite number, or a dict of numbers with score",
                 )
-        (low, high), score = self.settings.reward_range, float(found.pop("score"))
+            found[str(name)] = figure
+        (low, high), score = self.settings.reward_range, found.pop("score")
         if not low <= score <= high:
             raise UserError(
                 f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
-        metrics = {str(name): float(one) for name, one in found.items()}
-        return Grade((score - low) / (high - low), metrics)
+        return Grade((score - low) / (high - low), found)
 
     # -- votes --------------------------------------------------------------------------------
 
@@ -299,9 +306,19 @@ class Question(Pure):
         return float(self.same(answer, other))
 
 
+def as_number(value: object) -> float | None:
+    """Return a finite number as a float, also a ``Decimal`` or a scalar of NumPy or torch; ``None`` for others."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        figure = float(value) if isinstance(value, Real | Decimal) else nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several elements, or too large
+        return None
+    return figure if isfinite(figure) else None
+
+
 def answer_of(reply: str) -> str:
-    r"""Return the last ``\boxed{...}`` of a reply; the whole reply if it has none."""
-    return boxed_answer(reply) or reply.strip()
+    r"""Return the last ``\boxed{...}`` of a reply, else what follows its last ``####``, else all of it."""
+    return boxed_answer(reply) or reply.rpartition("####")[2].strip()
 
 
 def _likeness(reply: str, gold: str, reward: str) -> float:
@@ -320,12 +337,7 @@ def program_of(reply: str) -> str:
 
 
 def _is_right(answers: Sequence[str], reply: str) -> bool:
-    return any(same_mathematics(_math_gold(one), reply) for one in answers)
-
-
-def _math_gold(answer: str) -> str:
-    r"""Return the last ``\boxed{...}`` of a worked solution, or what follows its last ``####``."""
-    return boxed_answer(answer) or answer.rpartition("####")[2].strip()
+    return any(same_mathematics(answer_of(one), reply) for one in answers)
 
 
 def filled(

@@ -81,8 +81,8 @@ CONTESTS = ("livecodebench", "code_contests")
 """Data sets of programming contests, for an agent that writes programs."""
 EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
 """Mathematics data sets that are only for evaluation, for an agent that runs programs."""
-CONVERSATIONS = ("conversations", "preferences")
-"""Conversations and preferences in files of users."""
+CONVERSATIONS = ("conversations", "preferences", "ultra_interact", "ultra_feedback")
+"""Conversations and preferences of a user's source, and published preferences."""
 PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "mhqa"} for name in HOPS},
     **{name: {"name": "web"} for name in SEARCHES},

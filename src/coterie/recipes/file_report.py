@@ -66,21 +66,27 @@ def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
 
 
 def _curve(run: Run) -> list[Section]:
-    """Return the training loss by step, at evenly spaced steps."""
+    """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
     file: Path = run.training_folder(0) / "metrics.jsonl"
     if not file.is_file():
         return []
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     if not steps:
         return []
-    points = tuple(
-        Point(one["step"], one["loss"], f"step {one['step']}: loss {one['loss']:.4f}")
-        for one in steps[:: -(-len(steps) // POINTS)]
-    )
+    shown = steps[:: -(-len(steps) // POINTS)]
+    series = [Series("training", _points(shown, "loss"))]
+    if measured := [one for one in steps if "heldout_loss" in one]:
+        series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
     rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
-    chart = Chart("training-loss-chart", "Loss by step", "step", "loss", (Series("loss", points),))
-    intro = "Mean loss of each optimizer step."
+    chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
+    intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
     return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
+
+
+def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
+    return tuple(
+        Point(one["step"], one[name], f"step {one['step']}: loss {one[name]:.4f}") for one in steps
+    )
 
 
 def _rows(recipe: FileTraining) -> Section:

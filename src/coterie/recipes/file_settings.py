@@ -1,4 +1,4 @@
-"""Settings of ``sft`` and ``dpo``: training on a file of conversations or preferences."""
+"""Settings of ``sft`` and ``dpo``: training on conversations or preferences that are written already."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -15,10 +15,21 @@ class SampleSettings(EvaluateSettings):
     tasks: int = key(16, "Held-out prompts that the models reply to.", ge=1)
     max_tokens: int = key(256, "Most tokens of a reply.", ge=1)
     rows: int = key(500, "Held-out rows of which the loss is measured.", ge=1)
+    every: int | None = key(
+        None,
+        "Optimizer steps between two measures of their loss during training; none: after each epoch.",
+        ge=1,
+    )
+
+    def fingerprint(self) -> str:
+        """Hash what replies depend on: not on when the loss is measured."""
+        return EvaluateSettings.fingerprint(self.model_copy(update={"every": None}))
 
 
 class FileTrainingSettings(RecipeSettings):
-    """Settings of training on a file."""
+    """Settings of training on rows that are written already."""
+
+    questions: ClassVar[str | None] = "conversation"
 
     model: str = key(
         "smollm2",
@@ -27,7 +38,7 @@ class FileTrainingSettings(RecipeSettings):
     dataset: FileSettings = FileSettings()
     evaluate: SampleSettings = SampleSettings()
     train: TrainingSettings = TrainingSettings()
-    rows: int = key(1_000_000, "Most training rows of the file.", ge=1)
+    rows: int = key(1_000_000, "Most training rows.", ge=1)
     long_rows: Literal["refuse", "drop"] = key(
         "refuse", "Rows longer than train.max_length or the model's context."
     )
@@ -38,8 +49,8 @@ class FileTrainingSettings(RecipeSettings):
 
     @property
     def played(self) -> str:
-        """Name of the file, for titles."""
-        source = getattr(self.dataset, "source", "")
+        """Name of the file or data set, for titles."""
+        source = self.dataset.source if isinstance(self.dataset, FileSettings) else ""
         return Path(source).name if source else super().played
 
 
@@ -47,7 +58,7 @@ class SFTFileSettings(FileTrainingSettings):
     """Settings of ``sft``."""
 
     recipe: ClassVar[str] = "sft"
-    summary: ClassVar[str] = "Supervised fine-tuning on conversations of a file."
+    summary: ClassVar[str] = "Supervised fine-tuning on conversations of a file or data set."
 
     dataset: FileSettings = FileSettings(name="conversations")
     targets: Targets = key(
@@ -65,7 +76,7 @@ class DPOFileSettings(FileTrainingSettings):
     """Settings of ``dpo``."""
 
     recipe: ClassVar[str] = "dpo"
-    summary: ClassVar[str] = "Direct preference optimization on preferences of a file."
+    summary: ClassVar[str] = "Direct preference optimization on preferences of a file or data set."
 
     dataset: FileSettings = FileSettings(name="preferences")
     objective: DPOSettings = DPOSettings()

@@ -9,6 +9,7 @@ from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation
+from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY, Engine
 from coterie.environments.conversation import ConversationReply
 from coterie.errors import UserError
@@ -44,15 +45,11 @@ class FileTraining(Recipe):
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
         self._left_out = Counter[str]()
-        own = (
-            self.environment.dataset.row
-            if isinstance(self.environment, ConversationReply)
-            else None
-        )
-        if own is not self.row:
+        played = isinstance(self.environment, ConversationReply)
+        if not played or not self.trains_on(self.environment.dataset.row):
             raise UserError(
-                f"{self.name} trains on {self.row.__name__.lower()}s of a file, not on {settings.dataset.name}",
-                f"give a file: coterie run {self.name} FILE",
+                f"{self.name} trains on {self.row.__name__.lower()}s, not on {settings.dataset.name}",
+                f"give a file, a folder or OWNER/NAME of the Hugging Face hub: coterie run {self.name} FILE",
             )
 
     def stages(self) -> list[Stage]:
@@ -69,6 +66,10 @@ class FileTraining(Recipe):
     def _identity(self) -> tuple[object, ...]:
         """Settings that training and measurement depend on."""
         return ()
+
+    def trains_on(self, row: type[QuestionRow]) -> bool:
+        """Return True if rows of a type can be trained on."""
+        return row is self.row
 
     @abstractmethod
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Any]:
@@ -160,6 +161,16 @@ class FileTraining(Recipe):
         """Items of the held-out split, as many as are measured."""
         return self._items("heldout", self.settings.evaluate.rows)
 
+    def measured_in_training(self) -> dict[str, Any]:
+        """Return the held-out items to measure during training, and the number of steps between measures."""
+        limit = self._limit("train")
+        fitting = [
+            item
+            for item in self.heldout_items
+            if all(len(row.ids) <= limit for row in self.rows_of(item))
+        ]
+        return {"heldout": fitting, "measure_every": self.settings.evaluate.every}
+
     def _items(self, split: Split, count: int) -> list[Any]:
         """Return the items of the first conversations of a split without those to be left out."""
         items, limit = [], self._limit(split)
@@ -167,7 +178,7 @@ class FileTraining(Recipe):
             try:
                 made = self.items_of(self._model[0], one)
             except UserError:
-                if self.settings.dataset.broken == "refuse":
+                if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
                 self._left_out["not shown by the chat template"] += 1
                 continue

@@ -14,6 +14,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, check_room, check_served, check_training, grown
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward
+from coterie.runs.eta import REINFORCE
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import LearnerConfig
 from coterie.runs.reinforce.loop import Reinforcement
@@ -30,7 +31,7 @@ from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
 """Role of the value function."""
-STAGE = "reinforce"
+STAGE = REINFORCE
 
 
 def reinforcement_settings(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:

@@ -38,12 +38,16 @@ def train_role(
     *,
     objective: Objective[Any] | None = None,
     role: str,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
 ) -> Metrics:
-    """Train a role's model on items. The default objective is SFT on rows."""
+    """Train a role's model on items. The default objective is SFT on rows. Measures ``heldout`` items on the way."""
     folder, tracker = run.training_folder(iteration, role), run.tracker.of(role)
     if launches(settings):
         report = train_on_ranks(
-            model, items, settings, folder, objective or SFT(), progress, tracker
+            *(model, items, settings, folder, objective or SFT(), progress, tracker),
+            heldout=heldout,
+            measure_every=measure_every,
         )
     else:
         report = train(
@@ -51,6 +55,8 @@ def train_role(
             objective=objective,
             progress=progress,
             tracker=tracker,
+            heldout=heldout,
+            measure_every=measure_every,
         )
     return training_metrics(report, len(items))
 
@@ -104,25 +110,32 @@ def prefer(
     progress: Progress,
     *,
     role: str,
+    heldout: Sequence[Pair] = (),
+    measure_every: int | None = None,
 ) -> Metrics:
     """Train a role by DPO on pairs. The reference is the model before this training.
 
     ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the rejected
     side l. Log-probs of the reference are stored next to the training.
     """
-    pairs_with_reference = with_reference(
-        model.model,
-        pairs,
-        settings,
-        run.training_folder(iteration, role) / "reference",
-        adapter=model.model.active_adapter if isinstance(model.model, PeftModel) else None,
-        normalise=objective.normalise,
-        progress=progress,
+    adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
+    pairs_with_reference, measured = (
+        with_reference(
+            *(model.model, some, settings, run.training_folder(iteration, role) / name),
+            adapter=adapter,
+            normalise=objective.normalise,
+            progress=progress,
+        )
+        if some
+        else []
+        for name, some in (("reference", pairs), ("reference-heldout", heldout))
     )
     return train_role(
         *(run, iteration, model, pairs_with_reference, settings, progress),
         objective=DPO(objective),
         role=role,
+        heldout=measured,
+        measure_every=measure_every,
     )
 
 

@@ -8,6 +8,8 @@ from coterie.runs.stage import Stage
 
 EVALUATION = "evaluate"
 """Name of the evaluation stage, which also follows the last iteration."""
+REINFORCE = "reinforce"
+"""Stage of many steps, which reports its time left itself."""
 
 
 def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
@@ -21,7 +23,9 @@ def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
         iterations.index(here) + 1 if here in iterations else None,
         len(iterations),
         seconds_by_kind.get(stage.kind),
-        None if None in later else sum(seconds or 0.0 for seconds in later),
+        None
+        if None in later or stage.step.stage == REINFORCE
+        else sum(seconds or 0.0 for seconds in later),
         sum(s.kind == stage.kind for s in left),
     )
 

@@ -1,7 +1,6 @@
 """Progress on the terminal: a bar with rate and time left; plain lines where there is no terminal."""
 
 import time
-from collections import deque
 
 from rich.console import Console
 from rich.progress import (  # fmt: skip
@@ -13,15 +12,9 @@ from rich.progress import (  # fmt: skip
     TimeElapsedColumn,
 )
 
-from coterie.progress import StagePlace
+from coterie.progress import Pace, StagePlace, duration
 
 SECONDS_BETWEEN_LINES = 5.0
-EVIDENCE = 0.1
-"""The share of the work that must be done before its end can be told."""
-EVIDENCE_SECONDS = 3.0
-"""The least time that must have passed before."""
-RECENT = 0.5
-"""The share of the work done, the last of it, whose rate counts: much work starts at once and ends late."""
 
 
 class ConsoleProgress:
@@ -114,37 +107,3 @@ class ConsoleProgress:
         if fields.get("failed"):
             shown.append(f"{fields['failed']:.0f} failed")
         return "  ".join(shown)
-
-
-class Pace:
-    """How fast work is done, and when it will be over."""
-
-    def __init__(self, total: int, began: float) -> None:
-        self.total, self.began, self.done = total, began, 0
-        self._points: deque[tuple[int, float]] = deque()
-        """(units done, when), of the recent ones."""
-
-    def add(self, n: int, now: float) -> None:
-        self.done += n
-        self._points.append((self.done, now))
-        while len(self._points) > 2 and self._points[1][0] <= self.done * (1 - RECENT):
-            self._points.popleft()
-
-    def left(self, now: float) -> float | None:
-        """Seconds that are left, by the recent rate; ``None`` before they can be told."""
-        if self.done >= self.total:
-            return 0.0
-        if self.done < EVIDENCE * self.total or now - self.began < EVIDENCE_SECONDS:
-            return None
-        units, since = self._points[0]
-        if units == self.done:
-            return None
-        return (self.total - self.done) * (now - since) / (self.done - units)
-
-
-def duration(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3 h 20 min``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -87,7 +87,8 @@ def _read(file: Path, key: str) -> dict[str, Any]:
     return dict(config)
 
 
-JOB, ITEMS, PROGRESS, ERROR = "job.json", "items.json", "progress.jsonl", "error.json"
+JOB, ITEMS, HELDOUT, PROGRESS = "job.json", "items.json", "heldout.json", "progress.jsonl"
+ERROR = "error.json"
 ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"
 JOIN_SECONDS = 300.0
 """How long ranks may take to start and find each other."""
@@ -123,6 +124,7 @@ class Job:
     objective: str
     objective_settings: Given | None
     item: str
+    measure_every: int | None
     timeout: float = TIMEOUT
 
 
@@ -159,6 +161,8 @@ def train_on_ranks(
     objective: Objective[Any],
     progress: Progress,
     tracker: Tracker,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
 ) -> TrainingReport:
     """:func:`~coterie.training.loop.train` on ranks of their own; the model itself is left as it is.
 
@@ -172,7 +176,8 @@ def train_on_ranks(
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir(parents=True)
     config = accelerate_config(settings)
-    _write(job, loaded, items, settings, objective, config)
+    _write(job, loaded, items, settings, objective, config, measure_every)
+    (job / HELDOUT).write_bytes(to_json(heldout, fallback=_of_numpy))
     if device == "cuda":
         loaded.model.to("cpu")  # the ranks need the room
         torch.cuda.empty_cache()
@@ -193,6 +198,7 @@ def _write(
     settings: TrainingSettings,
     objective: Objective[Any],
     config: dict[str, Any],
+    measure_every: int | None,
 ) -> None:
     kinds = {place_of(type(item)) for item in items}
     if len(kinds) > 1:
@@ -218,6 +224,7 @@ def _write(
         objective=place_of(type(objective)),
         objective_settings=given,
         item=kinds.pop(),
+        measure_every=measure_every,
     )
     _check_ranks_have(told, objective)
     (job / JOB).write_bytes(TypeAdapter(Job).dump_json(told))

@@ -35,12 +35,17 @@ def train(
     resume: bool = True,
     progress: Progress | None = None,
     tracker: Tracker | None = None,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
 ) -> TrainingReport:
     """Train ``model`` in place on ``rows`` (the objective's items; SFT on rows by default).
 
     With ``method=lora`` a model without adapter gets a fresh one, which is taken off again at the
     end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
     trained. On one rank of many, give every rank all rows. ``tracker`` is told of every step.
+
+    The mean loss of ``heldout`` items is measured after every ``measure_every`` steps (by default after each epoch) and
+    after the last one; it is ``heldout_loss`` in the metrics of that step.
 
     An objective that reads values needs a model with a value head (``models.heads``), which is trained
     with it; full weights only, and not under FSDP.
@@ -65,12 +70,19 @@ def train(
     ) as trainer:
         if trainer.report is None:
             watch = progress if progress and trainer.is_main else Silent()
-            _steps(trainer, found, order, steps, watch)
+            every = measure_every or order.steps_per_epoch
+            _steps(trainer, found, order, steps, watch, heldout, every)
         return trainer.finish()
 
 
 def _steps(
-    trainer: Trainer[Any], found: Batch[Any], order: Order, steps: int, progress: Progress
+    trainer: Trainer[Any],
+    found: Batch[Any],
+    order: Order,
+    steps: int,
+    progress: Progress,
+    heldout: Sequence[Any],
+    every: int,
 ) -> None:
     if trainer.done == 0:
         trainer.leave_out(found.too_long, found.empty)
@@ -78,6 +90,8 @@ def _steps(
         progress.start(steps, f"training {len(found.items)} rows")
         progress.advance(trainer.done)
         for chosen in order.steps(trainer.done, steps):
-            progress.advance(1, **trainer.step([found.items[i] for i in chosen]))
+            number = trainer.done + 1
+            measured = heldout if number == steps or number % every == 0 else ()
+            progress.advance(1, **trainer.step([found.items[i] for i in chosen], measured))
     finally:
         progress.close()

@@ -25,6 +25,7 @@ from coterie.progress import StagePlace
 from coterie.training.launch import (
     ADAPTER,
     ERROR,
+    HELDOUT,
     ITEMS,
     JOB,
     JOINED,
@@ -85,6 +86,8 @@ def main(folder: Path) -> None:
             folder.parent,
             objective=objective_of(job),
             progress=ToFile(folder / PROGRESS),
+            heldout=items.validate_json((folder / HELDOUT).read_bytes()),
+            measure_every=job.measure_every,
         )
     except UserError as error:
         whole = folder / f"{ERROR}.partial-{state.process_index}"

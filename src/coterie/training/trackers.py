@@ -78,7 +78,7 @@ def check_tracker(name: TrackerName, key: str = "tracker") -> None:
     if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
             f"{key}={name} needs the package {name!r}, which is not installed",
-            f"pip install 'coterie[{name}]', or choose {key}=none",
+            f"pip install -e '.[{name}]', or choose {key}=none",
         )
 
 

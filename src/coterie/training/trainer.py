@@ -196,8 +196,10 @@ class Trainer(Generic[Item]):
     def longest(self) -> int:
         return self._max_length
 
-    def step(self, items: Sequence[Item]) -> dict[str, float]:
+    def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
         """One optimiser step on items, all of them together. Gives its metrics, as in ``metrics.jsonl``.
+
+        With ``heldout`` items the metrics have their mean loss after the step, as ``heldout_loss``.
 
         Items that can't be trained (too long, or without targets) are left out and counted. Raises
         :class:`UserError` if none is left, and for a loss or gradient that is not finite: the weights are then as they
@@ -226,6 +228,8 @@ class Trainer(Generic[Item]):
                 self._tally.parts.clear()
             self._count(batch, families)
             seconds = time.monotonic() - began
+            if heldout:
+                measures["heldout_loss"] = self.measure(heldout)
             metrics = self._record.add(
                 loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds, measures=measures
             )
@@ -235,6 +239,20 @@ class Trainer(Generic[Item]):
             if self._record.save_is_due:
                 self._record.save(self._weights, self._optimizer)
         return metrics
+
+    def measure(self, items: Sequence[Item]) -> float:
+        """Return the mean loss of items under the weights as they are now."""
+        accelerator, batch = self._accelerator, usable(items, self.objective, self._max_length)
+        splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
+        families = splitter.families(range(len(batch.items)))
+        total = torch.zeros((), device=accelerator.device)
+        with torch.no_grad():
+            for part in hand(
+                splitter, families, accelerator.process_index, accelerator.num_processes
+            ):
+                losses = self._wrapped([batch.items[i] for i in part or [0]], counts=False)
+                total += losses.sum() * bool(part)
+        return float(accelerator.reduce(total, reduction="sum")) / sum(batch.counts)
 
     def leave_out(self, too_long: int, empty: int) -> None:
         """Count items that were left out before they came here."""

@@ -124,7 +124,7 @@ def _package() -> Any:
         from minigrid.envs.babyai.core import roomgrid_level
     except ImportError as error:
         raise UserError(
-            "BabyAI's levels need the package minigrid", "pip install 'coterie[babyai]'"
+            "BabyAI's levels need the package minigrid", "pip install -e '.[babyai]'"
         ) from error
     vars(roomgrid_level)["print"] = lambda *_: None  # it prints each layout that it rejects
     return gymnasium

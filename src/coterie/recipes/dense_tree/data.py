@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.preferences import PreferenceRow, Preferences
+from coterie.datasets.conversations import ChatMessage
+from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import Openers, agents_of, most_turns
 from coterie.errors import UserError
@@ -17,6 +18,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
+from coterie.rollout.conversation_rows import preference_pair
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.grower import Rollout
 from coterie.rollout.instructed import drop_requests
@@ -35,7 +37,6 @@ from coterie.training.settings import TrainingSettings
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
-from coterie.trajectories.row import Row, Target
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -60,8 +61,8 @@ class HeldOutQuestions:
             elif text:
                 self._short.add(text)
 
-    def is_asked(self, messages: Sequence[tuple[str, str]]) -> bool:
-        return any(role == "user" and self._is_in(_plain(text)) for role, text in messages)
+    def is_asked(self, messages: Sequence[ChatMessage]) -> bool:
+        return any(one.role == "user" and self._is_in(_plain(one.content)) for one in messages)
 
     def _is_in(self, text: str) -> bool:
         starts = [0, *(index + 1 for index, letter in enumerate(text) if letter == " ")]
@@ -74,19 +75,6 @@ class HeldOutQuestions:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -> Pair:
-    """Convert a row of the set ``name`` into a pair whose targets are the replies, including the end of the turn."""
-    messages = [Message.of(role, text) for role, text in row.messages]
-    prompt = renderer.render(messages, Tree(row.id, "mix", 0), agent)
-
-    def side(reply: str) -> tuple[Row, ...]:
-        ids = prompt + renderer.encode_turn(reply)
-        target = Target(len(prompt), len(ids), f"data:{name}")
-        return (Row(ids, (target,), origin=f"{name}/{row.id}"),)
-
-    return Pair(side(row.chosen), side(row.rejected))
 
 
 GROWN = "grown"
@@ -123,7 +111,7 @@ class DenseTreeData(Recipe):
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for missing preference sets and a shard without tasks."""
         for source in self.settings.mix.sets:
-            Preferences(source).files()
+            MixedPreferences(source).files()
         if not self.train_tasks(0):
             part, parts = self.settings.rollout.shard
             raise UserError(
@@ -297,7 +285,9 @@ class DenseTreeData(Recipe):
     @cached_property
     def mix_identity(self) -> list[tuple[str, int, str]]:
         """Names, counts and checksums of the outside preference sets."""
-        sets = ((Preferences(source), count) for source, count in self.settings.mix.sets.items())
+        sets = (
+            (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
+        )
         return sorted((one.name, count, one.content()) for one, count in sets)
 
     @cached_property
@@ -319,14 +309,18 @@ class DenseTreeData(Recipe):
         """
         pairs, counts = list[Pair](), dict[str, float | int | str]()
         for source, count in self.settings.mix.sets.items():
-            preferences = Preferences(source)
+            preferences = MixedPreferences(source)
             candidates = preferences.draw(
                 count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
             )
-            rows = [row for row in candidates if not self.heldout_questions.is_asked(row.messages)]
+            rows = [
+                row
+                for row in candidates
+                if not self.heldout_questions.is_asked(row.messages[: row.start])
+            ]
             progress.start(len(rows), f"pairs of {preferences.name}")
             for row in rows:
-                pairs.append(as_pair(row, renderer, preferences.name, self.agent))
+                pairs.append(preference_pair(renderer, row))
                 progress.advance(1)
             counts[f"mixed_{preferences.name}"] = len(rows)
             lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}

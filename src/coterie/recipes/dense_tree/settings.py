@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.preferences import Preferences
+from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings
@@ -65,8 +65,8 @@ class MixSettings(Settings):
     sets: dict[str, Annotated[int, Field(ge=1)]] = key(
         {},
         "Pairs to draw from each set, for example {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is "
-        "ultra_interact or ultra_feedback (Hugging Face Hub), or a JSONL file in TRL's conversational preference "
-        "format. Drawn by seed without replacement; a smaller set is used whole.",
+        "ultra_interact or ultra_feedback (Hugging Face Hub), or a file of preferences as `coterie run dpo FILE` reads "
+        "it. Drawn by seed without replacement; a smaller set is used whole.",
         source="DensePolicy: 14000 of UltraInteract, 14000 of UltraFeedback",
     )
 
@@ -76,7 +76,7 @@ class MixSettings(Settings):
         names: dict[str, str] = {}
         for source in value:
             try:
-                name = Preferences(source).name
+                name = MixedPreferences(source).name
             except UserError as error:
                 raise ValueError(f"{error.what}: {error.todo}") from None
             if name in names:

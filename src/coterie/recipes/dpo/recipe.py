@@ -41,7 +41,11 @@ class DPOOnFile(FileTraining):
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
         policy, s = self.models(run).load_to_train(POLICY, 0), self.settings
         own = self.seeded(s.train, i)
-        return prefer(run, i, policy, self.training_items, s.objective, own, progress, role=POLICY)
+        return prefer(
+            *(run, i, policy, self.training_items, s.objective, own, progress),
+            role=POLICY,
+            **self.measured_in_training(),
+        )
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""

@@ -11,7 +11,9 @@ Rows that begin with the same tokens are packed into prefix tries: what they sha
 from collections.abc import Sequence
 
 from coterie.datasets.conversations import Conversation
+from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY
+from coterie.environments.conversation import PROBLEMS
 from coterie.models.chat import ChatRenderer
 from coterie.progress import Progress
 from coterie.recipes.file_settings import SFTFileSettings
@@ -32,6 +34,9 @@ class SFTOnFile(FileTraining):
     def _identity(self) -> tuple[object, ...]:
         return (self.settings.targets,)
 
+    def trains_on(self, row: type[QuestionRow]) -> bool:
+        return row is Conversation or issubclass(row, PROBLEMS)
+
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Row]:
         return conversation_rows(renderer, conversation, self.settings.targets)
 
@@ -42,7 +47,11 @@ class SFTOnFile(FileTraining):
         """Minimize the mean of -log p over the assistant's tokens."""
         policy = self.models(run).load_to_train(POLICY, 0)
         own = self.seeded(self.settings.train, i)
-        return train_role(run, i, policy, self.training_items, own, progress, role=POLICY)
+        return train_role(
+            *(run, i, policy, self.training_items, own, progress),
+            role=POLICY,
+            **self.measured_in_training(),
+        )
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return the mean loss of the assistant's tokens in held-out rows, in nats a token."""

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
-from coterie.progress import Progress
+from coterie.progress import Pace, Progress, duration
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.advantages import StepBatch
 from coterie.runs.reinforce.learner import Learner, LearnerConfig, learner, saved_updates
@@ -228,9 +228,14 @@ class Reinforcement:
         """
         records = step_records(self.run.store, self.groups.iteration, self.groups.stage)
         first = self._first(records)
+        pace = Pace(self.steps.count - first, time.monotonic())
         with self._open_learners(records, first) as learners:
             for step in range(first, self.steps.count):
                 records[step] = await self._step(step, records, learners, progress)
+                pace.add(1, now := time.monotonic())
+                left = pace.left(now, evidence=0.0)
+                line = describe_step(step + 1, self.steps.count, records[step])
+                progress.say(f"{line}, {duration(left)} left" if left else line)
                 self._check_learning_signal(step, records)
                 if (step + 1) % self.steps.save_every == 0:
                     for one in learners:
@@ -265,7 +270,6 @@ class Reinforcement:
         if not self.run.store.finished(self._key(step)):
             self.run.store.finish(self._key(step), metrics=metrics)
         self.run.tracker.step(self.groups.stage, metrics, policies[0].trainer.done)
-        progress.say(describe_step(step + 1, self.steps.count, metrics))
         if samples.unmeasured:
             progress.say(
                 f"reward.measures weighs {', '.join(samples.unmeasured)}, which no dialogue of this step has; it "

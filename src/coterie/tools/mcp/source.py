@@ -98,7 +98,7 @@ def need_sdk() -> None:
     """Raise ``UserError`` if the package ``mcp`` is missing, or older than 2."""
     if importlib.util.find_spec("mcp_types") is None:  # which version 1 does not bring
         raise UserError(
-            "tools of MCP servers need the package mcp, version 2", "pip install 'coterie[mcp]'"
+            "tools of MCP servers need the package mcp, version 2", "pip install -e '.[mcp]'"
         )
 
 

@@ -240,16 +240,14 @@ def need_bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise UserError(
-            "searching passages needs the package bm25s", "pip install 'coterie[retrieval]'"
+            "searching passages needs the package bm25s", "pip install -e '.[retrieval]'"
         ) from error
     return bm25s
 
 
 def _need_faiss() -> None:
     if importlib.util.find_spec("faiss") is None:
-        raise UserError(
-            "searching by vectors needs the package faiss", "pip install 'coterie[dense]'"
-        )
+        raise UserError("searching by vectors needs the package faiss", "pip install -e '.[dense]'")
 
 
 # -- the folder ---------------------------------------------------------------------------------

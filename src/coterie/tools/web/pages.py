@@ -224,7 +224,7 @@ class Extractor:
     def __init__(self) -> None:
         if importlib.util.find_spec("trafilatura") is None:
             raise UserError(
-                "reading pages needs the package trafilatura", "pip install 'coterie[web]'"
+                "reading pages needs the package trafilatura", "pip install -e '.[web]'"
             )
         self._free: asyncio.LifoQueue[LineProcess] = asyncio.LifoQueue()
         program = Path(__file__).with_name("extract_side.py")
