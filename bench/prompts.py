@@ -43,9 +43,9 @@ from coterie.environments.user_simulator import ModelUserSimulator, UserSimulato
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
-from coterie.rollout.persons import PersonSampler
+from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.user_sampler import UserSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.runs.casting import Cast
 from coterie.tools.sandbox.pool import Sandbox
@@ -93,7 +93,7 @@ class Found:
     seconds: float
 
 
-def summed(finished: Sequence[Finished], started: int, seconds: float) -> Found:
+def summed(finished: Sequence[EpisodeResult], started: int, seconds: float) -> Found:
     """Shares over the dialogues that ended."""
     ended = [one for one in finished if one.tree is not None]
     messages = sum(int(one.metrics[MESSAGES]) for one in ended)
@@ -116,7 +116,7 @@ async def played(driver: Driver, tasks: int, seconds: float) -> Found:
     began = time.perf_counter()
     drawn = driver.environment.tasks("heldout", tasks, 0)
     episodes = [Episode(task, 0, 0, "bench") for task in drawn]
-    finished: list[Finished] = []
+    finished: list[EpisodeResult] = []
     try:
         async with asyncio.timeout(seconds):
             for start in range(0, len(episodes), AT_ONCE):
@@ -148,7 +148,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
             speaker = getattr(environment, "script", None) or ModelUserSimulator(
                 chat, user_simulator
             )
-            persons = dict.fromkeys(persons_of(environment), PersonSampler(speaker))
+            persons = dict.fromkeys(persons_of(environment), UserSampler(speaker))
             samplers = dict.fromkeys(agents_of(environment), sampler)
             driver = Cast(environment, persons, Shared(sandbox)).driver(samplers, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)

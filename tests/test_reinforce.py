@@ -16,8 +16,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.reinforcing import STAGE
 from coterie.recipes.rl.recipe import Reinforce
-from coterie.rewards.advantages import Sampled
-from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
+from coterie.rewards.advantages import SampledPath
+from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.reinforce.learner import Learning
@@ -314,7 +314,7 @@ def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
 
 def _graded(
     score: float | None, measures: Metrics, *texts: str, ending: str = "answered"
-) -> Graded:
+) -> GradedPath:
     turns, parent = [], "root"
     for text in texts:
         turn = make_turn(
@@ -324,7 +324,7 @@ def _graded(
         parent = turn.id
     end = LENGTH if ending == "length" else Ending(ending)
     outcome = Outcome(parent, 0, end, None, score)
-    return Graded(outcome, tuple(turns), "Ann", score, measures)
+    return GradedPath(outcome, tuple(turns), "Ann", score, measures)
 
 
 def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
@@ -393,7 +393,7 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
         given = _of(run, task, agents)
     first = next(target for row in plain[speaker].rows for target in row.targets)
     last = first.stop - first.start - 1
-    assert given[speaker].sampled == Sampled(
+    assert given[speaker].sampled == SampledPath(
         task, outcome.leaf, 4.0, ((last, 1.0), (last, 2.0)), speaker
     ), "what comes before the agent's first turn stands there too"
     (other,) = agents.keys() - {speaker}
@@ -436,7 +436,7 @@ def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
 def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
     def path(task: str, agent: str, leaf: str, reward: float | None) -> AgentPath:
         outcome = Outcome(leaf, 0, Ending("answered"), None, reward)
-        return AgentPath(task, agent, outcome, 1, (), Sampled(task, leaf, reward, (), agent))
+        return AgentPath(task, agent, outcome, 1, (), SampledPath(task, leaf, reward, (), agent))
 
     paths = [
         path("a", "Ann", "1", 1.0), path("a", "Ann", "2", 1.0),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.labelled import labelled
+from coterie.trajectories.labeled_trajectory import labeled_trajectory
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
 from coterie.trajectories.row import Row, Target, rows
 from coterie.trajectories.tree import Ending, Outcome, Tree
@@ -308,7 +308,7 @@ def test_a_labelled_trajectory_is_of_the_segments_in_which_its_agent_speaks():
     tree, turns = talk()
     silent = Request.make("Alice", turns[3].id, None, (30,), (HEARD,))
     end = say(tree, turns[3].id, ALICE, (), silent)
-    found = labelled(view(tree, end.id, "Alice"), True, weight=0.5, group="g")
+    found = labeled_trajectory(view(tree, end.id, "Alice"), True, weight=0.5, group="g")
     assert [row.ids for row in found.rows] == [(1, 2, 3, 4, 5, 7), (1, 2, 5, 5, *THIRD)]
     assert (found.success, found.weight, found.group) == (True, 0.5, "g")
 

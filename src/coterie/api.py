@@ -21,7 +21,7 @@ from coterie.environments.protocol import Environment
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.casting import open_cast
@@ -170,6 +170,6 @@ def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
-def _told(one: Finished) -> Played:
+def _told(one: EpisodeResult) -> Played:
     episode = one.episode
     return Played(episode.task, episode.sample, one.tree, one.failure, one.tokens, one.metrics)

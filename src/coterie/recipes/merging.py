@@ -18,7 +18,7 @@ from coterie.recipes.sweeping import in_common
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
 from coterie.runs.loop import check_finished, run_steps
 from coterie.runs.place import EVALUATION
-from coterie.trajectories.merging import copy_step
+from coterie.trajectories.store_copy import copy_step
 
 SHARD = "rollout.shard"
 """Key of the part of the tasks that a run has: [i, n]."""

@@ -24,7 +24,7 @@ from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, skeleton, weights_of
 from coterie.recipes.settings import RecipeSettings
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.place import EVALUATION
 from coterie.runs.roles import check_roles
 from coterie.runs.stage import check_stages

@@ -1,6 +1,6 @@
 """Advantages of sampled paths: how much better each was than expected, in plain float64 numbers.
 
-    found = group_advantages([Sampled("task 1", "leaf a", 1.0), Sampled("task 1", "leaf b", 0.0)], "mean")
+    found = group_advantages([SampledPath("task 1", "leaf a", 1.0), SampledPath("task 1", "leaf b", 0.0)], "mean")
     found.values                       # (0.5, -0.5)
 
 Two ways. *Groups*: the paths of one actor on one task are compared with each other, and a path has one advantage for
@@ -32,7 +32,7 @@ WHITEN_FLOOR = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledPath:
     """One path of one actor, with its rewards."""
 
     group: str
@@ -84,13 +84,8 @@ class GroupAdvantages:
     """Compared groups whose rewards were all equal: their advantages are 0 (a divergence from a reference, if there is
     one in the loss, still counts for them)."""
 
-    @property
-    def telling(self) -> int:
-        """Groups with an advantage that is not 0."""
-        return self.groups - self.flat
 
-
-def group_advantages(paths: Sequence[Sampled], baseline: Baseline) -> GroupAdvantages:
+def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupAdvantages:
     """Compare the paths of each group and actor. Equal rewards (their maximum is their minimum) give exactly 0.
 
     Raises :class:`UserError` for a path without a group, and for one that comes twice.
@@ -166,7 +161,7 @@ def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[next(white) for _ in path] for path in paths]
 
 
-def _check(paths: Iterable[Sampled]) -> None:
+def _check(paths: Iterable[SampledPath]) -> None:
     known: set[tuple[str, str, str]] = set()
     for path in paths:
         if not path.group:

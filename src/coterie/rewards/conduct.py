@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from coterie.trajectories.turn import Turn
 
 
-def leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
+def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
     """How many utterances speak for somebody else.
 
     Such an utterance has any agent's name as a prefix (``Bob:``), its own one at the beginning left out.
@@ -24,7 +24,7 @@ def _leaks(turn: Turn, agents: Sequence[str]) -> bool:
     return any(f"{agent}:" in said for agent in agents)
 
 
-def repeats(path: Sequence[Turn]) -> int:
+def count_repeats(path: Sequence[Turn]) -> int:
     """How many utterances repeat an earlier one; case, outer blanks and the own name do not count."""
     said = [
         turn.text.strip().removeprefix(f"{turn.speaker.name}:").strip().casefold() for turn in path

@@ -18,9 +18,9 @@ from coterie.config.plugins import Found, settled
 from coterie.config.settings import Settings, key
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
-from coterie.rewards.combined import Sampled as Dialogue
-from coterie.rewards.conduct import leaks, repeats
-from coterie.rewards.own import found_terms, sources, value
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
+from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.trajectories.tree import CONTEXT, LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Finish, Turn, digest
 
@@ -75,7 +75,7 @@ class PathRewardSettings(Settings):
         ge=0,
     )
     overlong_limit: int | None = key(
-        None, "Sampled tokens of a path from which all of it is taken off.", ge=1
+        None, "DialogueSample tokens of a path from which all of it is taken off.", ge=1
     )
     overlong_buffer: int | None = key(
         None, "Tokens below the limit over which the penalty grows.", source="GAP: an eighth", ge=1
@@ -86,7 +86,7 @@ class PathRewardSettings(Settings):
     terms: dict[str, float] = key(
         {},
         "Terms of your own, each with its weight: {path/file.py:NAME: 0.5}. A term is a function that gives a number "
-        "for a dialogue (`coterie.rewards.combined.Sampled`).",
+        "for a dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
     )
 
     @field_validator("terms")
@@ -113,15 +113,15 @@ class PathRewardSettings(Settings):
 
     def own(self) -> dict[str, Found]:
         """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
-        return found_terms(tuple(self.terms), ())
+        return load_terms(tuple(self.terms), ())
 
     def identity(self) -> str:
         """What rewards depend on: the weights, and the content of the run's own terms."""
-        return digest(self.model_dump_json(exclude={"terms"}), sources(self.terms))
+        return digest(self.model_dump_json(exclude={"terms"}), term_sources(self.terms))
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedPath:
     """What is known of one agent's path when it has ended."""
 
     outcome: Outcome
@@ -143,7 +143,7 @@ class PathReward:
         self.settings = settings
         self._own = settings.own()
 
-    def of(self, graded: Graded) -> float | None:
+    def of(self, graded: GradedPath) -> float | None:
         """R, without the costs of single tokens; ``None`` of a path that was not graded.
 
         Raises ``UserError`` for a measure that is not a number, for an environment that does not say whether a path
@@ -157,12 +157,12 @@ class PathReward:
             worth = graded.given + self._measures(graded)
         return (
             worth
-            - self.settings.repeats * repeats(graded.own)
+            - self.settings.repeats * count_repeats(graded.own)
             + self._overlong(graded)
             + self._terms(graded)
         )
 
-    def _measures(self, graded: Graded) -> float:
+    def _measures(self, graded: GradedPath) -> float:
         if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
             return 0.0
         # One that a path does not have, such as that of a plan that was not made, is 0.
@@ -171,7 +171,7 @@ class PathReward:
             for name, weight in self.settings.measures.items()
         )
 
-    def _overlong(self, graded: Graded) -> float:
+    def _overlong(self, graded: GradedPath) -> float:
         s = self.settings
         if not s.overlong:
             return 0.0
@@ -186,18 +186,26 @@ class PathReward:
             weight=s.overlong,
         )
 
-    def _terms(self, graded: Graded) -> float:
+    def _terms(self, graded: GradedPath) -> float:
         if not self._own:
             return 0.0
         tokens = sum(len(turn.ids) for turn in graded.path)
         said = [turn for turn in graded.path if turn.speaker.kind == "agent"]
         speakers = sorted({turn.speaker.name for turn in said})
-        dialogue = Dialogue(
-            *(graded.outcome, tokens, math.nan, leaks(said, speakers), repeats(said), graded.path)
+        dialogue = DialogueSample(
+            *(
+                graded.outcome,
+                tokens,
+                math.nan,
+                count_leaks(said, speakers),
+                count_repeats(said),
+                graded.path,
+            )
         )
         weights = self.settings.terms.values()
         return sum(
-            w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)
+            w * term_value(term, dialogue)
+            for w, term in zip(weights, self._own.values(), strict=True)
         )
 
 
@@ -210,7 +218,7 @@ def _number(name: str, value: float | int | str) -> float:
     return float(value)
 
 
-def _breaks_form(graded: Graded) -> bool:
+def _breaks_form(graded: GradedPath) -> bool:
     """Whether the answer, or anything else that was said, has another form than the one that was asked for."""
     well, wrong = (graded.measures.get(name) for name in (WELL_FORMED, VIOLATIONS))
     if well is None and wrong is None:

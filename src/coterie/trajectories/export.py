@@ -31,7 +31,7 @@ LLAMAFACTORY: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedSelection:
     """A selection with its tree, the model that learns from it, and how its context is made."""
 
     role: str
@@ -41,14 +41,14 @@ class Trained:
     edit: Edit | None = None
     """The rule that ``selection.context`` names; ``None`` for the context as recorded."""
 
-    def known(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what ``jsonl`` says besides the chats."""
         one, tree = self.selection, self.tree
         where = {"iteration": tree.iteration, "task": tree.task, "agent": one.agent}
         return {**where, "role": self.role, "context": one.context, "weight": one.weight}
 
 
-def export_rows(one: Trained, form: Form) -> Iterator[dict[str, Any]]:
+def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any]]:
     """Yield the rows of a selected path. Only ``jsonl`` has ids, mask and log-probs, exactly as trained."""
     shown = _view(one)
     for segment, row in zip(shown.segments, rows(shown, one.selection.weight), strict=True):
@@ -57,15 +57,15 @@ def export_rows(one: Trained, form: Form) -> Iterator[dict[str, Any]]:
         found = {"prompt": _merged(chat[:before]), "completion": _merged(chat[before:])}
         tools = _tools(one, turns[-1])
         if form == "llamafactory":
-            yield {"messages": asked(found["prompt"]) + found["completion"], **tools}
+            yield {"messages": begin_with_user(found["prompt"]) + found["completion"], **tools}
         elif form == "trl":
-            yield {**found, "prompt": asked(found["prompt"]), **tools}
+            yield {**found, "prompt": begin_with_user(found["prompt"]), **tools}
         else:
             exact = {"ids": row.ids, "mask": row.mask, "logprobs": row.logprobs}
-            yield {**one.known(), **found, **tools, **exact}
+            yield {**one.metadata(), **found, **tools, **exact}
 
 
-def export_pair(one: Trained, form: Form) -> dict[str, Any] | None:
+def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
     """Return a preference pair; ``None`` if its sides have the same text, or if the form has no place for it.
 
     LLaMA-Factory compares single messages, so pairs of whole dialogues are not of its form.
@@ -86,21 +86,21 @@ def export_pair(one: Trained, form: Form) -> dict[str, Any] | None:
         if any(len(side) > 1 for side in sides):
             return None
         return {
-            "conversations": asked(found["prompt"]),
+            "conversations": begin_with_user(found["prompt"]),
             "chosen": sides[0][0],
             "rejected": sides[1][0],
             **tools,
         }
     if form == "trl":
-        return {**found, "prompt": asked(found["prompt"]), **tools}
-    return {**one.known(), **found, **tools, "nodes": [leaf, rejected]}
+        return {**found, "prompt": begin_with_user(found["prompt"]), **tools}
+    return {**one.metadata(), **found, **tools, "nodes": [leaf, rejected]}
 
 
 def chat(tree: Tree, shown: Iterable[Message], agent: str) -> Chat:
     return _merged([(message.role, _text(tree, message, agent)) for message in shown])
 
 
-def _view(one: Trained) -> View:
+def _view(one: TrainedSelection) -> View:
     leaf, agent = one.selection.leaf, one.selection.agent
     if one.edit is None:
         return view(one.tree, leaf, agent)
@@ -108,7 +108,7 @@ def _view(one: Trained) -> View:
     return recontext(one.tree, leaf, agent, name=name, edit=one.edit, render=one.render)
 
 
-def _prompt(one: Trained, turn: Turn) -> list[tuple[str, str]]:
+def _prompt(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
     """Return roles and texts of what the agent was shown before its turn."""
     assert turn.prompt is not None, "own turns have prompts"
     shown = one.tree.messages(one.tree.requests[turn.prompt])
@@ -116,7 +116,7 @@ def _prompt(one: Trained, turn: Turn) -> list[tuple[str, str]]:
     return [(message.role, _text(one.tree, message, one.selection.agent)) for message in edited]
 
 
-def _chat(one: Trained, turn: Turn) -> list[tuple[str, str]]:
+def _chat(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
     own = Message("assistant", turn=turn.id)
     return [*_prompt(one, turn), ("assistant", _text(one.tree, own, one.selection.agent))]
 
@@ -144,14 +144,14 @@ def _merged(said: Iterable[tuple[str, str]]) -> Chat:
     return found
 
 
-def asked(prompt: Chat) -> Chat:
+def begin_with_user(prompt: Chat) -> Chat:
     """Return a prompt that a user begins, as TRL, LLaMA-Factory and many chat templates require."""
     if [message["role"] for message in prompt[:2]] in (["system"], ["system", "assistant"]):
         return [{**prompt[0], "role": "user"}, *prompt[1:]]
     return prompt
 
 
-def _tools(one: Trained, turn: Turn) -> dict[str, str]:
+def _tools(one: TrainedSelection, turn: Turn) -> dict[str, str]:
     """Return the tools that the chat template showed, as JSON in a text."""
     assert turn.prompt is not None, "own turns have prompts"
     tools = [

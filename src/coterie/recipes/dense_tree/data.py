@@ -17,12 +17,11 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
-from coterie.rollout.dense_search import DenseSearch, distinct
+from coterie.rollout.dense_search import DenseSearch, distinct_rollouts
 from coterie.rollout.grower import Rollout
-from coterie.rollout.instructed import drop_requests
-from coterie.rollout.instructed import speakers as instructed
+from coterie.rollout.instructed_sampler import drop_requests, instructed_samplers
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
-from coterie.rollout.tree_search import Judged, Search
+from coterie.rollout.tree_search import Judgment, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
@@ -169,7 +168,7 @@ class DenseTreeData(Recipe):
         known = {t: sampler.at(t) for t in temperatures}
         if s.children == "temperature" or s.children == "sampling":
             return [known[t] for t in temperatures]
-        return instructed(s.children, known[0.0], known[1.0], s.base)
+        return instructed_samplers(s.children, known[0.0], known[1.0], s.base)
 
     def pairs_among(self, values: Sequence[NodeValue]) -> int:
         return count_pairs(values, self.settings.pairs)
@@ -328,10 +327,10 @@ def tree_values(
     tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
 ) -> Mapping[str, NodeValue]:
     found = TreeValues(tree.root, settings.search.value)
-    for path, one in distinct(tree, played, set()):
+    for path, one in distinct_rollouts(tree, played, set()):
         found.add(path, one.reward or 0.0)
     return found.values()
 
 
-async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
-    return [Judged(outcome.score or 0.0) for outcome in outcomes]
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+    return [Judgment(outcome.score or 0.0) for outcome in outcomes]

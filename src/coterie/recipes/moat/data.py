@@ -19,7 +19,7 @@ from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import Value
-from coterie.rollout.written import Written, write_path
+from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
 from coterie.runs.selected import selected
@@ -156,9 +156,9 @@ class MoatData(Recipe):
         right, tree = gold(task), Tree(task.id, DATA, 0)
         if right.done and role == GROUNDER:
             return []
-        said = [Written(PLANNER, right.plan, DATA)]
+        said = [WrittenTurn(PLANNER, right.plan, DATA)]
         if role == GROUNDER:
-            said.append(Written(GROUNDER, right.actions, DATA))
+            said.append(WrittenTurn(GROUNDER, right.actions, DATA))
         *_, last = write_path(self.environment, task, tree, said, self.renderers)
         return list(rows(view(tree, last.id, role)))
 

@@ -40,7 +40,7 @@ from coterie.recipes.moat.scoring import measure, reward_plans
 from coterie.recipes.moat.settings import SCRIPT
 from coterie.recipes.trainings import prefer, train_role
 from coterie.rewards.corrections import Correction, question, read_correction
-from coterie.rollout.written import Written, write_path
+from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
@@ -134,7 +134,7 @@ async def _corrected(recipe: MoatData, run: Run, critic: ActionCritic, tree: Tre
     made, right = Tree(tree.task, "correct", tree.iteration), gold(task)
     if right.done:
         return Done(key, {"rows": 0})
-    learnt: list[tuple[Written, Written]] = []
+    learnt: list[tuple[WrittenTurn, WrittenTurn]] = []
     for candidate in _candidates(recipe, run, tree):
         try:
             said = _checked(recipe, task, await critic.look(task, candidate), candidate)
@@ -143,7 +143,9 @@ async def _corrected(recipe: MoatData, run: Run, critic: ActionCritic, tree: Tre
         counts[said.verdict] += 1
         learnt += _learnt(recipe, task, candidate, said, critic.name)
     if s.gold:
-        learnt.append((Written(PLANNER, right.plan, DATA), Written(GROUNDER, right.actions, DATA)))
+        learnt.append(
+            (WrittenTurn(PLANNER, right.plan, DATA), WrittenTurn(GROUNDER, right.actions, DATA))
+        )
     for draw, path in enumerate(learnt):
         write_path(recipe.environment, task, made, path, recipe.renderers, draw)
     return Done(key, {**counts, "rows": len(learnt)}, made if learnt else None)
@@ -174,19 +176,21 @@ def _checked(recipe: MoatData, task: Task, said: Correction, candidate: Candidat
 
 def _learnt(
     recipe: MoatData, task: Task, candidate: Candidate, said: Correction, critic: str
-) -> Sequence[tuple[Written, Written]]:
+) -> Sequence[tuple[WrittenTurn, WrittenTurn]]:
     s = recipe.settings.correct
-    plan = Written(PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids)
+    plan = WrittenTurn(
+        PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids
+    )
     own = candidate.actions
-    kept = Written(GROUNDER, own.whole_text, own.writer, own.ids)
+    kept = WrittenTurn(GROUNDER, own.whole_text, own.writer, own.ids)
     if said.verdict == "accepted" or (said.verdict == "unreadable" and s.unreadable == "keep"):
         return [(plan, kept)]
     if said.verdict == "corrected":
         if s.subgoals == "corrected":
-            plan = Written(PLANNER, said.subgoals, critic)
-        return [(plan, Written(GROUNDER, said.actions, critic))]
+            plan = WrittenTurn(PLANNER, said.subgoals, critic)
+        return [(plan, WrittenTurn(GROUNDER, said.actions, critic))]
     if s.unreadable == "gold":
-        return [(plan, Written(GROUNDER, gold(task).actions, DATA))]
+        return [(plan, WrittenTurn(GROUNDER, gold(task).actions, DATA))]
     return []
 
 

@@ -16,7 +16,7 @@ from coterie.recipes.optima.settings import (
     OptimaSettings,
     TrainingKind,
 )
-from coterie.rewards.combined import Reward, RewardSettings
+from coterie.rewards.dialogue_reward import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step

@@ -32,15 +32,15 @@ from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.reward import said, totals
 from coterie.recipes.optima.settings import DPORoundSettings, OptimaSettings
 from coterie.recipes.trainings import prefer, train_role
-from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
-from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, largest_loss, rewards
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, dialogue_tokens
 from coterie.rollout.grower import Rollout
 from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judged, TreeSearch
+from coterie.rollout.tree_search import Judgment, TreeSearch
 from coterie.runs.folder import Run, Step
 from coterie.runs.growing import Growing, grow_trees, grown, rollouts
 from coterie.runs.items import Done, going_on, on_trees
@@ -103,18 +103,18 @@ class TreeJudge:
         self.losses: dict[str, float] = {}
         """By turn, in nats a token under the frozen base."""
 
-    async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+    async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
         """Rewards of finished paths; raises ``EngineError``."""
         new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
         self.losses |= new
         paths = [tree.path(outcome.leaf) for outcome in outcomes]
         samples = [
-            Sampled(
+            DialogueSample(
                 outcome,
                 dialogue_tokens(path),
                 largest_loss(self.losses, [turn.id for turn in said(path)]) if self.losses else 0.0,
-                leaks(said(path), self.agents),
-                repeats(said(path)),
+                count_leaks(said(path), self.agents),
+                count_repeats(said(path)),
                 tuple(path),
             )
             for outcome, path in zip(outcomes, paths, strict=True)
@@ -123,10 +123,10 @@ class TreeJudge:
         for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
             terms = reward.terms.items()
             own = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
-            found.append(Judged(reward.total, tuple(own)))
+            found.append(Judgment(reward.total, tuple(own)))
         if found and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())
-            found[0] = Judged(found[0].reward, found[0].credit + nll)
+            found[0] = Judgment(found[0].reward, found[0].credit + nll)
         return found
 
     async def _losses(self, tree: Tree, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -193,8 +193,8 @@ async def valued(
     counts = {
         "trajectories": len(paths),
         "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
-        "leaks": sum(leaks(said(path), agents) for path in paths),
-        "repeats": sum(repeats(said(path)) for path in paths),
+        "leaks": sum(count_leaks(said(path), agents) for path in paths),
+        "repeats": sum(count_repeats(said(path)) for path in paths),
     }
     return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 

@@ -29,9 +29,9 @@ from coterie.reports.data import (
     RunReport,
     TaskTree,
 )
-from coterie.rewards.combined import Reward
+from coterie.rewards.dialogue_reward import Reward
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task

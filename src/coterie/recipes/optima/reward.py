@@ -3,8 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
-from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    Reward,
+    RewardSettings,
+    largest_loss,
+    rewards,
+)
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.items import Done
@@ -43,12 +49,12 @@ async def score(
     except EngineError as error:
         return Done(key, _counts([], failed=1), failure=str(error))
     samples = [
-        Sampled(
+        DialogueSample(
             outcome,
             dialogue_tokens(path),
             largest_loss(losses, [turn.id for turn in said(path)]),
-            leaks(said(path), agents),
-            repeats(said(path)),
+            count_leaks(said(path), agents),
+            count_repeats(said(path)),
             tuple(path),
         )
         for outcome, path in tree.graded()
@@ -76,7 +82,7 @@ def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metri
     return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
 
-def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
+def _counts(samples: list[DialogueSample], failed: int = 0) -> Metrics:
     found = (
         len(samples),
         failed,

@@ -18,7 +18,7 @@ from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
-from coterie.rollout.candidates import Played
+from coterie.rollout.candidates import PlayedDialogue
 from coterie.rollout.episodes import Episode
 from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run
@@ -155,14 +155,14 @@ def rewards(run: Run) -> dict[tuple[str, int], float]:
     return found
 
 
-def played(run: Run, share: float) -> list[Played]:
+def played(run: Run, share: float) -> list[PlayedDialogue]:
     """The dialogues whose turns get candidates: the first of every task before the second of any."""
     keys = sorted((sample, task) for task, sample in rewards(run))
     found = []
     for sample, name in keys[: max(1, int(len(keys) * share))]:
         tree = run.store.tree(FIRST, "rollout", name)
         path = next(path for o, path in tree.trajectories() if o.sample == sample)
-        found.append(Played(run.store.task(name), sample, path))
+        found.append(PlayedDialogue(run.store.task(name), sample, path))
     return found
 
 

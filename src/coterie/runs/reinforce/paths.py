@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coterie.rewards.advantages import Sampled
-from coterie.rewards.path_reward import Graded, PathReward
-from coterie.rewards.placing import turn_ends
+from coterie.rewards.advantages import SampledPath
+from coterie.rewards.path_reward import GradedPath, PathReward
+from coterie.rewards.row_advantages import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row, rows
@@ -25,7 +25,7 @@ class Path:
     turns: int
     rows: tuple[Row, ...]
     """What it said, under what it was shown: one row for each segment."""
-    sampled: Sampled
+    sampled: SampledPath
     """Its rewards, and what it is compared within."""
     thought_tokens: int = 0
 
@@ -78,8 +78,8 @@ def _of_sample(
             continue
         steps = _steps(path, agent, own, given)
         whole = _whole(outcome, agent, bool(steps), given)
-        graded = Graded(outcome, tuple(path), agent, whole, measures)
-        sampled = Sampled(tree.task, outcome.leaf, reward.of(graded), steps, agent)
+        graded = GradedPath(outcome, tuple(path), agent, whole, measures)
+        sampled = SampledPath(tree.task, outcome.leaf, reward.of(graded), steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own)
         yield Path(tree.task, agent, outcome, len(graded.own), own, sampled, thought)
 

@@ -11,7 +11,7 @@ REWARDS = Kind("reward", {})
 """Built-in terms have weights of their own, and are not asked for by name."""
 
 
-def found_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Found]:
+def load_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Found]:
     """The functions of these names, by what their terms are called.
 
     Raises ``UserError`` for what is not found or not a function, and for two terms of one name; ``known`` are those
@@ -39,7 +39,7 @@ def _find(name: str) -> Found:
     return found
 
 
-def value(found: Found, sample: object) -> float:
+def term_value(found: Found, sample: object) -> float:
     """What a term gives of a dialogue. Raises ``UserError`` for an error in it, and for what is not a number."""
     given = guarded(f"{found} failed", lambda: found.thing(sample))
     if not isinstance(given, int | float) or not math.isfinite(given):
@@ -47,6 +47,6 @@ def value(found: Found, sample: object) -> float:
     return float(given)
 
 
-def sources(names: Mapping[str, float]) -> list[tuple[str, str, float]]:
+def term_sources(names: Mapping[str, float]) -> list[tuple[str, str, float]]:
     """What terms are: names, hashes of their files, weights."""
     return [(label(name), _find(name).source, weight) for name, weight in names.items()]

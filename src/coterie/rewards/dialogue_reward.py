@@ -16,7 +16,7 @@ from pydantic import field_validator
 
 from coterie.config.plugins import Found, settled
 from coterie.config.settings import Settings, key
-from coterie.rewards.own import found_terms, sources, value
+from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
 from coterie.trajectories.tree import LENGTH, Outcome
 from coterie.trajectories.turn import Turn, digest
 
@@ -75,7 +75,7 @@ class RewardSettings(Settings):
     terms: dict[str, float] = key(
         {},
         "Terms of your own, each with its weight: {path/file.py:NAME: 0.5}. A term is a function that gives a number "
-        "for a dialogue (`coterie.rewards.combined.Sampled`).",
+        "for a dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
     )
 
     @field_validator("terms")
@@ -85,14 +85,14 @@ class RewardSettings(Settings):
 
     def own(self) -> dict[str, Found]:
         """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
-        return found_terms(tuple(self.terms), tuple(TERMS))
+        return load_terms(tuple(self.terms), tuple(TERMS))
 
     def names(self) -> tuple[str, ...]:
         return (*TERMS, *self.own())
 
     def identity(self) -> str:
         """What rewards depend on: the weights, and the content of the run's own terms."""
-        return digest(self.model_dump_json(exclude={"terms"}), sources(self.terms))
+        return digest(self.model_dump_json(exclude={"terms"}), term_sources(self.terms))
 
     @property
     def max_reward(self) -> float:
@@ -103,7 +103,7 @@ class RewardSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class DialogueSample:
     """What the reward of one trajectory is computed from."""
 
     outcome: Outcome
@@ -141,7 +141,7 @@ class Reward:
 
 
 def rewards(
-    samples: Sequence[Sampled], settings: RewardSettings, *, max_tokens: int | None = None
+    samples: Sequence[DialogueSample], settings: RewardSettings, *, max_tokens: int | None = None
 ) -> list[Reward]:
     """Rewards of samples of one task.
 
@@ -155,7 +155,7 @@ def rewards(
     for sample in samples:
         terms = {name: term(sample, settings, max_tokens) for name, term in TERMS.items()}
         for (name, term), weight in zip(own.items(), weights, strict=True):
-            terms[name] = weight * value(term, sample)
+            terms[name] = weight * term_value(term, sample)
         found.append(Reward(sample.outcome.leaf, sample.outcome.sample, terms))
     return found
 
@@ -164,13 +164,13 @@ def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     return max(losses[turn] for turn in path)
 
 
-def task_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+def task_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
 
 
-def token_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+def token_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
     """-lambda_token * tokens / max tokens, or -1 of a truncated dialogue; at most 0."""
     if not settings.lambda_token:
         return 0.0
@@ -179,7 +179,7 @@ def token_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> fl
     return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
 
-def loss_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+def loss_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
     """lambda_loss / loss (or its bounded form); -1 of a truncated dialogue, 0 of one that repeats itself."""
     if not settings.lambda_loss:
         return 0.0
@@ -192,12 +192,12 @@ def loss_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> flo
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
 
 
-def leak_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+def leak_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
     """-leak_penalty for each leak, at most 0."""
     return -settings.leak_penalty * sample.leaks
 
 
-Term = Callable[[Sampled, RewardSettings, int], float]
+Term = Callable[[DialogueSample, RewardSettings, int], float]
 """A part of the reward of a trajectory; the number is what its tokens are over."""
 TERMS: dict[str, Term] = {
     "task": task_term,

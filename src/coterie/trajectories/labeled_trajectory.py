@@ -7,7 +7,7 @@ from coterie.trajectories.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabeledTrajectory:
     """One agent's rows of a trajectory, and whether it succeeded."""
 
     rows: tuple[Row, ...]
@@ -21,6 +21,10 @@ class Labelled:
         return (self.rows[0].origin if self.rows else "") or "?"
 
 
-def labelled(view: View, success: bool, *, weight: float = 1.0, group: str = "") -> Labelled:
+def labeled_trajectory(
+    view: View, success: bool, *, weight: float = 1.0, group: str = ""
+) -> LabeledTrajectory:
     """All rows of a view that have turns of the agent's own."""
-    return Labelled(tuple(row for row in rows(view) if row.targets), success, weight, group)
+    return LabeledTrajectory(
+        tuple(row for row in rows(view) if row.targets), success, weight, group
+    )
