@@ -90,9 +90,9 @@ def test_groups_are_kept_apart_in_any_order_and_so_are_actors():
 
 def test_a_path_that_comes_once_for_each_of_its_rows_is_refused_and_so_is_one_without_a_group():
     one, other = group(1.0, 0.0)
-    with pytest.raises(UserError, match="came twice"):
+    with pytest.raises(UserError, match="is a duplicate"):
         group_advantages([one, one, other], "mean")
-    with pytest.raises(UserError, match="belongs to no group"):
+    with pytest.raises(UserError, match="has no group"):
         group_advantages([replace(one, group=""), other], "mean")
 
 

@@ -263,7 +263,7 @@ REFUSED = [
     (["rollout.samples=1"], "compared with the others"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),
-    (["reward.overlong_limit=9"], "mean nothing without overlong"),
+    (["reward.overlong_limit=9"], "need overlong; set it"),
     (["update.epochs=3"], "mean nothing in reinforcement learning"),
     (["policies=each", "advantage.baseline=values"], "no critic for each policy"),
     (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten mean nothing with"),
@@ -332,7 +332,7 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
         score: float | None, *texts: str, ending: str = "answered", **own: Any
     ) -> float | None:
         graded = _graded(score, {"rounds": 4, "kind": "x"}, *texts, ending=ending)
-        return PathReward(PathRewardSettings(**own)).of(graded)
+        return PathReward(PathRewardSettings(**own)).compute(graded)
 
     assert reward(0.5, "a") == 0.5
     assert reward(None, "a") is None, "what was not graded has no reward, which is not 0"
@@ -343,14 +343,16 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
     long = {"overlong": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
     assert reward(1.0, "a", "b", **long) == pytest.approx(0.5), "20 of 30 tokens, 10 in the buffer"
     assert reward(1.0, "a", ending="length", **long) == 0, "a path that was cut off costs all of it"
-    given = replace(_graded(1.0, {}, "a"), given=3.0)
-    assert PathReward(PathRewardSettings()).of(given) == 3, "what the environment gives comes first"
+    given = replace(_graded(1.0, {}, "a"), environment_reward=3.0)
+    assert PathReward(PathRewardSettings()).compute(given) == 3, (
+        "what the environment gives comes first"
+    )
 
 
 def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     def reward(score: float, found: Metrics, **own: Any) -> float | None:
         rule = PathReward(PathRewardSettings(malformed=-0.5, **own))
-        return rule.of(_graded(score, found, "a", "a"))
+        return rule.compute(_graded(score, found, "a", "a"))
 
     assert reward(1.0, {"well_formed": 1.0, "violations": 0}) == 1
     assert reward(1.0, {"well_formed": 0.0, "violations": 0}) == -0.5
@@ -364,8 +366,10 @@ def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
 
 
 def test_a_measure_that_is_no_number_is_refused() -> None:
-    with pytest.raises(UserError, match="weighs kind, which is not a number here but 'x'"):
-        PathReward(PathRewardSettings(measures={"kind": 1.0})).of(_graded(1.0, {"kind": "x"}, "a"))
+    with pytest.raises(UserError, match="has kind, whose value 'x' is not a number"):
+        PathReward(PathRewardSettings(measures={"kind": 1.0})).compute(
+            _graded(1.0, {"kind": "x"}, "a")
+        )
 
 
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
@@ -459,7 +463,7 @@ def test_observations_change_no_reward_of_length() -> None:
     rule = PathReward(
         PathRewardSettings(overlong=1.0, overlong_limit=12, overlong_buffer=4, repeats=1.0)
     )
-    assert rule.of(longer) == rule.of(graded) == 0.5
+    assert rule.compute(longer) == rule.compute(graded) == 0.5
 
 
 def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:

@@ -251,7 +251,10 @@ def test_the_answer_is_graded_as_any_other(row: QuestionRow, tool: RetrieverTool
     ("said", "why"),
     [
         (["<wiki_search>a</wiki_search>"], "has 1 messages, but another"),
-        (["<wiki_search>a</wiki_search> and", "<answer>b</answer>"], "message 1 .* continues after"),
+        (
+            ["<wiki_search>a</wiki_search> and", "<answer>b</answer>"],
+            "message 1 .* continues after",
+        ),
         (["<answer>b</answer> and more"], "message 1 .* continues after"),
     ],
 )

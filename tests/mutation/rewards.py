@@ -147,7 +147,7 @@ FAULTS = (
     Fault(f"{W}path_reward:overlong_penalty", given(finish="end"), [WHAT_CUT]),
     Fault(f"{W}path_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]),
     Fault(
-        f"{W}path_reward:PathReward.of",
+        f"{W}path_reward:PathReward.compute",
         result(lambda reward: reward or 0.0, "ungraded is zero"),
         [PATH],
     ),
@@ -156,7 +156,7 @@ FAULTS = (
     Fault(f"{W}path_reward:_breaks_form", returns(False), [FORM]),
     Fault(f"{W}path_reward:_breaks_form", opposite, [FORM]),
     Fault(
-        f"{W}path_reward:GradedPath.own",
+        f"{W}path_reward:GradedPath.own_turns",
         around(lambda original, self: self.path),
         [OBSERVATIONS_CHANGE_NO],
     ),

@@ -1,6 +1,6 @@
-"""Best of n by a judge model: which of several dialogues it takes for the best, without knowing what is right.
+"""Best of n by a judge model that picks one of several dialogues without knowing the right answer.
 
-AFM (arXiv 2508.13167, table 4) has Qwen2.5-72B pick one of three.
+AFM (arXiv 2508.13167, table 4): Qwen2.5-72B picks one of three.
 """
 
 import json
@@ -17,8 +17,8 @@ from coterie.trajectories.turn import digest
 
 NOBODY = "nobody"
 TRIES = 2
-SHOWN = 1500
-"""Characters of a dialogue's end that the judge reads."""
+TAIL = 1500
+"""Number of last characters of a dialogue that the judge reads."""
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _NUMBER = re.compile(r"\W*([0-9]{1,4})\W*")
 _RULES = (
@@ -29,16 +29,16 @@ _RULES = (
 
 
 class PickerSettings(ChatModelSettings):
-    """Which model picks the best of several dialogues, if any."""
+    """Model that picks the best of several dialogues, if any."""
 
     model: str = key(
         NOBODY,
-        "`nobody`, a model that coterie loads, or, with `url`, the name of a model there. With samples=N: the "
-        "score of the dialogue that it takes for the best of N.",
+        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, the score is that of "
+        "the dialogue that it picks as the best of N.",
         source="AFM: Qwen2.5-72B-Instruct, of 3",
         min_length=1,
     )
-    max_tokens: int = key(256, "Most tokens of a reply.", ge=1)
+    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
 
     @property
     def picks(self) -> bool:
@@ -52,73 +52,74 @@ class Try:
     sample: int
     text: str
     answer: str | None
-    """``None`` if it has none, or was cut off: it is not shown."""
+    """``None`` if it has none or was cut off; the judge does not see it."""
     score: float
 
 
 @dataclass(slots=True)
 class Picker:
-    """Asks a chat model, and remembers in a file what it said."""
+    """Picks dialogues with a chat model, and caches its picks in a file."""
 
     chat: ChatModel
     identity: str
     file: Path
     unreadable: int = 0
-    """Tasks of which no reply could be read; the first one that was shown counts."""
-    known: dict[str, int] = field(default_factory=dict)
-    """What it said before, by a hash of what it was asked; 0 where that could not be read."""
+    """Number of tasks without a readable reply, whose first listed dialogue counts as picked."""
+    picks: dict[str, int] = field(default_factory=dict)
+    """Cached picks by hash of the prompt; 0 for an unreadable reply."""
 
     def __post_init__(self) -> None:
         lines = numbered(self.file) if resume_lines(self.file) else ()
-        self.known |= {line["key"]: int(line["best"]) for _, line in lines}
+        self.picks |= {line["key"]: int(line["best"]) for _, line in lines}
 
     async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
-        """The score of the dialogue that is picked; 0 if none has an answer."""
-        shown = sorted(
+        """Return the score of the picked dialogue; 0 if none has an answer."""
+        listed = sorted(
             (one for one in tries if one.answer is not None),
             key=lambda one: digest(task, one.sample),
         )
-        if len({one.answer for one in shown}) < 2:
-            return shown[0].score if shown else 0.0
-        place = await self._picked(question, shown)
-        return shown[place].score
+        if len({one.answer for one in listed}) < 2:
+            return listed[0].score if listed else 0.0
+        return listed[await self._pick(question, listed)].score
 
-    async def _picked(self, question: str, shown: Sequence[Try]) -> int:
-        listed = "\n\n".join(
-            f"Student {place}:\n{one.text[-SHOWN:]}\nAnswer: {one.answer}"
-            for place, one in enumerate(shown, 1)
+    async def _pick(self, question: str, tries: Sequence[Try]) -> int:
+        dialogues = "\n\n".join(
+            f"Student {place}:\n{one.text[-TAIL:]}\nAnswer: {one.answer}"
+            for place, one in enumerate(tries, 1)
         )
-        asked = f"Task: {question}\n\n{listed}"
-        hashed = digest(self.identity, _RULES, asked)
-        if hashed not in self.known:
-            self.known[hashed] = await self._ask(asked, len(shown))
-            append_line(self.file, {"key": hashed, "best": self.known[hashed]})
-        best = self.known[hashed]
+        text = f"Task: {question}\n\n{dialogues}"
+        key_ = digest(self.identity, _RULES, text)
+        if key_ not in self.picks:
+            self.picks[key_] = await self._ask(text, len(tries))
+            append_line(self.file, {"key": key_, "best": self.picks[key_]})
+        best = self.picks[key_]
         self.unreadable += best == 0
         return max(best, 1) - 1
 
-    async def _ask(self, asked: str, count: int) -> int:
-        said = [Utterance("system", _RULES), Utterance("user", asked)]
+    async def _ask(self, text: str, count: int) -> int:
+        messages = [Utterance("system", _RULES), Utterance("user", text)]
         for number in range(TRIES):
-            seed = int(digest(asked, number)[:8], 16) % 2**31
-            reply = await self.chat.ask(said, seed)
+            seed = int(digest(text, number)[:8], 16) % 2**31
+            reply = await self.chat.ask(messages, seed)
             if (best := read_pick(reply.text, count)) is not None:
                 return best
         return 0
 
 
 def read_pick(reply: str, count: int) -> int | None:
-    """The number that a reply names, JSON also within prose or a fence, or the number alone; ``None`` if there is
-    none, or no such student."""
-    found: list[object] = []
-    for written in _OBJECT.findall(reply):
+    """Return the number in a reply: the last JSON object's, also within prose or a fence, or a number alone.
+
+    ``None`` without a valid number.
+    """
+    numbers: list[object] = []
+    for text in _OBJECT.findall(reply):
         try:
-            found.append(json.loads(written).get("best"))
+            numbers.append(json.loads(text).get("best"))
         except ValueError:
             continue
     if alone := _NUMBER.fullmatch(reply):
-        found.append(alone[1])
-    for one in reversed(found):
+        numbers.append(alone[1])
+    for one in reversed(numbers):
         if str(one).isdecimal() and 1 <= int(str(one)) <= count:
             return int(str(one))
     return None

@@ -1,4 +1,4 @@
-"""Terms of a reward that a run brings itself: functions of a dialogue, by name, each with a weight."""
+"""Custom reward terms: functions of a dialogue with weights."""
 
 import math
 from collections.abc import Mapping
@@ -8,45 +8,43 @@ from coterie.config.plugins import Found, Kind, find, guarded, label
 from coterie.errors import UserError
 
 REWARDS = Kind("reward", {})
-"""Built-in terms have weights of their own, and are not asked for by name."""
 
 
-def load_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Found]:
-    """The functions of these names, by what their terms are called.
+def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Found]:
+    """Load functions, by the names of their terms.
 
-    Raises ``UserError`` for what is not found or not a function, and for two terms of one name; ``known`` are those
-    that there are already.
+    Raises ``UserError`` for a function that can't be loaded, and for two terms with one name.
     """
-    found: dict[str, Found] = {}
+    terms: dict[str, Found] = {}
     for name in names:
         short = label(name)
-        if short in (*known, *found):
+        if short in (*built_in, *terms):
             raise UserError(
-                f"reward.terms has {name}, and there is a term {short!r} already",
-                "give the function another name; built-in terms have weights of their own",
+                f"reward.terms has {name}, but there is already a term {short!r}",
+                "rename the function; for built-in terms set their own weights",
             )
-        found[short] = _find(name)
-    return found
+        terms[short] = _find(name)
+    return terms
 
 
 @cache
 def _find(name: str) -> Found:
-    found = find(REWARDS, name)
-    if not callable(found.thing) or isinstance(found.thing, type):
+    term = find(REWARDS, name)
+    if not callable(term.thing) or isinstance(term.thing, type):
         raise UserError(
-            f"{found} is not a function", "write def NAME(sample): ..., which gives a number"
+            f"{term} is not a function", "write def NAME(sample): ... that returns a number"
         )
-    return found
+    return term
 
 
-def term_value(found: Found, sample: object) -> float:
-    """What a term gives of a dialogue. Raises ``UserError`` for an error in it, and for what is not a number."""
-    given = guarded(f"{found} failed", lambda: found.thing(sample))
-    if not isinstance(given, int | float) or not math.isfinite(given):
-        raise UserError(f"{found} gave {given!r}", "give a finite number")
-    return float(given)
+def term_value(term: Found, sample: object) -> float:
+    """Return a term's value for a dialogue. Raises ``UserError`` if it fails or returns no finite number."""
+    value = guarded(f"{term} failed", lambda: term.thing(sample))
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{term} returned {value!r}", "return a finite number")
+    return float(value)
 
 
 def term_sources(names: Mapping[str, float]) -> list[tuple[str, str, float]]:
-    """What terms are: names, hashes of their files, weights."""
+    """Return the name, the hash of the file, and the weight of each term."""
     return [(label(name), _find(name).source, weight) for name, weight in names.items()]

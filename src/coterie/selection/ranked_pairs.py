@@ -1,7 +1,7 @@
-"""Pairs of what was ranked: repeats of a task by their rewards, candidates of a turn by a critic's scores.
+"""Preference pairs from rankings: trajectories of a task by reward, candidates of a turn by critic score.
 
-SWEET-RL (arXiv 2503.15478): sections 4.2 (trajectories with and without success, for the critic) and 4.3 (candidates
-from the upper and the lower half, for the policy).
+SWEET-RL (arXiv 2503.15478): sections 4.2 (successful and failed trajectories, for the critic) and 4.3 (candidates of
+the upper and the lower half, for the policy).
 """
 
 import random
@@ -11,14 +11,17 @@ from coterie.config.settings import Settings, key
 
 
 class RankedPairSettings(Settings):
-    """Which candidates of a turn make pairs."""
+    """Pairs of a turn's candidates."""
 
     count: int = key(
-        4, "Pairs a turn, drawn with replacement.", source="SWEET-RL's commands: 4 (code: 8)", ge=1
+        4,
+        "Number of pairs of a turn, drawn with replacement.",
+        source="SWEET-RL's commands: 4 (code: 8)",
+        ge=1,
     )
     top_share: float = key(
         0.5,
-        "Chosen ones are drawn from this share of the candidates, the best; rejected ones from as many of the "
+        "Share of the best candidates to draw chosen ones from; rejected ones are drawn from the same share of the "
         "worst.",
         source="SWEET-RL section 4.3: 0.5",
         gt=0,
@@ -29,10 +32,10 @@ class RankedPairSettings(Settings):
 def trajectory_pairs(
     rewards: Sequence[tuple[str, float]], min_reward: float = 1.0
 ) -> list[tuple[str, str]]:
-    """(chosen, rejected) leaves of one task's repeats, whose rewards in [0, 1] are given in their order.
+    """Return (chosen, rejected) leaves of a task's trajectories, given (leaf, reward in [0, 1]) in order.
 
-    Chosen is the first with the highest reward, if that is at least ``min_reward`` (1: a full success);
-    rejected is each other one whose reward is lower.
+    Chosen is the first trajectory of the highest reward, if it is at least ``min_reward`` (1: full success). Each
+    trajectory with a lower reward is rejected once.
     """
     if not rewards:
         return []
@@ -46,15 +49,15 @@ def trajectory_pairs(
 def ranked_pairs(
     scores: Mapping[str, float], settings: RankedPairSettings, seed: str
 ) -> list[tuple[str, str]]:
-    """(chosen, rejected) candidates of one turn: one of the best and one of the worst each, at random.
+    """Draw (chosen, rejected) candidates of one turn from the best and the worst ones.
 
-    Ties go to the earlier candidate. A draw of two equal scores is not a pair and is left out.
+    Ties go to the earlier candidate. A draw of two equal scores is dropped.
     """
-    ranked = sorted(scores, key=lambda node: -scores[node])
-    share = max(1, int(len(ranked) * settings.top_share))
-    if len(ranked) < 2:
+    ranking = sorted(scores, key=lambda node: -scores[node])
+    share = max(1, int(len(ranking) * settings.top_share))
+    if len(ranking) < 2:
         return []
-    best, worst = ranked[:share], ranked[-share:]
-    chance = random.Random(seed)
-    drawn = [(chance.choice(best), chance.choice(worst)) for _ in range(settings.count)]
-    return [(chosen, rejected) for chosen, rejected in drawn if scores[chosen] > scores[rejected]]
+    best, worst = ranking[:share], ranking[-share:]
+    rng = random.Random(seed)
+    pairs = [(rng.choice(best), rng.choice(worst)) for _ in range(settings.count)]
+    return [(chosen, rejected) for chosen, rejected in pairs if scores[chosen] > scores[rejected]]

@@ -45,7 +45,7 @@ class OptimaData(Recipe):
         super().__init__(settings)
         self.agents = agents_of(self.environment)
         for rule in (settings.reward, *_trees(settings)):
-            rule.own()
+            rule.custom_terms()
 
     def trainings(self) -> dict[str, TrainingSettings]:
         own = {"train": self.settings.train}

@@ -79,9 +79,9 @@ def _of_sample(
         steps = _steps(path, agent, own, given)
         whole = _whole(outcome, agent, bool(steps), given)
         graded = GradedPath(outcome, tuple(path), agent, whole, measures)
-        sampled = SampledPath(tree.task, outcome.leaf, reward.of(graded), steps, agent)
-        thought = sum(turn.thought_tokens for turn in graded.own)
-        yield Path(tree.task, agent, outcome, len(graded.own), own, sampled, thought)
+        sampled = SampledPath(tree.task, outcome.leaf, reward.compute(graded), steps, agent)
+        thought = sum(turn.thought_tokens for turn in graded.own_turns)
+        yield Path(tree.task, agent, outcome, len(graded.own_turns), own, sampled, thought)
 
 
 def _given(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
