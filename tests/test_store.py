@@ -176,7 +176,7 @@ def test_selections_are_references_in_stored_order(tmp_path):
         assert store.metrics(0, "select")[ItemKey(0, "select", "")] == {"kept": 2}
         store.select(0, "select", chosen[:1], task="b", sample="1")
         assert store.finished_keys(0, "select") == {("", ""), ("b", "1")}
-        with pytest.raises(ValueError, match="is not a turn of the store"):
+        with pytest.raises(ValueError, match="of a selection is not in the store"):
             store.select(1, "select", [Selection("nowhere", "Alice")])
 
 

@@ -1,4 +1,4 @@
-"""A trajectory with what came of it: what a value function is trained on."""
+"""Trajectories labeled with success, to train value functions."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from coterie.trajectories.view import View
 
 @dataclass(frozen=True, slots=True)
 class LabeledTrajectory:
-    """One agent's rows of a trajectory, and whether it succeeded."""
+    """One agent's rows of a trajectory, with its success."""
 
     rows: tuple[Row, ...]
     success: bool
     weight: float = 1.0
     group: str = ""
-    """Trajectories of one group (a tree's) are trained in one step, so that what they share runs once."""
+    """Trajectories of one group (a tree's) are trained in one step, so that shared prefixes are computed once."""
 
     @property
     def name(self) -> str:
@@ -24,7 +24,7 @@ class LabeledTrajectory:
 def labeled_trajectory(
     view: View, success: bool, *, weight: float = 1.0, group: str = ""
 ) -> LabeledTrajectory:
-    """All rows of a view that have turns of the agent's own."""
+    """Label the rows of a view that have targets."""
     return LabeledTrajectory(
         tuple(row for row in rows(view) if row.targets), success, weight, group
     )
