@@ -110,7 +110,7 @@ def test_damage_is_named(tmp_path):
 def test_a_store_opened_to_be_read_cannot_be_written(tmp_path):
     Store.open(tmp_path / "s.db").close()
     reader = Store.open(tmp_path / "s.db", read_only=True)
-    with reader, pytest.raises(UserError, match="read only"):
+    with reader, pytest.raises(UserError, match="read-only"):
         reader.finish(key("t"))
 
 

@@ -291,9 +291,9 @@ def test_a_pair_has_the_better_side_first():
     assert (last.weight, last.group) == (0.5, "g")
     assert [row.targets for row in last.chosen] == [(Target(5, 6, "policy@2", better.id),)]
     assert [row.ids[-2:] for row in last.rejected] == [(31, 32)]
-    with pytest.raises(ValueError, match="of one agent"):
+    with pytest.raises(ValueError, match="needs one agent"):
         trajectory_pair(chosen, view(tree, worse.id, "Bob"))
-    with pytest.raises(ValueError, match="said nothing"):
+    with pytest.raises(ValueError, match="has no turn"):
         turn_pair(view(tree, tree.path(better.id)[0].id, "Bob"), view(tree, worse.id, "Bob"))
 
 
