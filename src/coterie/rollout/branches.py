@@ -7,10 +7,9 @@ and the environment must repeat its recorded observations. A replay that differs
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.faults import faults_of
@@ -25,6 +24,8 @@ from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn
+
+T = TypeVar("T", StepResult, Grade)
 
 
 class ReplayMismatch(EngineError):
@@ -78,11 +79,14 @@ class Branches:
 
         async def begin() -> StepResult:
             known = set(self.tree.turns)
-            async with self._live() as (live, move):
+
+            async def work(live: Any) -> StepResult:
                 step = await self._proxy.begin(live, self.tree.root)
                 if known and not known.issuperset(turn.id for turn in step.observations):
                     raise self._mismatch(step.position)
-                return move(step)
+                return step
+
+            return await self._run(None, work)
 
         return await self._step_once(self.tree.root, begin)
 
@@ -152,8 +156,8 @@ class Branches:
     async def respond(
         self, at: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
-        """Sample the turns of all acting actors concurrently; ``seeds`` is by actor."""
-        prompts = [self.prompt(at, actor, seeds[actor], draw) for actor in self.acting(at)]
+        """Sample the turns of the acting actors concurrently; ``seeds`` is by actor, in the order of :meth:`acting`."""
+        prompts = [self.prompt(at, actor, seed, draw) for actor, seed in seeds.items()]
         samples = [self._sample(at, prompt) for prompt in prompts]
         if len(samples) == 1:  # a task would double the cost of a step
             return (await samples[0],)
@@ -184,17 +188,13 @@ class Branches:
         for turn, one in zip(actions, responses, strict=True):
             self.tree.add(turn, one.request)
 
-        async def act() -> StepResult:
-            async with self._live(at, others_follow=others_follow) as (live, move):
-                return move(await self._act(at, actions, live))
+        def act() -> Awaitable[StepResult]:
+            return self._run(at, lambda live: self._act(at, actions, live), others_follow)
 
         return await self._step_once(actions[-1].id, act)
 
     async def grade(self, at: Position) -> Grade:
-        async with self._live(at) as (live, move):
-            grade = await self._proxy.grade(at.state, live)
-            move(StepResult(at, (), {}))
-        return grade
+        return await self._run(at, lambda live: self._proxy.grade(at.state, live))
 
     async def prune(self, tree: Tree) -> None:
         """Continue with a part of the tree, and close the sessions of dropped branches.
@@ -265,16 +265,15 @@ class Branches:
     ) -> Position:
         """Step through recorded actions, whose observations may be recorded from an earlier run."""
 
-        async def act() -> StepResult:
-            async with self._live(here) as (live, move):
-                step = await self._act(here, actions, live)
-                if actions[-1].id == path[-1]:
-                    self._check_observations(path[-1], step)
-                else:
-                    self._check_on_path(path, step.position)
-                return move(step)
+        async def work(live: Any) -> StepResult:
+            step = await self._act(here, actions, live)
+            if actions[-1].id == path[-1]:
+                self._check_observations(path[-1], step)
+            else:
+                self._check_on_path(path, step.position)
+            return step
 
-        return await self._step_once(actions[-1].id, act)
+        return await self._step_once(actions[-1].id, lambda: self._run(here, work))
 
     def _check_on_path(self, path: Sequence[str], position: Position) -> Position:
         if position.node not in (self.tree.root, *path):
@@ -314,31 +313,25 @@ class Branches:
 
     # -- sessions -----------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _live(
-        self, at: Position | None = None, *, others_follow: bool = False
-    ) -> AsyncIterator[tuple[Any, Callable[[StepResult], StepResult]]]:
-        """Provide the environment's live object at a position (``None``: before the beginning).
+    async def _run(
+        self, at: Position | None, work: Callable[[Any], Awaitable[T]], others_follow: bool = False
+    ) -> T:
+        """Run ``work`` on the environment's live object at a position (``None``: before the beginning).
 
-        The second value is a callback that records where the session is after a step. A session in which an error was
-        raised is closed.
+        A session moves to the position of a step's result, and is closed after an error.
         """
         if self.environment.pure:
-            yield self.shared, lambda step: step
-            return
+            return await work(self.shared)
         session = await self._session(at, others_follow)
-        nodes: list[str] = []
-
-        def move(step: StepResult) -> StepResult:
-            nodes.append(step.position.node)
-            return step
-
         try:
-            yield await session.live(self.seconds), move
+            result = await work(await session.live(self.seconds))
         except BaseException:
             await self.sessions.drop(session)
             raise
-        await self.sessions.keep(self._session_key(nodes[-1]), session)
+        here = result.position if isinstance(result, StepResult) else at
+        assert here is not None, "a grade has a position"
+        await self.sessions.keep(self._session_key(here.node), session)
+        return result
 
     async def _session(self, at: Position | None, others_follow: bool) -> ManagedSession:
         if at is None:
