@@ -49,10 +49,23 @@ def _xml(call: Call) -> str:
     return f"<function={call[0]}>\n<parameter=what>\n{call[1]}\n</parameter>\n</function>"
 
 
+def _invoke(call: Call) -> str:
+    return f'<invoke name="{call[0]}">\n<parameter name="what">{call[1]}</parameter>\n</invoke>\n'
+
+
+def _kimi(calls: Sequence[Call]) -> str:
+    each = (
+        f"<|tool_call_begin|>functions.{name}:{at}<|tool_call_argument_begin|>{json.dumps({'what': what})}"
+        for at, (name, what) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{'<|tool_call_end|>'.join(each)}<|tool_call_end|>{SECTION_END}"
+
+
 def _tags(calls: Sequence[Call]) -> str:
     return f"<{calls[0][0]}>{'|'.join(what for _, what in calls)}</{calls[0][0]}>"
 
 
+SECTION_END = "<|tool_calls_section_end|>"
 WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "qwen2": _between(_json("arguments")),
     "qwen3": _between(_json("arguments")),
@@ -60,10 +73,16 @@ WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "coder": _between(_xml),
     "llama31": lambda calls: "; ".join(map(_json("parameters"), calls)),
     "mistral": lambda calls: f"[TOOL_CALLS] [{', '.join(map(_json('arguments'), calls))}]",
+    "kimi": _kimi,
+    "minimax": lambda calls: (
+        f"\n<minimax:tool_call>\n{''.join(map(_invoke, calls))}</minimax:tool_call>"
+    ),
+    "granite": _between(_json("arguments")),
     "tags": _tags,
 }
-THOUGHTS = {"qwen3": "<think>\nhm\n</think>\n\n", "opens": "hm\n</think>\n\n"}
-"""With what messages begin, by template: the second one's prompts have opened the thought."""
+THOUGHTS = {"qwen3": "<think>\nhm\n</think>\n\n", "opens": "hm\n</think>\n\n",
+            "minimax": "hm\n</think>\n\n"}  # fmt: skip
+"""With what messages begin, by template: the prompts of the last two have opened the thought."""
 BROKEN = {
     "qwen2": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
     "qwen3": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
@@ -71,6 +90,9 @@ BROKEN = {
     "coder": "<tool_call>\n<function=look>\n<parameter=what>\n1\n</function>\n</tool_call>",
     "llama31": '{"name": "look", "parameters": {what}}',
     "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": "1"}]',
+    "kimi": "<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{what}<|tool_call_end|>",
+    "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="what">1\n</invoke>\n</minimax:tool_call>',
+    "granite": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
     "tags": "<look></look>",
 }
 
@@ -92,7 +114,7 @@ def script(way: str, thought: str = "") -> list[Said]:
         Said(BROKEN[way]),
         Said(write([("wait", "1")])),
         Said(write(twelve)),
-        Said(write([("look", "never")])[:-1], cut=True),
+        Said(write([("look", "never")]).removesuffix(SECTION_END)[:-1], cut=True),
         Said("It is blue."),
         Said(write([("look", "3")])),
         Said("It is tall."),

@@ -2,10 +2,12 @@
 
 Published ones: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``llama31``.
 Written here in well-known shapes: ``opens`` (whose prompts open the thought, and which wants to see that again),
-``coder`` (Qwen3-Coder), ``mistral`` (which takes results only after calls, and long ids), ``smol`` (SmolLM2: a default
-system prompt, no tool messages).
+``coder`` (Qwen3-Coder), ``mistral`` (which takes results only after calls, and long ids), ``kimi`` (Kimi K2, whose call
+ids have the tools' names), ``minimax`` (MiniMax M2, whose prompts open the thought), ``granite`` (Granite 4),
+``smol`` (SmolLM2: a default system prompt, no tool messages).
 """
 
+import re
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -70,6 +72,31 @@ SHAPES = {
     + _GENERATION.replace("assistant\n", "assistant\n<think>\n"),
     "coder": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _XML_CALLS + "{% endif %}")
     + _GENERATION,
+    "kimi": "{% if tools %}{{ '<|im_system|>tool_declare<|im_middle|>' + (tools | tojson) + '<|im_end|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_' + (m.role if m.role in ('user', 'assistant') else 'system') + '|>' }}"
+    "{{ (m.name or m.role) + '<|im_middle|>' }}"
+    "{% if m.role == 'tool' %}{{ '## Return of ' + m.tool_call_id + '\n' }}{% endif %}{{ m.content or '' }}"
+    "{% if m.tool_calls %}{{ '<|tool_calls_section_begin|>' }}{% for c in m.tool_calls %}"
+    "{{ '<|tool_call_begin|>' + c.id + '<|tool_call_argument_begin|>' }}{{ c.function.arguments | tojson }}"
+    "{{ '<|tool_call_end|>' }}{% endfor %}{{ '<|tool_calls_section_end|>' }}{% endif %}{{ '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}",
+    "minimax": "{% set ns = namespace(asked=-1, called=false) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}{{ ']~!b[' }}{% if tools %}{{ ']~b]system\n<tools>' }}"
+    "{% for t in tools %}{{ t.function | tojson }}{% endfor %}{{ '</tools>[e~[\n' }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ ']~b]ai\n' }}"
+    "{% if m.reasoning_content and loop.index0 > ns.asked %}"
+    "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m.content or '' }}"
+    "{% set ns.called = m.tool_calls | length > 0 %}{% if m.tool_calls %}{{ '\n<minimax:tool_call>\n' }}"
+    "{% for c in m.tool_calls %}{{ '<invoke name=\"' + c.function.name + '\">\n' }}"
+    "{% for k, v in c.function.arguments | items %}{{ '<parameter name=\"' + k + '\">' }}"
+    "{{ v if v is string else v | tojson }}{{ '</parameter>\n' }}{% endfor %}{{ '</invoke>\n' }}{% endfor %}"
+    "{{ '</minimax:tool_call>' }}{% endif %}{{ '[e~[\n' }}{% elif m.role == 'tool' %}"
+    "{% if not ns.called %}{{ raise_exception('no call') }}{% endif %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}{{ ']~b]tool' }}{% endif %}"
+    "{{ '\n<response>' + m.content + '</response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '[e~[\n' }}{% endif %}"
+    "{% else %}{{ ']~b]' + m.role + '\n' + m.content + '[e~[\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ']~b]ai\n<think>\n' }}{% endif %}",
     "mistral": "{% set ns = namespace(n=0) %}{{ '<s>' }}{% for m in messages %}"
     "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
     "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -89,6 +116,11 @@ SHAPES = {
     "{{ raise_exception('no tools') }}{% endif %}" + _HEADER + "{{ m.content }}" + _END
     + "{% endfor %}" + _GENERATION,
 }  # fmt: skip
+SHAPES["granite"] = re.sub(
+    r"<\|im_start\|>(\w+|' \+ m\.role \+ ')\n?",
+    r"<|start_of_role|>\1<|end_of_role|>",
+    SHAPES["coder"].replace(_XML_CALLS, _HERMES_CALLS).replace("<|im_end|>", "<|end_of_text|>"),
+)
 _CHATML = ("<|im_end|>", "<|im_start|>")
 CONTROL = {
     "qwen2": _CHATML,
@@ -100,10 +132,18 @@ CONTROL = {
                 "<|python_tag|>", "<|eom_id|>"),
     "mistral": ("</s>", "<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
                 "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    "kimi": ("<|im_end|>", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>",
+             "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+             "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "minimax": ("[e~[", "]~!b[", "]~b]"),
+    "granite": ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
 }  # fmt: skip
 """Special tokens; the one that ends a turn comes first."""
-_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # fmt: skip
-NATIVE = ("qwen2", "qwen3", "opens", "coder", "llama31", "mistral")
+_MARKS = (
+    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>",
+    "<minimax:tool_call>", "</minimax:tool_call>",
+)  # fmt: skip
+NATIVE = ("qwen2", "qwen3", "opens", "coder", "llama31", "mistral", "kimi", "minimax", "granite")
 """Those whose models call tools in a syntax of their own."""
 
 
@@ -123,7 +163,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     inner.train_from_iterator(
         ['{"name": "look", "arguments": {"what": "river"}} is there'], trainer
     )
-    if name.startswith("qwen") or name in ("opens", "coder"):
+    if name.startswith("qwen") or name in ("opens", "coder", "minimax", "granite"):
         inner.add_tokens([AddedToken(text, normalized=False) for text in _MARKS])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = SHAPES[name]

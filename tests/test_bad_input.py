@@ -59,15 +59,15 @@ def test_a_tokenizer_without_a_chat_template(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_more_memory_than_there_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_of_run, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(plan_of_run, "device_memory", lambda device: (0, 2**24))
     said = refused(cli, "run", "optima/isft", "engine.device=cpu")
-    assert "0.0 GiB are free on cpu" in said and "train.method=lora" in said
+    assert "on cpu, which has 0.02 GiB" in said and "train.method=lora" in said
 
 
 def test_more_memory_than_the_gpu_has(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**24 * device.index, 2**33))
-    assert "free on cuda:1" in refused(cli, "run", "optima/isft", "engine.device=cuda:1")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**33, 2**24 * device.index))
+    assert "on cuda:1, which has" in refused(cli, "run", "optima/isft", "engine.device=cuda:1")
     assert "no device cuda:2" in refused(cli, "run", "optima/isft", "engine.device=cuda:2")
 
 

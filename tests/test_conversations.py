@@ -66,10 +66,9 @@ def write(folder: Path, rows: list[dict[str, Any]], kind: str = "jsonl") -> Path
     lines = "\n".join(map(json.dumps, rows))
     if kind == "parquet":
         write_table(pyarrow.Table.from_pylist(rows), file)
-    elif kind == "jsonl.gz":
-        file.write_bytes(gzip.compress(lines.encode()))
     else:
-        file.write_text(json.dumps(rows) if kind == "json" else lines)
+        text = json.dumps(rows) if kind.startswith("json.") or kind == "json" else lines
+        file.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
     return file
 
 
@@ -85,7 +84,7 @@ def read(file: Path, of: type[Conversations] = Conversations, **own: Any) -> lis
 @pytest.mark.parametrize("shape", CONVERSATIONS)
 def test_shapes_of_conversations_are_recognized(shape: str, tmp_path: Path) -> None:
     row = CONVERSATIONS[shape]
-    for kind in ("jsonl", "json", "jsonl.gz", "parquet"):
+    for kind in ("jsonl", "json", "jsonl.gz", "json.gz", "parquet"):
         first, _ = read(write(tmp_path, [row, other(row)], kind))
         said = [(one.role, one.content) for one in first.messages if one.content]
         assert said == [("user", "2+2?"), ("assistant", "4")], kind

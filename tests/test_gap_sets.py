@@ -1,5 +1,6 @@
 """Sets of multi-hop questions: gold facts, decompositions and passages in upstream's own formats, and their corpus."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,28 @@ def test_a_table_of_text_is_read_and_its_broken_row_named(tmp_path: Path) -> Non
     file.write_text("id\tquestion\tanswer\n4\tWho?\tAnn\n5\tWho?\tAnn\tBob\n")
     with pytest.raises(UserError, match=r"test.tsv, row 2 is broken: it has more cells"):
         list(read_rows(file, AnswerRow))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "row", "answer"),
+    [
+        ("test.tsv", '4\tWho?\t"Ann, ""A"""', 'Ann, "A"'),
+        ("test.tsv", '4\tWho?\t"a\tb"', "a\tb"),
+        ("test.tsv", '4\tWho?\t"Ann" she said', '"Ann" she said'),
+        ("test.tsv", '4\tWho?\t"Ann', '"Ann'),
+        ("test.csv", '4,Who?,"Ann, ""A"""', 'Ann, "A"'),
+    ],
+)
+def test_quotes_in_a_tsv_file_are_text_unless_they_are_around_whole_cells(
+    name: str, row: str, answer: str, ending: str, tmp_path: Path
+) -> None:
+    sign = "\t" if name == "test.tsv" else ","
+    text = f"id{sign}question{sign}answer\n{row}\n5{sign}Why?{sign}Bob\n".encode()
+    file = tmp_path / (name + ending)
+    file.write_bytes(gzip.compress(text) if ending else text)
+    first, second = read_rows(file, AnswerRow)
+    assert (first.answers, second.answers) == ((answer,), ("Bob",))
 
 
 def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ x > 3 | 3 < x ;; a<b | b>a ;; \$18 | 18 ;; \$18.00 | 18 ;; \$18 | 18\text{ dolla
 1,000 | 1000 ;; 1,000,000 | 10^6 ;; 12{,}345 | 12345 ;; 10,\!000 | 10000 ;; \sqrt{50} | 5\sqrt{2}
 \sqrt[3]{8} | 2 ;; 2^{10} | 1024 ;; \log_2 8 | 3 ;; \ln e^2 | 2 ;; \sin\frac{\pi}{6} | 0.5 ;; \cos \pi | -1
 2+3i | 3i+2 ;; |{-5}| | 5 ;; \binom{5}{2} | 10 ;; 5! | 120 ;; \pi | 3.14159265358979 ;; 2\pi | \pi \cdot 2
-\sqrt{2} | 1.41421356237309504880 ;; \infty | +\infty ;; (a+b)^2 | a^2+2ab+b^2 ;; x^2-1 | (x-1)(x+1)
+\sqrt{2} | 1.41421356237309504880 ;; \infty | +\infty ;; \ln|x|+C | C+\ln|x| ;; \log 100 | 2
+(1,2)\cup[3,4] | [3,4]\cup(1,2) ;; (0,1)\cup(1,2) | (0,2)\setminus\{1\} ;; x<1 \text{ or } x>2 | x>2 \text{ or } x<1
+(a+b)^2 | a^2+2ab+b^2 ;; x^2-1 | (x-1)(x+1)
 2(x+3) | 2x+6 ;; \frac{x^2-1}{x-1} | x+1 ;; n(n+1)/2 | \frac{n^2+n}{2} ;; \sin^2 x + \cos^2 x | 1 ;; a^2b | ba^2
 2516_8 | 2516 ;; 1011_{2} | 1011_2 ;; 3:4 | \frac34 ;; 5 \pm 2 | 7, 3 ;; 0 | -0
 \log_2 3 | \frac{\ln 3}{\ln 2} ;; 2516 | 2516_8
@@ -91,6 +93,8 @@ AGREED_DIFFERENT = r"""
 1\frac{1}{2} | \frac{1}{2} ;; 1.5 \times 10^3 | 1.5 \times 10^4 ;; x = 5 | y = 5 ;; x=5 | x=6
 y = 2x+1 | y = 2x+2 ;; x > 3 | x \ge 3 ;; x>3 | y>3 ;; 1,2 | 12 ;; 2+3i | 2-3i ;; \pi | 3.14159
 \infty | -\infty ;; x^2-1 | (x-1)^2 ;; 11 | 1011_2 ;; 5 \text{ or } 6 | 5 ;; 5 | 5 \text{ or } 6
+\text{A and B} | \text{A and C} ;; \text{A and B} | \text{B} ;; \text{yes and no} | \text{yes} ;; 5 | 5i ;; i | 1
+1+i | 1-i ;; \lg 8 | 3 ;; \log 100 | \ln 100 ;; (-\infty,1)\cup(2,\infty) | (-\infty,1]\cup(2,\infty)
 5 | \approx 5 ;; e^{-30} | e^{-31} ;; 1-e^{-60} | 1 ;; \frac{1}{2^{50}} | 0
 \frac{1}{2^{50}} | \frac{7}{2^{50}} ;; \frac{3}{10^{13}} | \frac{1}{10^{13}} ;; 1-\frac{1}{2^{60}} | 1
 """
@@ -144,7 +148,38 @@ DECIDED = [
         True,
         r"""
 [0,1) | 0 \le x < 1 ;; (-\infty,3) | x < 3 ;; (-\infty,-1)\cup(1,\infty) | x<-1 \text{ or } x>1
-(2,5) | 2 < x < 5 ;; x \geq 5 | [5,\infty)
+(2,5) | 2 < x < 5 ;; x \geq 5 | [5,\infty) ;; (-\infty,1)\cup(2,\infty) | x>2 \lor x<1
+(1,2)\cup(3,4) | 3<x<4 \text{ or } 1<x<2
+""",
+    ),
+    (
+        "math-verify reads i as a variable",
+        True,
+        r"""
+-1 | e^{i\pi} ;; e^{i \pi}+1 | 0 ;; e^{2\pi i} | 1 ;; i^2 | -1 ;; \sqrt{-4} | 2i ;; (1+i)^2 | 2i ;; \frac{1}{i} | -i
+|3+4i| | 5 ;; \frac{-1+i\sqrt3}{2} | e^{2\pi i/3}
+""",
+    ),
+    (
+        "math-verify takes a list in words for one text",
+        True,
+        r"""
+\text{A and B} | A, B ;; \text{A and B} | \text{B and A} ;; \text{A, B, and C} | C, B, A ;; \text{A or B} | A, B
+\text{Alice and Bob} | \text{Bob, Alice} ;; \text{(A), (B)} | A, B ;; \text{3,000 dollars} | 3000
+""",
+    ),
+    (
+        r"math-verify does not read \lg and \log_e",
+        True,
+        r"""
+\lg 1000 | 3 ;; \lg 2 + \lg 5 | 1 ;; \lg 2 | \frac{\ln 2}{\ln 10} ;; \lg x | \log_{10} x ;; \ln 2 | \log_e 2
+""",
+    ),
+    (
+        "math-verify reads C as c",
+        False,
+        r"""
+C+x | c+x ;; x+C | X+C
 """,
     ),
     (

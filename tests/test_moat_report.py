@@ -12,11 +12,9 @@ from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.report import _quantile, moat_report
 from coterie.recipes.registry import run_report
 from coterie.reports.page import write_page
-from coterie.reports.sections import Level, Section, levels_chart
 from coterie.runs.folder import Run, Step, open_run
-from tests.report_sample import sample_report
 from tests.test_moat import made, rewards, trees, whole
-from tests.test_report_page import HOSTILE, Page
+from tests.test_report_page import Page
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,8 @@ def test_j_stands_there_before_and_after_each_half_with_what_it_changed_by(done)
     assert rows[2]["change"] == f"{statistics.fmean(gaps):+.4f} ± {error:.4f}"
     assert rows[0]["change"] == ""
     (joint,) = [one for one in moat_report(recipe, run).sections if one.id == "joint"]
-    assert [one.value for one in joint.levels] == [one["j"] for one in metrics]
+    (series,) = joint.charts[0].series
+    assert [point.y for point in series.points] == [one["j"] for one in metrics]
 
 
 def test_every_plan_is_counted_once(done):
@@ -61,7 +60,7 @@ def test_every_plan_is_counted_once(done):
     (row,) = section(recipe, run, "plans")
     counts = run.metrics(Step(1, "reward"))
     assert (row["tasks"], row["plans"]) == ("4", "16")
-    named = ("with a reward", "empty", "cut off", "equal", "leaks")
+    named = ("with a reward", "empty", "replies cut off", "equal", "quotes")
     keys = ("plans", "empty", "truncated", "equal", "leaks")
     assert [row[name] for name in named] == [f"{counts[key]}" for key in keys]
     assert sum(int(row[name]) for name in named) == 16
@@ -89,27 +88,19 @@ def test_what_the_critic_said_is_counted(done):
     assert row["unreadable"] == row["accepted"] == "0"
 
 
-def test_examples_are_the_best_and_the_worst_plan_of_a_task_and_what_they_gave(done):
+def test_plans_stand_side_by_side_with_rewards_and_the_pair_is_marked(done):
     recipe, run = done
-    found, shown = rewards(recipe, run), moat_report(recipe, run).trees
-    assert shown
-    for one in shown:
-        (tree,) = [tree for tree in trees(run) if tree.task == one.task]
-        plans = [plan for plan in tree.children(tree.root) if plan.id in found]
-        best, worst = (pick(plans, key=lambda plan: found[plan.id]) for pick in (max, min))
-        first, last = one.turns
-        assert (first.text, last.text) == (best.text.strip(), worst.text.strip())
-        assert (first.value, last.value) == (found[best.id], found[worst.id])
-        assert (first.number, last.number, one.visits) == (1, len(plans), len(plans))
-        (actions,) = tree.children(best.id)
-        assert len(first.children) == 1
-        (child,) = first.children
-        assert child.text == actions.text.strip()
-        assert child.ending is not None and child.ending.score == tree.outcomes[actions.id].score
-        if one.pairs:
-            (over,) = first.chosen_over
-            assert over.difference == pytest.approx(found[best.id] - found[worst.id])
-            assert last.rejected_for and not last.chosen_over
+    (shown,) = [one for one in moat_report(recipe, run).sections if one.id == "planner"]
+    found = rewards(recipe, run)
+    pairs = dict(run.store.selections(1, "select"))
+    assert shown.examples and {one.task for one in shown.examples} <= {*pairs}
+    for one in shown.examples:
+        by_side = {sample.side: dict(sample.facts) for sample in one.samples}
+        pair = pairs[one.task]
+        assert by_side["chosen"]["reward"] == f"{found[pair.leaf]:.3f}"
+        assert by_side["rejected"]["reward"] == f"{found[pair.rejected]:.3f}"
+        assert [sample.side for sample in one.samples if sample.trained] == ["chosen", "rejected"]
+        assert one.prompts[0].agent == PLANNER and ("answer" in dict(one.answers))
 
 
 def test_the_page_is_whole_at_any_time_and_has_a_chart_of_j(done, tmp_path: Path):
@@ -117,41 +108,8 @@ def test_the_page_is_whole_at_any_time_and_has_a_chart_of_j(done, tmp_path: Path
     write_page(run_report(recipe, run), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert not Page(page).open
-    for id_ in ("joint", "plans", "spread", "critic", "joint-chart", "trees"):
+    for id_ in ("joint", "plans", "spread", "critic", "joint-chart", "planner", "grounder"):
         assert f'id="{id_}"' in page
     begun = made()
     with open_run(tmp_path / "begun", begun.name, begun.settings) as other:
-        assert moat_report(begun, other).sections == ()
         write_page(run_report(begun, other), tmp_path / "report.html")
-
-
-def test_what_a_section_says_is_text(tmp_path: Path):
-    from dataclasses import replace
-
-    bad = Section(
-        "mine",
-        HOSTILE,
-        HOSTILE,
-        ("a", HOSTILE),
-        ((HOSTILE, "1"),),
-        HOSTILE,
-        (Level(HOSTILE, 1, 0.5),),
-    )
-    write_page(replace(sample_report(), sections=(bad,)), tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "<img src=x" not in page and not Page(page).open
-    with pytest.raises(ValueError, match="other cells"):
-        Section("mine", "t", "i", ("a", "b"), (("1",),))
-
-
-def test_the_chart_has_room_for_what_is_negative_and_for_errors():
-    chart = levels_chart("x", "J", [Level("one", -1.0, 0.1), Level("two", -0.5, 0.2)])
-    (series,) = chart.series
-    first, second = series.dots
-    assert first.x < second.x and first.y > second.y, "up is more"
-    frame = chart.frame
-    ends = [
-        float(part.split()[1].rstrip("Z")) for part in series.band.replace("L", "M").split("M")[1:]
-    ]
-    assert all(frame.top <= end <= frame.height - frame.bottom for end in ends)
-    assert max(ends) > first.y and min(ends) < second.y

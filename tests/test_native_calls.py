@@ -17,7 +17,9 @@ from coterie.models.call_syntaxes import (
     GlmXml,
     HarmonyJson,
     HermesJson,
+    KimiJson,
     LlamaJson,
+    MiniMaxXml,
     MistralJson,
     MuseXml,
     NativeSyntax,
@@ -32,6 +34,7 @@ from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Speaker, make_turn
+from tests.native_games import SECTION_END
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 from tests.published_templates import PUBLISHED, published
 
@@ -58,6 +61,8 @@ READ: dict[str, NativeSyntax] = {
     "deepseek": DeepSeekJson(),
     "python": PythonCalls(),
     "muse": MuseXml(),
+    "kimi": KimiJson(),
+    "minimax": MiniMaxXml(),
 }
 
 
@@ -99,6 +104,8 @@ BARE = "<function=look><parameter=what>a</parameter></function>"
 ARG = "<arg_key>what</arg_key><arg_value>a</arg_value>"
 SAID = '<|message|>{"what": "a"}'
 V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+KIMI = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+MINIMAX = '<invoke name="look">\n<parameter name="what">a</parameter>\n</invoke>\n'
 INVOKE = '<atem:invoke name="look"><atem:parameter name="what">a</atem:parameter></atem:invoke>'
 
 
@@ -137,6 +144,10 @@ INVOKE = '<atem:invoke name="look"><atem:parameter name="what">a</atem:parameter
         ("python", "<|tool_call_start|>[look(what='a'), push()]<|tool_call_end|>", [A, PUSH]),
         ("python", r"""<|tool_call_start|>look(what="\x61")<|tool_call_end|>""", [A]),
         ("muse", f"<atem:function_calls>{INVOKE}\n{INVOKE}</atem:function_calls>", [A, A]),
+        ("minimax", f"<minimax:tool_call>\n{MINIMAX}{MINIMAX}</minimax:tool_call>", [A, A]),
+        ("kimi", "I look.<|tool_calls_section_begin|>" + KIMI.format("functions.look:0", json.dumps(A[1]))
+                 + KIMI.format("functions.push:1", "{}") + "<|tool_calls_section_end|>", [A, PUSH]),
+        ("kimi", KIMI.format("look:12 ", json.dumps(A[1])), [A]),
     ],
 )  # fmt: skip
 def test_calls_are_read_in_their_order(syntax: str, text: str, calls: list[Any]) -> None:
@@ -247,6 +258,10 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
         ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
         ("muse", "<atem:function_calls>look</atem:function_calls>", "calls are "),
         ("muse", INVOKE.replace("</atem:parameter>", ""), "is not closed"),
+        ("minimax", MINIMAX.replace("</parameter>", ""), "is not closed"),
+        ("minimax", f"<minimax:tool_call>{MINIMAX}", "is not closed"),
+        ("kimi", KIMI.format("functions.look:0", "{what}"), "can't be read"),
+        ("kimi", "<|tool_calls_section_begin|>look{}", "is not closed"),
     ],
 )  # fmt: skip
 def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: str) -> None:
@@ -481,6 +496,9 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
     [
         ("coder", QwenXml, "tool", True),
         ("mistral", MistralJson, "calls", True),
+        ("kimi", KimiJson, "calls", True),
+        ("minimax", MiniMaxXml, "calls", True),
+        ("granite", HermesJson, "tool", True),
     ],
 )
 def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
@@ -489,7 +507,8 @@ def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
     found = ChatRenderer(tokenizer(name)).tools
     assert type(found.required()) is kind
     assert (found.shows_tools, found.results, found.parallel) == (True, results, parallel)
-    assert len(found.call_id(3)) == (9 if name == "mistral" else 2)
+    ids = {"mistral": "call00003", "kimi": "functions.{name}:3"}
+    assert found.call_id(3) == ids.get(name, "c3")
     assert len(found.findings) == 4
 
 
@@ -568,7 +587,8 @@ def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits
 @pytest.mark.parametrize("name", NATIVE)
 def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
     renderer = ChatRenderer(tokenizer(name))
-    assert renderer.tools.ends == {tokenizer(name).eos_token_id} <= renderer.end_ids
+    end = SECTION_END if name == "kimi" else tokenizer(name).eos_token
+    assert renderer.tools.ends == {tokenizer(name).convert_tokens_to_ids(end)} <= renderer.end_ids
 
 
 def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there() -> None:

@@ -15,13 +15,10 @@ from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.registry import recipe, run_report, settings
-from coterie.reports.data import TreeTurn
 from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.growing import Growing, rollouts
 from coterie.runs.loop import run_steps
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import view
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, Cli, once
@@ -231,41 +228,23 @@ def test_every_iteration_has_new_tasks(both: Run) -> None:
 
 
 def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run) -> None:
-    own = opened()
-    report = run_report(own, run)
-    pairs = [s for _, s in run.store.selections(1, "select")]
-    through = sum(
-        any(turn.id in {pair.leaf for pair in pairs} for turn in path)
-        for tree in run.store.trees(1, "rollout")
-        for _, path in tree.trajectories()
-    )
-    assert sum(point.selected for point in report.samples if point.iteration == 1) == through > 0
-    assert sum(p.selected for p in report.samples if p.iteration == 0) == 4, "one a task, by SFT"
-    assert sum(tree.pairs for tree in report.trees) == len(pairs)
-    for tree in report.trees:
-        turns = list(everything(tree.turns))
-        sides = [side for turn in turns for side in turn.chosen_over]
-        assert len(sides) == sum(len(turn.rejected_for) for turn in turns) == tree.pairs
-        assert all(side.difference > 0 for side in sides)
-        record = run.store.tree(1, "rollout", tree.task)
-        assert [turn.text for turn in turns] == [t.text.strip() for t in depth_first(record)]
-        assert {turn.ending.score for turn in turns if turn.ending} == {
-            outcome.score for outcome in record.outcomes.values()
-        }
-    assert [row.iteration for row in report.conduct] == [0, 1]
-    assert report.conduct[0].dialogues == 8
-
-
-def everything(turns: tuple[TreeTurn, ...]) -> Iterator[TreeTurn]:
-    for turn in turns:
-        yield turn
-        yield from everything(turn.children)
-
-
-def depth_first(tree: Tree, node: str | None = None) -> Iterator[Turn]:
-    for turn in tree.children(node or tree.root):
-        yield turn
-        yield from depth_first(tree, turn.id)
+    sections = {section.id: section for section in run_report(opened(), run).sections}
+    pairs = dict.fromkeys(task for task, _ in run.store.selections(1, "select"))
+    first, second = (sections[f"selected-{i}"].examples for i in (0, 1))
+    assert {one.task for one in second} <= {*pairs} and second
+    for one in second:
+        values = [float(dict(sample.facts).get("value", "-inf")) for sample in one.samples]
+        assert values == sorted(values, reverse=True)
+        sides = {sample.side for sample in one.samples if sample.trained}
+        assert "rejected" in sides and any(side.startswith("chosen") for side in sides)
+    for one in first:
+        (trained,) = [sample for sample in one.samples if sample.trained]
+        facts = dict(trained.facts)
+        terms = [float(value) for name, value in facts.items() if name.startswith("= ")]
+        assert float(facts["reward"]) == pytest.approx(sum(terms), abs=0.005)
+        assert len(trained.stretches) == 2, "the views of both agents"
+    assert [row[0] for row in sections["conduct"].rows] == ["0", "1"]
+    assert sections["conduct"].rows[0][1] == "8"
 
 
 class Interrupt(Exception):

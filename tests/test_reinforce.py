@@ -69,9 +69,16 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
             assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/grad_norm"] > 0
         report = run_report(recipe, run)
-        titles = [section.title for section in report.sections]
-        assert titles == ["Reinforcement learning", "Rollouts"]
-        assert len(report.sections[0].rows) == 3
+        sections = {section.id: section for section in report.sections}
+        assert len(sections["reinforce-0"].rows) == 3
+        for group in sections["groups-0"].examples:
+            facts = [dict(sample.facts) for sample in group.samples]
+            rewards = [float(one["reward"]) for one in facts]
+            assert rewards == sorted(rewards, reverse=True)
+            assert abs(sum(float(one["advantage"]) for one in facts)) < 0.01
+            trained = [bool(sample.trained) for sample in group.samples]
+            assert trained == [float(one["advantage"]) != 0 for one in facts]
+            assert all(one["= short"] == f"{float(one['= short']):+.3f}" for one in facts)
     assert final(tmp_path / "run") != weight_hash(load("tiny-exchange").model)
 
 

@@ -1,19 +1,19 @@
 """Coverage and majority by number of dialogues: by hand, on a plot, and from the command line."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coterie.cli.figures import scaling_section
 from coterie.environments.answers import exact_match, f1
 from coterie.environments.votes import Vote
 from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
-from coterie.reports.scaling import ScalingReport, scaling_charts, write_scaling_page
+from coterie.reports.charts import svg
+from coterie.runs.benchmark import Consistency
 from tests.conftest import Cli, CliResult
 from tests.played import talk_in
-from tests.test_report_page import HOSTILE, Page
 
 TEN = "a1 b2 c3 d4 e5 f6 g7 h8 i9 j10"
 
@@ -104,8 +104,8 @@ def test_each_benchmark_says_when_answers_are_alike(
     assert environment.similarity(answer, other) == pytest.approx(alike)
 
 
-def report(max_samples: int, policy: str = "runs/mine 2") -> ScalingReport:
-    """Made-up points that rise."""
+@pytest.mark.parametrize("max_samples", [2, 50])
+def test_the_plot_has_a_point_with_its_band_for_each_doubling(max_samples: int) -> None:
     shown = marks(max_samples)
 
     def estimate(k: int, mean: float) -> Estimate:
@@ -115,37 +115,14 @@ def report(max_samples: int, policy: str = "runs/mine 2") -> ScalingReport:
         Point(k, estimate(k, 0.9 - 0.4 / k), estimate(k, 0.7 - 0.2 / k), 35.5 * k, None, 0.5)
         for k in range(1, max_samples + 1)
     )
-    return ScalingReport("exchange", policy, "dialogue", "exact match", 0.5, 100, 3, points)
-
-
-@pytest.mark.parametrize("max_samples", [2, 50])
-def test_the_plot_has_a_dot_with_its_band_for_each_doubling(max_samples: int) -> None:
-    by_number, by_tokens = scaling_charts(report(max_samples))
-    frame = by_number.frame
-    for chart in (by_number, by_tokens):
+    section = scaling_section(0, "runs/mine 2", Consistency(100, 3, points, {}), "exact match")
+    assert [row[0] for row in section.rows] == [f"{k}" for k in shown]
+    for chart, places in zip(section.charts, (1.0, 35.5), strict=True):
         assert [series.name for series in chart.series] == ["coverage", "majority"]
         for series in chart.series:
-            assert len(series.dots) == len(marks(max_samples))
-            assert series.path.count("L") == max_samples - 1
-            assert series.band.count("L") == 2 * len(marks(max_samples)) - 1
-            for dot in series.dots:
-                assert frame.left < dot.x < frame.width - frame.right
-                assert frame.top < dot.y < frame.height - frame.bottom
-    steps = [dot.x for dot in by_number.series[0].dots][:6]
-    widths = [b - a for a, b in pairwise(steps)]
-    assert widths == pytest.approx([widths[0]] * len(widths), abs=0.21)
-
-
-def test_the_page_is_well_formed_and_nothing_in_it_runs(tmp_path: Path) -> None:
-    write_scaling_page(report(50, HOSTILE), tmp_path / "page.html")
-    html = (tmp_path / "page.html").read_text("utf-8")
-    page = Page(html)
-    assert page.open == []
-    assert page.tags["svg"] == 2 and page.tags["script"] == 0 and page.tags["img"] == 0
-    assert page.tags["circle"] == 2 * 2 * len(marks(50))
-    assert HOSTILE in page.text["h1"][0]
-    assert "http" not in html.replace("http-equiv", "")
-    assert page.text["td"][-1] == "1,775.0"
+            assert [point.x for point in series.points] == [k * places for k in shown]
+            assert all(point.low < point.y < point.high for point in series.points)
+            assert svg(chart).count("<circle") == 2 * len(shown)
 
 
 def rows(said: CliResult) -> list[dict[str, Any]]:

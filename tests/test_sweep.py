@@ -9,8 +9,14 @@ from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.recipes import sweeping
 from coterie.recipes.base import Recipe
-from coterie.recipes.sweeping import Point, mean_of_seeds, plan_sweep, run_sweep, split_values
-from coterie.reports.sweep import SweepRow
+from coterie.recipes.sweeping import (
+    Point,
+    SweepRow,
+    mean_of_seeds,
+    plan_sweep,
+    run_sweep,
+    split_values,
+)
 from coterie.runs.folder import Run, Step, open_run, write_config
 from coterie.runs.held_out import evaluation
 from coterie.runs.loop import check_finished

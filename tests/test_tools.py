@@ -41,6 +41,14 @@ BOMB = {
     }
 }
 """Schemas of which each refers to the next one twice: together 2**99."""
+PAIR = {"items": [{"type": "string"}, {"type": "integer"}], "additionalItems": False}
+"""A tuple, as drafts before 2020-12 write it."""
+
+
+def listed(item: dict[str, Any], name: str = "a") -> Tool:
+    """A tool whose argument is a list with this item first."""
+    pair = {"type": "array", "items": [item]}
+    return Tool(name, "", {"type": "object", "properties": {"pair": pair}})
 
 
 async def echo(given: Mapping[str, Any]) -> str:
@@ -118,6 +126,21 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
             "wrong arguments: an item of the list is there twice",
         ),
         (
+            {"properties": {"n": PAIR}},
+            '{"n": ["a", 1]}',
+            "",
+        ),
+        (
+            {"properties": {"n": PAIR}},
+            '{"n": [1, 2]}',
+            "wrong arguments: 1 is not of type 'string' (at $.n[0])",
+        ),
+        (
+            {"properties": {"n": PAIR}},
+            '{"n": ["a", 1, 2]}',
+            "wrong arguments: Additional items are not allowed (2 was unexpected) (at $.n)",
+        ),
+        (
             {"properties": {"n": {"$ref": "#/$defs/0"}}, **BOMB},
             '{"n": 1}',
             "the arguments are too many to be checked",
@@ -134,13 +157,16 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
         "pattern",
         "names",
         "unique",
+        "pair",
+        "pair of others",
+        "three of a pair",
         "bomb",
     ],
 )
 def test_traps_of_json_are_errors_of_the_call(schema: Any, arguments: str, error: str) -> None:
     tool = Tool("a", "", {"type": "object", **schema})
     (found,) = checked([ToolCall("c0", "a", arguments)], [tool], max_calls=1)
-    assert found.error.startswith(error)
+    assert found.error.startswith(error) and bool(found.error) == bool(error)
 
 
 def test_errors_are_short_however_long_what_a_model_wrote() -> None:
@@ -170,6 +196,8 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ((Tool("", "", QUERY),), "has no name, or no schema"),
         ((Tool("a", "", {"type": "object", "$ref": "http://a/b"}),), "refer to 'http://a/b'"),
         ((Tool("a", "", {"type": "object", "$ref": "#/$defs/b"}),), "refer to '#/.defs/b'"),
+        ((listed({"$ref": "#/$defs/b"}),), "refer to '#/.defs/b'"),
+        ((listed({"type": "objekt"}),), "are not a JSON schema"),
         ((Tool("a", "", {"type": "object", "$ref": "#"}),), "refer to themselves without end"),
         (
             (Tool("a", "", {"type": "object", "allOf": [{}], "$ref": "#/allOf/x"}),),
@@ -192,6 +220,7 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
 def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str) -> None:
     check_tools((Tool("a", "", {"type": "object", "properties": {"q": {"pattern": r"\p{L}"}}}),))
     inside = {"$defs": {"b": QUERY}, "properties": {"c": {"$ref": "#/$defs/b"}, "d": {"$ref": "#"}}}
+    check_tools([listed({"type": "string"}), listed({"$ref": "#/properties/pair"}, "b")])
     check_tools((*TOOLS, Tool("in", "", {"type": "object", "$id": "http://a/b", **inside})))
     with pytest.raises(UserError, match=reason):
         check_tools(tools)

@@ -18,7 +18,7 @@ from coterie.environments.traits import Formats, Graded, Solo, Votes, most_turns
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.reports.tool_use import call_views, tool_rows
+from coterie.reports.sections import tools
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
@@ -338,14 +338,8 @@ def test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line(tmp_pat
     with Store.open(tmp_path / "store.sqlite") as store:
         asyncio.run(test(store))
         assert not store.failures(0)
-        rows = tool_rows(store.calls())
-        ((_, path),) = store.tree(0, "evaluate", task.id).trajectories()
+        rows = tools(store.calls()).rows
     assert [row[:4] for row in rows] == [("look", "3", "1", "1")]
-    views = [one for at in range(len(path)) for one in call_views(path, at)]
-    assert [(one.tool, one.error, one.left_out > 0) for one in views] == [
-        *(("look", False, True), ("look", False, False), ("look", True, False))
-    ]
-    assert all(0 <= one.left <= one.left + one.width <= 100 for one in views)
 
 
 def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_own() -> None:

@@ -352,7 +352,7 @@ def test_prompts_after_calls_are_the_templates_own_with_the_sampled_calls_in_pla
             "function": {"name": FIND.name, "description": FIND.description, "parameters": SCHEMA},
         }
     ]
-    id_ = own.tools.call_id(0)
+    id_ = own.tools.call_id(0).format(name=FIND.name)
     asked = {"role": "user", "content": "Weather in Paris?"}
     key = marks.key if marks and thought else ""
     called = {

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,17 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from coterie.engines.protocol import Sampling
+from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reload
+from coterie.runs.reinforce.learner import Learner
+from coterie.runs.roles import Role, Roles
+from coterie.training.recomputed import with_old
+from coterie.trajectories.row import Row, Target
 from tests.engine_models import CHATML, engine_of, loaded
 from tests.reinforcing import SMALL, made
+from tests.training_models import LOW
 
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0],
@@ -100,6 +107,36 @@ def test_merged_exported_loaded_and_sampled_weights_are_the_adapters(
             every = model(torch.tensor([[*prompt, *said.ids]])).logits.log_softmax(-1)
         at = every[0, len(prompt) - 1 : -1].gather(1, torch.tensor(said.ids)[:, None])[:, 0]
         assert said.logprobs == pytest.approx(at.tolist(), abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
+@pytest.mark.parametrize("kind", [*TARGETS, *SAVED])
+def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_references(
+    tmp_path: Path, kind: str
+) -> None:
+    base = loaded(LlamaConfig(**CHATML, head_dim=8, tie_word_embeddings=True))
+    base.model.bfloat16().save_pretrained(tmp_path / "base")
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    save_adapter(adapter(load(tmp_path / "base").model, kind), tmp_path / "final")
+    exact, rounded = (load(tmp_path / "base", dtype=one) for one in (torch.float32, torch.bfloat16))
+    for one in (exact, rounded):
+        reload(one, tmp_path / "final")
+    weights = rounded.model.state_dict()
+    for name, weight in exact.model.state_dict().items():
+        assert torch.equal(weights[name], weight.bfloat16()), name
+
+    run: Any = SimpleNamespace(folder=tmp_path, training_folder=lambda *_: tmp_path)
+    policy = Role("policy", str(tmp_path / "base"))
+    roles = Roles([policy], EngineSettings(device="cpu"), run, torch.bfloat16)
+    own = roles.load_to_train("policy", 1)
+    what: Any = SimpleNamespace(role="policy", version=1, settings=LOW)
+    trainer: Any = SimpleNamespace(done=0, model=own.model)
+    rows = [Row(tuple(range(5, 25)), (Target(8, 20, "policy@1"),))]
+    (known,) = Learner(roles, what, own, trainer, base=False).with_reference(rows, 1.0)
+    (old,) = with_old(own.model, rows, LOW, temperature=1.0)
+    roles.close()
+    assert known.reference == old.old
 
 
 @pytest.mark.parametrize(

@@ -121,15 +121,25 @@ def index_of_pages(_: House, path: Path) -> None:
 
 
 QUESTIONS = tuple({"question": f"{n} + 1?", "answer": f"It is {n + 1}."} for n in range(40))
+PREFERENCES = tuple(
+    {"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS
+)
+OSLO = {"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}
 GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/sft.md": {
         "chats.jsonl": lines(*QUESTIONS),
         "gsm8k550.jsonl": lines(*QUESTIONS),
-        "preferences.jsonl": lines(
-            *({"prompt": row["question"], "chosen": row["answer"], "rejected": "No."} for row in QUESTIONS)
+        "preferences.jsonl": lines(*PREFERENCES),
+    },
+    "README.md": {
+        "chats.jsonl": lines(*QUESTIONS),
+        "preferences.jsonl": lines(*PREFERENCES),
+        "questions.jsonl": lines(*({**row, "answer": str(n + 1)} for n, row in enumerate(QUESTIONS))),
+        "rewards.py": text(
+            "def score(question, reply, answer, row):\n    return float(answer in reply)\n"
         ),
     },
-    "README.md": {"mine.yaml": settings_of_a_run, "chats.jsonl": lines(*QUESTIONS)},
+    "docs/concepts.md": {"mine.yaml": settings_of_a_run},
     "docs/howto/action-lines.md": {
         "pages.jsonl": lines({"title": "Norway", "text": "Oslo is the capital of Norway."}),
     },
@@ -150,6 +160,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
     "docs/recipes/gap.md": {
         "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
+    },
+    "docs/howto/contests.md": {
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
@@ -164,9 +176,10 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
+    "docs/howto/search.md": {"passages.jsonl": lines(OSLO)},
     "docs/howto/tools.md": {
-        "passages.jsonl": lines({"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}),
-        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages\n"),
+        "passages.jsonl": lines(OSLO),
+        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n"),
     },
 }  # fmt: skip
 """What a page does not say how to make, by its place in the page's folder."""

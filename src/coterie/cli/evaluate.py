@@ -251,7 +251,9 @@ async def _by_engines(
         )
     if not any(n.requests for n in stats):
         console.print(f"{one.label}: done before, read from {path}")
-    return await figures_of(settings, Figures(one.label, one.version, found, path))
+    renderers = {agent: of.renderer for agents, of in speaking.items() for agent in agents}
+    figures = Figures(one.label, one.version, found, path, decoder=renderers.__getitem__)
+    return await figures_of(settings, figures)
 
 
 def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
@@ -291,7 +293,7 @@ async def _by_endpoint(
             split=split,
         )
         cost = endpoint.usage.cost if found.fresh else None
-        figures = await figures_of(settings, Figures(server.model, 0, found, path, cost))
+        figures = await figures_of(settings, Figures(server.model, 0, found, path, cost=cost))
         return figures, str(endpoint.usage)
 
 

@@ -1,4 +1,4 @@
-"""What ``coterie evaluate BENCHMARK`` prints: a table, pages of plots, and one JSON object.
+"""Output of ``coterie evaluate BENCHMARK``: a table, the path of a page with examples, and one JSON object.
 
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
 "method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
@@ -9,36 +9,50 @@ by a judge), and ``"cost"`` and ``"cost_of_pass"`` where prices are given. For a
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED
+from coterie.environments.traits import agents_of
 from coterie.evaluation.self_consistency import Estimate
-from coterie.reports.scaling import ScalingReport, write_scaling_page
+from coterie.models.chat import ChatRenderer
+from coterie.reports import sections
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, example, rollout
+from coterie.reports.page import Report, Section, write_page
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
 from coterie.runs.best_picked import Picked
-from coterie.runs.held_out import Evaluation
+from coterie.runs.held_out import STAGE, Evaluation
+from coterie.runs.loop import command_line
 from coterie.terminal.console import results
 from coterie.terminal.means import beside, in_words, means_table, share
+from coterie.trajectories.store import Store
 
+EXAMPLES = 12
+"""Tasks that are shown on the page."""
 WIDTH = 112
 """Columns that the table may take: one that a narrow terminal breaks into lines still has all its figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one policy came to."""
+    """Results of one policy."""
 
     label: str
     version: int
     found: Evaluation | Consistency
     store: Path
-    """Where its dialogues are; a page of plots is written beside it."""
+    """Where its dialogues are; the page is written beside the last one."""
+    decoder: Callable[[str], ChatRenderer] | None = None
+    """Returns the renderer of an agent's model; ``None`` for a server."""
     cost: float | None = None
     """Of all its dialogues, in the currency of the prices; ``None`` without prices, or if some were played before."""
     picked: Picked | None = None
@@ -57,12 +71,11 @@ def show(
     if (more := means_table([one.label for one in figures], means)) is not None:
         console.print(more)
     for one in figures:
-        if isinstance(one.found, Consistency):
-            page = one.store.with_suffix(".html")
-            write_scaling_page(_report(benchmark, settings, one, one.found), page)
-            console.print(f"{one.label}: plot in {page}", soft_wrap=True)
         if one.picked is not None:
             console.print(_picked_line(one.label, one.picked), soft_wrap=True)
+    page = figures[-1].store.with_suffix(".html")
+    write_page(evaluation_report(benchmark, settings, figures, command_line(sys.argv)), page)
+    console.print(f"page: {page}", soft_wrap=True)
     rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
     result = {"benchmark": benchmark, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
@@ -104,7 +117,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
 
 
 def _ratio(cost: float, gain: float) -> float | None:
-    """What one costs; ``None`` if there is none."""
+    """Cost of one unit of gain; ``None`` without any gain."""
     return round(cost / gain, 2) if gain > 0 else None
 
 
@@ -198,16 +211,132 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _report(
-    benchmark: str, settings: BenchmarkSettings, one: Figures, found: Consistency
-) -> ScalingReport:
-    return ScalingReport(
-        benchmark=benchmark,
-        policy=one.label,
-        method=settings.method,
-        metric=settings.made().metric,
-        temperature=settings.temperature,
-        n=found.n,
-        failed=found.failed,
-        points=found.points,
+def evaluation_report(
+    benchmark: str, settings: BenchmarkSettings, figures: Sequence[Figures], command: str
+) -> Report:
+    """Return the page of an evaluation: scores of all policies, and their rollouts side by side."""
+    metric = settings.made().metric
+    several = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
+    single = [(one.label, one.found) for one in figures if isinstance(one.found, Evaluation)]
+    if several:
+        parts = [scaling_section(n, *one, metric) for n, one in enumerate(several)]
+    else:
+        parts = [sections.scores(single, metric)]
+    examples = _examples(settings, figures)
+    intro = (
+        "Tasks whose scores differ come first, then tasks without a right answer. Nothing is trained here: replies are "
+        "in black, prompts in grey."
     )
+    with Store.open(figures[-1].store, read_only=True) as store:
+        tools = sections.tools(store.calls())
+    return Report(
+        kind="evaluation",
+        title=f"{', '.join(one.label for one in figures)} on {benchmark}",
+        facts=(
+            ("method", settings.method),
+            ("temperature", f"{settings.temperature:g}"),
+            ("rollouts a task", f"{settings.samples}"),
+            ("seed", f"{settings.seed}"),
+        ),
+        commands=(command,) if command else (),
+        sections=(
+            *parts,
+            sections.changes(settings, None),
+            Section("examples", "Examples", intro, examples=examples),
+            tools,
+            sections.settings(settings),
+        ),
+    )
+
+
+def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
+    """Return coverage and majority by the number of rollouts a task, and by their tokens."""
+    marked = [point for point in consistency.points if point.coverage.interval]
+    charts = []
+    for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
+        lines = []
+        for name in ("coverage", "majority"):
+            points = []
+            for point in marked:
+                one: Estimate = getattr(point, name)
+                low, high = one.interval or (one.mean, one.mean)
+                title = f"{name} of {point.k}: {metric} {one.mean:.3f}, 95% interval {low:.3f} to {high:.3f}"
+                points.append(Point(getattr(point, what), one.mean, title, low, high))
+            lines.append(Series(name, tuple(points), "grey" if name == "coverage" else "accent"))
+        title, axis = f"{metric} by {unit}", f"{unit} a task (log scale)"
+        charts.append(
+            Chart(f"{unit}-{n}", title, axis, metric, tuple(lines), log=True, y_range=(0, 1))
+        )
+    return Section(
+        f"scaling-{n}",
+        f"{label}: more rollouts of each task",
+        f"{consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed. Bands are 95% bootstrap intervals.",
+        ("k", "coverage", "95% interval", "majority", "95% interval of majority", "tokens"),
+        tuple(
+            (
+                f"{point.k}",
+                f"{point.coverage.mean:.3f}",
+                _interval(point.coverage),
+                f"{point.majority.mean:.3f}",
+                _interval(point.majority),
+                f"{point.tokens:,.1f}",
+            )
+            for point in marked
+        ),
+        tuple(charts),
+    )
+
+
+def _interval(estimate: Estimate) -> str:
+    return "{:.3f}–{:.3f}".format(*estimate.interval) if estimate.interval else ""
+
+
+def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[Example, ...]:
+    """Return tasks with the rollouts of all policies."""
+    decoders = {one.label: one.decoder for one in figures if one.decoder}
+    agents = agents_of(settings.made())
+    vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
+    same = all(one == vocabularies[0] for one in vocabularies)
+    with ExitStack() as stack:
+        stores = [stack.enter_context(Store.open(one.store, read_only=True)) for one in figures]
+        attempts = [store.iterations(STAGE)[-1] for store in stores]
+        scores: dict[str, list[float]] = {}
+        for store, attempt in zip(stores, attempts, strict=True):
+            for tree in store.outlines(attempt, STAGE):
+                outcomes = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
+                scores.setdefault(tree.task, []).extend(outcomes)
+        examples = []
+        for task in _picked_tasks(scores):
+            samples: list[Shown] = []
+            for one, store, attempt in zip(figures, stores, attempts, strict=True):
+                if task in store.tree_tasks(attempt, STAGE):
+                    tree = store.tree(attempt, STAGE, task)
+                    for outcome, path in tree.trajectories():
+                        number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
+                        sample = rollout(tree, outcome, path, f"{one.label}{number}")
+                        who = "" if same else f"{one.label}: "
+                        named = tuple((f"{who}{agent}", row) for agent, row in sample.rows)
+                        samples.append(replace(sample, rows=named))
+            environment = settings.made()
+            first = stores[0].task(task)
+            examples.append(
+                example(first, samples, partial(_renderer, decoders), environment=environment)
+            )
+        return tuple(examples)
+
+
+def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) -> ChatRenderer:
+    label, _, agent = name.rpartition(": ")
+    return (decoders[label] if label else next(iter(decoders.values())))(agent)
+
+
+def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return tasks whose scores differ, tasks without a right answer, and others."""
+    known = {task: own for task, own in scores.items() if own}
+    differing = [task for task, own in known.items() if max(own) > min(own)]
+    wrong = [task for task, own in known.items() if max(own) == min(own) < 0.5]
+    right = [task for task, own in known.items() if max(own) == min(own) >= 0.5]
+    third = EXAMPLES // 3
+    first = [*differing[:third], *wrong[:third], *right[:third]]
+    others = [task for task in (*differing, *wrong, *right) if task not in first]
+    return first + others[: EXAMPLES - len(first)]

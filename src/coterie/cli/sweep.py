@@ -1,6 +1,7 @@
 """``coterie sweep``: runs of one recipe over the values of some keys, their plan and their results."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,8 @@ from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
-    from coterie.recipes.sweeping import Point
+    from coterie.recipes.sweeping import Point, SweepRow
+    from coterie.reports.page import Report
 
 WIDTH = 120
 """Columns that the tables need."""
@@ -52,7 +54,8 @@ def sweep(
         coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
     from coterie.recipes.sweeping import plan_sweep, run_sweep, split_words
-    from coterie.reports.sweep import SweepReport, write_sweep_page
+    from coterie.reports.page import write_page
+    from coterie.runs.loop import command_line
     from coterie.terminal.progress import ConsoleProgress
 
     recipe, words, console = settled(recipe), words or [], notes()
@@ -67,10 +70,9 @@ def sweep(
     if dry_run:
         return
     rows = run_sweep(points, console.print, ConsoleProgress(console))
-    title = f"{first.title} on {first.settings.played}"
-    command = f"coterie sweep {' '.join([recipe, *words])}"
-    report = SweepReport(title, command, key, first.environment.metric, rows)
-    write_sweep_page(report, folder / "sweep.html")
+    title = f"{first.title} on {first.settings.played} over {key}"
+    page = sweep_report(title, command_line(sys.argv), key, first.environment.metric, rows)
+    write_page(page, folder / "sweep.html")
     out = results(WIDTH)
     table = Table(title=f"held-out results over {key}", box=None)
     for title in ("value", "seed", "iteration", "n", "score", "95% interval", "tokens"):
@@ -82,6 +84,48 @@ def sweep(
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
     print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
+
+
+def sweep_report(
+    title: str, command: str, key: str, metric: str, rows: "Sequence[SweepRow]"
+) -> "Report":
+    """Return the page of a sweep: scores by value. All seeds of a value are one point where there are several."""
+    from coterie.reports.charts import Chart, Point, Series
+    from coterie.reports.page import Report, Section
+
+    shown_rows = [row for row in rows if row.seed is None] or rows
+    points = tuple(
+        Point(
+            n,
+            one.score,
+            f"{key}={one.value}: {metric} {one.score:.3f}, 95% interval {one.low:.3f} to {one.high:.3f}",
+            one.low,
+            one.high,
+        )
+        for n, one in enumerate(shown_rows)
+    )
+    labels = tuple(one.value for one in shown_rows)
+    chart = Chart("sweep", f"{metric} over {key}", key, metric, (Series(metric, points),), labels)
+    together = "" if shown_rows == rows else ", all seeds together"
+    section = Section(
+        "scores",
+        "Scores on held-out tasks",
+        f"Intervals are 95% bootstrap intervals over tasks{together}.",
+        (key, "seed", "tasks", metric, "95% interval", "tokens"),
+        tuple(
+            (
+                row.value,
+                "all" if row.seed is None else f"{row.seed}",
+                f"{row.n:,}",
+                f"{row.score:.3f}",
+                f"{row.low:.3f}–{row.high:.3f}",
+                f"{row.tokens:.1f}",
+            )
+            for row in rows
+        ),
+        (chart,),
+    )
+    return Report("sweep", title, commands=(command,) if command else (), sections=(section,))
 
 
 def _costs(key: str, points: "Sequence[Point]") -> Table:

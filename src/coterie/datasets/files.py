@@ -1,7 +1,7 @@
 """Read rows from files, each validated; and add lines to JSONL files that are continued after a process was killed.
 
-Formats: ``.jsonl`` (an object a line; also ``.jsonl.gz``), ``.json`` (a list of objects), ``.parquet``, and tables of
-text with names in the first line (``.csv``, ``.tsv``).
+Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects), ``.parquet``, and tables of text with names in
+the first line (``.csv``, ``.tsv``). All but Parquet may be compressed (``.gz``).
 """
 
 import csv
@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
@@ -51,7 +51,7 @@ def numbered(
         raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
-    counted = "line" if file.suffix in (".jsonl", ".gz") else "row"
+    counted = "line" if _kind(file) == ".jsonl" else "row"
     number, progress = 0, progress or Silent()
     try:
         for number, raw in _raw(file, progress, columns):
@@ -79,12 +79,14 @@ def _raw(
     file: Path, progress: Progress, columns: tuple[str, ...] | None
 ) -> Iterator[tuple[int, Any]]:
     """Numbered objects, not yet validated; lines and rows count from 1."""
-    if file.suffix == ".parquet":
+    kind = _kind(file)
+    if kind == ".parquet":
         yield from _parquet(file, progress, columns)
-    elif file.suffix in TABLES:
+    elif kind in TABLES:
         yield from _table(file, progress)
-    elif file.suffix == ".json":
-        items = _parsed(file.read_text(encoding=ENCODING), str(file))
+    elif kind == ".json":
+        with _open(file) as opened:
+            items = _parsed(opened.read(), str(file))
         if not isinstance(items, list):
             raise UserError(f"{file} holds no list of rows", "give a JSON list, or JSONL")
         progress.start(len(items), file.name)
@@ -95,10 +97,16 @@ def _raw(
         yield from _lines(file)
 
 
-def _open(file: Path) -> TextIO:
+def _kind(file: Path) -> str:
+    """Return the suffix of a file's format; a compressed file without one is JSONL."""
+    kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    return kind if kind in (".json", ".parquet", *TABLES) else ".jsonl"
+
+
+def _open(file: Path, newline: str | None = None) -> TextIO:
     if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding=ENCODING)
-    return file.open(encoding=ENCODING)
+        return gzip.open(file, "rt", encoding=ENCODING, newline=newline)
+    return file.open(encoding=ENCODING, newline=newline)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
@@ -117,13 +125,12 @@ def _parsed(text: str, where: str) -> Any:
 
 def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
     """Rows of texts; a cell that is not there is ``None``."""
-    with file.open("rb") as opened:
+    with _open(file) as opened:
         progress.start(max(0, sum(1 for line in opened if line.strip()) - 1), file.name)
-    number = 1
-    with file.open(encoding=ENCODING, newline="") as opened:
-        rows = csv.DictReader(opened, delimiter=TABLES[file.suffix], strict=True)
+    quoting, number = _quoting(file), 1
+    with _open(file, newline="") as opened:
         try:
-            for row in rows:
+            for row in _cells(file, opened, quoting):
                 if None in row:
                     raise csv.Error("it has more cells than the first line has names")
                 yield number, row
@@ -132,6 +139,23 @@ def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
             raise UserError(
                 f"{file}, row {number} is broken: {error}", "correct or remove it"
             ) from error
+
+
+def _cells(file: Path, opened: TextIO, quoting: Literal[0, 3]) -> "csv.DictReader[str]":
+    return csv.DictReader(opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting)
+
+
+def _quoting(file: Path) -> Literal[0, 3]:
+    """Return how cells are quoted: in a TSV file quotes are text unless all its rows are whole with quoting."""
+    if _kind(file) == ".csv":
+        return csv.QUOTE_MINIMAL
+    try:
+        with _open(file, newline="") as opened:
+            rows = _cells(file, opened, csv.QUOTE_MINIMAL)
+            is_whole = all(None not in row and None not in row.values() for row in rows)
+    except csv.Error:
+        is_whole = False
+    return csv.QUOTE_MINIMAL if is_whole else csv.QUOTE_NONE
 
 
 def _parquet(

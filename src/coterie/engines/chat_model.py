@@ -73,11 +73,11 @@ def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
         find_key(settings.key_variable, Path())
     if settings.url is not None or settings.model == known:
         return
-    from coterie.models.loading import resolve, weights_of
+    from coterie.models.loading import checked_skeleton, resolve
 
     try:
         resolve(settings.model)
-        weights_of(settings.model)
+        checked_skeleton(settings.model)
     except UserError as error:
         hint = did_you_mean(settings.model, [known])
         raise UserError(f"{key}={settings.model}: {error.what}", hint + error.todo) from error

@@ -29,13 +29,17 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
 
     math-verify's own comparison drops everything below 1e-15, so that 2^-98 would be 2^-99.
     """
-    from sympy import Float, MatrixBase, MatrixExpr, Rational
+    from sympy import Float, I, MatrixBase, MatrixExpr, Rational
 
     if isinstance(one, MatrixBase | MatrixExpr) or isinstance(other, MatrixBase | MatrixExpr):
         return bool(_OF_MATRICES(one, other, *rounding))
     try:
         decimals = {one: Rational(str(one)) for one in (one.atoms(Float) | other.atoms(Float))}
         one, other = (value.xreplace(decimals).doit() for value in (one, other))
+        one, other = (
+            value.subs({name: I for name in value.free_symbols if str(name) == "i"})
+            for value in (one, other)
+        )
         if one.is_Rational and other.is_Rational:
             return bool(one == other)
         if not one.is_number or not other.is_number:
@@ -50,7 +54,7 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
 def has_letters(parsed: list[Any], letters: str) -> bool:
     """Return True if these letters are variables of what was read, and none was dropped as a unit."""
     symbols = "".join(map(str, getattr(parsed[0], "free_symbols", ()))) if parsed else ""
-    return set(letters) <= set(symbols + CONSTANTS)
+    return set(letters.casefold()) <= set((symbols + CONSTANTS).casefold())
 
 
 def main() -> None:

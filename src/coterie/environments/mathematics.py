@@ -29,6 +29,16 @@ DEEPEST = 40
 
 _END = r"(?![a-zA-Z])"
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
+_LISTED = re.compile(r"\s*(?:,(?!\d)(?:\s*(?:and|or)\b)?|\b(?:and|or)\b)\s*")
+
+
+def _as_list(text: re.Match[str]) -> str:
+    r"""Return ``\text{A and B}`` as ``\text{A} and \text{B}``."""
+    members = _LISTED.split(text[2])
+    whole = len(members) > 1 and all(members)
+    return " and ".join(f"{text[1]}{{{one}}}" for one in members) if whole else text[0]
+
+
 _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
@@ -42,7 +52,10 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"(?<=\d)_10(?!\d)"), ""),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
     (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
+    (re.compile(rf"({_TEXT})\{{([^{{}}]*)\}}"), _as_list),
     (re.compile(_TEXT + r"\{\s*\(?([A-Z])\)?\s*\}"), r"\1"),
+    (re.compile(r"\\lg" + _END), r"\\log_{10}"),
+    (re.compile(r"\\log_\{?e\}?" + _END), r"\\ln "),
     (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
     (
         re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
@@ -57,7 +70,7 @@ _ALIKE = (
     (re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$"), ""),
 )
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
-_AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b")
+_AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b|\\(?:lor|vee){_END}")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
 _LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
@@ -207,9 +220,11 @@ def _equal(one: str, other: str) -> bool:
     ]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
-    bare = (_ALIKE[0][0].sub(r"\1", text) for text in (one, other))
+    bare = [_variables(_ALIKE[0][0].sub(r"\1", text)) for text in (one, other)]
+    if any({*bare[0]} ^ {*bare[1]} >= {letter, letter.swapcase()} for letter in bare[0]):
+        return False  # math-verify reads C as c
     one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
-    return compared(one, other, *("".join(_variables(text)) for text in bare))
+    return compared(one, other, *map("".join, bare))
 
 
 def _fraction(whole: str, digits: str, repeating: str) -> str:

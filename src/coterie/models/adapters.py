@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft import set_peft_model_state_dict as set_state
+from peft.tuners.lora import Embedding
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file
@@ -174,13 +175,22 @@ def load_adapter(
 def merged(model: Any) -> Any:
     """Return the base with its active adapter merged into its weights; ``model`` is unusable afterwards.
 
-    If the adapter changes one of two tied embeddings, untie them first: the other must not change.
+    If the adapter changes one of two tied embeddings, untie them first: the other must not change. Weights are added in
+    float32 and rounded once.
     """
     base = model.get_base_model()
     ends = base.get_input_embeddings(), base.get_output_embeddings()
     if any(isinstance(end, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for end in ends):
         untie(base)
-    return model.merge_and_unload()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # merge_and_unload reports merged layers
+        for layer in (one for one in model.modules() if isinstance(one, Embedding)):
+            weights: Any = layer.get_base_layer()
+            dtype = weights.weight.dtype
+            weights.float()  # PEFT rounds what it adds to embeddings, but not to other layers
+            layer.merge()
+            weights.to(dtype)
+        return model.merge_and_unload()
 
 
 def untie(model: Any) -> None:

@@ -233,6 +233,20 @@ class DeepSeekJson(JsonMarkup):
     closing = "<｜tool▁call▁end｜>"
 
 
+class KimiJson(JsonMarkup):
+    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`` (Kimi K2)."""
+
+    name = "JSON between <|tool_call_begin|> and <|tool_call_end|>"
+    opening = re.compile(
+        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>|<\|tool_calls_section_begin\|>"
+    )
+    head = re.compile(
+        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+        r"([^\n<:]*)(?::\d+\s*)?<\|tool_call_argument_begin\|>"
+    )
+    closing = "<|tool_call_end|>"
+
+
 class LlamaJson(JsonMarkup):
     """``{"name": ..., "parameters": {...}}`` as the message or after ``<|python_tag|>``, separated by ``;``.
 
@@ -341,6 +355,18 @@ class MuseXml(Tagged):
     end_of_thought = re.compile(r"<\|eom\|>")
 
 
+class MiniMaxXml(Tagged):
+    """``<minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`` (MiniMax M2)."""
+
+    name = "<invoke> between <minimax:tool_call> and </minimax:tool_call>"
+    opening = re.compile("<minimax:tool_call>|<invoke ")
+    head = re.compile(r'(?:<minimax:tool_call>\s*)?<invoke name="([^"<>]*)">')
+    parameter = re.compile(r'<parameter name="([^"<>]*)">')
+    end = re.compile(r"</parameter>(?=\s*(?:<parameter |</invoke>))")
+    inner = "</invoke>"
+    closing = "</minimax:tool_call>"
+
+
 class GemmaJson(Markup):
     """``<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`` (Gemma 4): JSON except for keys and strings.
 
@@ -427,7 +453,8 @@ class PythonCalls(Markup):
 _WORD = "_word"
 """Suffix of a parameter that has the name of a Python keyword."""
 SYNTAXES: tuple[type[Markup], ...] = (
-    HermesJson, QwenXml, GlmXml, LlamaJson, MistralJson, HarmonyJson, GemmaJson, DeepSeekJson, PythonCalls, MuseXml,
+    HermesJson, QwenXml, GlmXml, LlamaJson, MistralJson, HarmonyJson, GemmaJson, DeepSeekJson, KimiJson, PythonCalls,
+    MuseXml, MiniMaxXml,
 )  # fmt: skip
 ARGUMENTS = ("arguments", "parameters")
 

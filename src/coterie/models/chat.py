@@ -287,15 +287,20 @@ class ChatRenderer:
                 "describe the image in words, or use a model that sees",
             )
         if (own := _own_turn(message, tree, reader)) is not None:
-            return (self._add_calls(self._own_message(own), own, native),)
+            return (self._add_calls(self._own_message(own), own, tree, native),)
         content = "".join(part.text for part in parts) + text
         slot = self._slot(content, role, f"a {message.role} message")
         result = TemplateMessage(role, (slot,) if content else ())
         if message.turn and role == "assistant":
-            result = self._add_calls(result, tree.turns[message.turn], native)
+            turn = tree.turns[message.turn]
+            if turn.calls and any(part.source == THOUGHT for part in parts):
+                result = self._own_message(turn)
+            result = self._add_calls(result, turn, tree, native)
         return (result,)
 
-    def _add_calls(self, message: TemplateMessage, turn: Turn, native: bool) -> TemplateMessage:
+    def _add_calls(
+        self, message: TemplateMessage, turn: Turn, tree: Tree, native: bool
+    ) -> TemplateMessage:
         """Add a turn's calls to its message.
 
         The template writes them for a turn without tokens. The tokens of other turns have the calls already; if the
@@ -303,7 +308,8 @@ class ChatRenderer:
         """
         if not native or not turn.calls:
             return message
-        ids = tuple(self.tools.call_id(place) for place in range(len(turn.calls)))
+        first = _count_calls(tree, turn)
+        ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
         if not turn.ids:
             calls = tuple(safe_call(one, self._safe) for one in turn.calls)
             return replace(message, calls=calls, call_ids=ids)
@@ -312,35 +318,42 @@ class ChatRenderer:
         return stand_in if self.tools.results == "calls" else message
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
-        groups = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
-        names = {call.id: call.name for call in next(groups, ())}
+        callers = (one for one in reversed(tree.path(turn.id)) if one.calls)
+        caller = next(callers, turn)
+        names = {call.id: call.name for call in caller.calls}
+        first = _count_calls(tree, caller)
         return tuple(
             TemplateMessage(
                 "tool",
                 (self._slot(text, "tool", "a tool's result"),) if text else (),
-                self.tools.call_id(place(call)),
+                self.tools.call_id(first + place(call)),
                 self._slot(names.get(call) or "tool", "tool", "the name of a tool"),
             )
             for call, text in ((one.call_id, replacement or one.text) for one in turn.results)
         )
 
     def _own_message(self, turn: Turn) -> TemplateMessage:
+        """Return a turn with its thought apart; without tokens, the template writes its text."""
+        own = turn if turn.ids else None
         prefill = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
+        text = turn.whole_text.removeprefix(prefill)
+        if own:
+            text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(prefill + text) if marks else None
         if marks is None or split is None or len(split.content) == len(prefill + text):
             first, sampled = (self._slot(one, "assistant", what) for one in (prefill, text))
-            slots = (*((first,) if prefill else ()), replace(sampled, turn=turn))
+            slots = (*((first,) if prefill else ()), replace(sampled, turn=own))
             return TemplateMessage("assistant", slots)
         thought = self._slot(split.thought, "assistant", what) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
         first = self._slot(prefill, "assistant", what)
         content = self._slot(split.content, "assistant", what)
+        content = replace(content, turn=own, prefill=first.text, markup="".join(markup.split()))
         return TemplateMessage(
             "assistant",
-            (replace(content, turn=turn, prefill=first.text, markup="".join(markup.split())),),
+            (content,) if own or content.text else (),
             thought=thought and replace(thought, edge="thought"),
             thought_key=marks.key,
             before=opener + split.lead if split.close else "",
@@ -512,6 +525,12 @@ def _merge(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
 def _continues(message: TemplateMessage) -> bool:
     """Return True if a message ends with an inline result."""
     return bool(message.slots) and message.role == "assistant" and message.slots[-1].role == INLINE
+
+
+def _count_calls(tree: Tree, turn: Turn) -> int:
+    """Count the calls of a speaker before a turn; models number their calls so (Kimi)."""
+    path = tree.path(turn.id)[:-1]
+    return sum(len(one.calls) for one in path if one.speaker == turn.speaker)
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:

@@ -50,7 +50,7 @@ class TemplateMessage:
     role: str
     slots: tuple[Slot, ...]
     call_id: str = ""
-    """Call that a tool's message answers."""
+    """Call that a tool's message answers, with ``{name}`` for the tool in ids that have it."""
     name: Slot | None = None
     """Tool of a tool's message."""
     calls: tuple[ToolCall, ...] = ()
@@ -86,18 +86,21 @@ class TemplateMessage:
             message["content"] = self.before + thought + self.after + text
         if self.call_ids:
             pairs = zip(self.calls, self.call_ids, strict=True) if not self.is_stand_in else ()
-            calls = [openai_call(*pair, sign) for pair in pairs]
-            return message | {"tool_calls": calls or self._stand_in(show)}
-        message |= {"tool_call_id": self.call_id} if self.call_id else {}
-        return message | ({"name": show(self.name)} if self.name else {})
+            calls = [openai_call(one, id_.format(name=sign(one.name)), sign) for one, id_ in pairs]
+            return message | {"tool_calls": calls or self._stand_in(show, sign)}
+        name = show(self.name) if self.name else ""
+        message |= {"tool_call_id": self.call_id.format(name=name)} if self.call_id else {}
+        return message | ({"name": name} if name else {})
 
-    def _stand_in(self, show: Callable[[Slot], str]) -> list[dict[str, Any]]:
+    def _stand_in(
+        self, show: Callable[[Slot], str], sign: Callable[[str], str]
+    ) -> list[dict[str, Any]]:
         """Return calls with sentinels for the first name and the last argument."""
         names = self.call_names or ("call",) * len(self.call_ids)
         value = show(Slot("call", edge="last"))
-        names = (show(Slot(names[0], edge="first")), *names[1:])
+        names = (show(Slot(names[0], edge="first")), *map(sign, names[1:]))
         return [
-            {"id": id_, "type": "function",
+            {"id": id_.format(name=name), "type": "function",
              "function": {"name": name, "arguments": {"value": value}}}
             for name, id_ in zip(names, self.call_ids, strict=True)
         ]  # fmt: skip
@@ -280,7 +283,8 @@ def around_calls(
     user, plain = {"role": "user", "content": "a"}, {"role": "assistant", "content": WORD}
     calls = stand_in.message("", lambda slot: f"{WORD}{slot.edge}")
     results = [
-        {"role": "tool", "content": "b", "tool_call_id": one, "name": "c"} for one in call_ids
+        {"role": "tool", "content": "b", "tool_call_id": one["id"], "name": "c"}
+        for one in calls["tool_calls"]
     ]
     end = template.text([user, plain], False, tools).partition(WORD)[2]
     try:  # a template may write its last message in another way

@@ -106,13 +106,13 @@ def load_renderer(
     return renderer, context
 
 
-def weights_of(name_or_path: str | Path) -> int:
-    """How many weights a model has, by its config. Raises ``UserError`` for what :func:`load` can't
-    read; of local weights only the headers are looked at, of the hub's nothing."""
+def checked_skeleton(name_or_path: str | Path) -> Any:
+    """Return :func:`skeleton` of a model. Raise ``UserError`` for what :func:`load` can't read; of local weights only
+    the headers are read, of the hub's nothing."""
     source = resolve(name_or_path)
     check_safetensors(source)
     count_weights(Path(source))
-    return sum(parameter.numel() for parameter in skeleton(source).parameters())
+    return skeleton(source)
 
 
 def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
@@ -133,13 +133,15 @@ def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
         ) from error
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device. Raises ``UserError`` for a GPU that is not there."""
+def device_memory(device: torch.device) -> tuple[int, int]:
+    """Return the free bytes and all bytes of a device. Raise ``UserError`` for a GPU that is not there."""
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available)
+        memory = psutil.virtual_memory()
+        return int(memory.available), int(memory.total)
     if (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"there is no device {device} on this machine", "use auto or cpu")
-    return int(torch.cuda.mem_get_info(device)[0])
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
 
 
 def reload(loaded: LoadedModel, path: str | Path) -> None:
@@ -293,7 +295,7 @@ def check_safetensors(source: str) -> None:
 def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights that do not fit the memory that is free."""
     needed = count_weights(Path(source)) * dtype.itemsize
-    free = free_memory(device)
+    free, _ = device_memory(device)
     if needed > free:
         raise UserError(
             f"the weights of {source} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "

@@ -22,7 +22,7 @@ from coterie.models.call_syntaxes import (
     json_text,
 )
 from coterie.models.template import WORD, ChatTemplate
-from coterie.trajectories.calls import Tool, ToolCall, call_id
+from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Finish
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ Text = Callable[[str], str]
 Results = Literal["tool", "calls", "user"]
 """Form of results: ``tool`` messages after the sampled text; ``tool`` messages after a message with ``tool_calls``,
 whose text the sampled text replaces; a user's message."""
+CALL_IDS = ("c{place}", "call{place:05}", "functions.{name}:{place}")
+"""Forms of call ids: any, with nine characters (Mistral), with the tool's name (Kimi)."""
 _VALUES = {
     "type": "object",
     "properties": {
@@ -145,8 +147,8 @@ class ToolTemplate:
     parallel: bool
     """True if the template writes two calls in one message. The syntax always reads several."""
     results: Results
-    long_ids: bool
-    """True if call ids must have nine characters."""
+    ids: str
+    """Form of call ids."""
     users_after_results: bool = True
     """True if a user message may follow results; otherwise it is merged with the last result."""
     system_with_results: bool = True
@@ -157,8 +159,11 @@ class ToolTemplate:
     """Control tokens of calls, which an agent's own messages may spell."""
 
     def call_id(self, place: int) -> str:
-        """Return a call's id in the template's form. It depends only on the position, so prompts stay equal."""
-        return _id(place, self.long_ids)
+        """Return a call's id in the template's form, with ``{name}`` for the tool's name if ids have it.
+
+        It depends only on the position, so prompts stay equal.
+        """
+        return self.ids.format(place=place, name="{name}")
 
     def required(self) -> NativeSyntax:
         """Return the syntax; ``UserError`` for a model without one."""
@@ -194,18 +199,18 @@ def tool_template(
     """Detect the tool support of a chat template."""
     trial = _Trial(tokenizer, template, control)
     shows = trial.shows_tools()
-    forms = [(count, long_ids) for count in (2, 1) for long_ids in (False, True)]
+    forms = [(count, ids) for count in (2, 1) for ids in CALL_IDS]
     form = next((one for one in forms if trial.calls(CALLS[: one[0]], one[1])), None)
     syntax = trial.syntax(*form) if shows and form else None
     parallel = form is not None and form[0] == 2
-    results, long_ids = trial.results(syntax is not None, parallel)
-    ends, markup = trial.tokens(syntax, form[0], long_ids) if syntax and form else ((), ())
-    chat = _dialogue(results, long_ids, parallel)
+    results, ids = trial.results(form[1] if form and syntax else "", parallel)
+    ends, markup = trial.tokens(syntax, form[0], ids) if syntax and form else ((), ())
+    chat = _dialogue(results, ids, parallel)
     after = results == "user" or trial.shows([*chat[:-2], chat[-1]])
     system = {"role": "system", "content": f"{WORD}9x"}
     rules = results == "user" or trial.shows([system, *chat[:-2]])
     return ToolTemplate(
-        syntax, shows, parallel, results, long_ids, after, rules, frozenset(ends), frozenset(markup)
+        syntax, shows, parallel, results, ids, after, rules, frozenset(ends), frozenset(markup)
     )
 
 
@@ -222,12 +227,11 @@ class _Trial:
         return all(tool.name in text and tool.description in text for tool in TOOLS)
 
     def calls(
-        self, calls: Sequence[tuple[str, Mapping[str, Any]]], long_ids: bool, result: bool = False
+        self, calls: Sequence[tuple[str, Mapping[str, Any]]], ids: str, result: bool = False
     ) -> str:
         """Return the text of a message with calls after its header; empty if the template refuses or omits them."""
-        ids = [_id(at, long_ids) for at in range(len(calls))]
-        message = _calling([_call(*one, id_) for one, id_ in zip(calls, ids, strict=True)])
-        results = [_result("done", id_) for id_ in ids] if result else []
+        message = _calling([_call(*one, ids, at) for at, one in enumerate(calls)])
+        results = [_result("done", one["id"]) for one in message["tool_calls"] if result]
         text = self._answer([message, *results])
         return text if all(name in text for name, _ in calls) else ""
 
@@ -237,9 +241,9 @@ class _Trial:
         header = self.template.header.rstrip().removesuffix(THOUGHT)
         return text.partition(header)[2] if header and header in text else text
 
-    def syntax(self, count: int, long_ids: bool) -> NativeSyntax | None:
+    def syntax(self, count: int, ids: str) -> NativeSyntax | None:
         """Return the syntax that reads the template's calls; a response template comes last."""
-        header, text = self.template.header, self.calls(CALLS[:count], long_ids)
+        header, text = self.template.header, self.calls(CALLS[:count], ids)
         for markup in SYNTAXES:
             if _reads(markup(), text, count):
                 opening = re.search(rf"(?:{markup.thought.pattern})\s*\Z", header)
@@ -249,27 +253,26 @@ class _Trial:
             return own if _reads(own, text, count) else None
         return None
 
-    def results(self, calls: bool, parallel: bool) -> tuple[Results, bool]:
+    def results(self, ids: str, parallel: bool) -> tuple[Results, str]:
+        """Return the form of results and of call ids; ``ids`` is the form in calls, if the model has any."""
         lead = self._answer([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
-        # Muse begins messages without calls with to=user.
-        alike = not calls or self.calls(CALLS[:1], False).startswith(lead)
-        forms: dict[Results, bool] = {"tool": alike, "calls": calls}
+        # Muse begins messages without calls with to=user, and Kimi's results take the ids of calls.
+        alike = self.calls(CALLS[:1], ids).startswith(lead) and "name" not in ids
+        forms: dict[Results, bool] = {"tool": alike or not ids, "calls": bool(ids)}
         for form in (one for one, fits in forms.items() if fits):
-            for long_ids in (False, True):
-                chat = _dialogue(form, long_ids, parallel)
+            for one in (ids,) if ids else CALL_IDS:
+                chat = _dialogue(form, one, parallel)
                 if self.shows(chat) and not self.template.treats_as_assistant("tool", chat):
-                    return form, long_ids
-        return "user", False
+                    return form, one
+        return "user", ids or CALL_IDS[0]
 
-    def tokens(
-        self, syntax: NativeSyntax, count: int, long_ids: bool
-    ) -> tuple[list[int], set[int]]:
+    def tokens(self, syntax: NativeSyntax, count: int, ids: str) -> tuple[list[int], set[int]]:
         """Return the ids that end a message with calls, and the control tokens of calls alone.
 
         A message ends with the first control token after the last argument that no call contains.
         """
         calls = [(tool.name, {"query": f"{WORD}last"}) for tool in TOOLS[:count]]
-        text = self.calls(calls, long_ids, True) or self.calls(calls, long_ids)
+        text = self.calls(calls, ids, True) or self.calls(calls, ids)
         before, last, after = text.rpartition(f"{WORD}last")
         inside = set(self.control.find_ids(before + last))
         closing = syntax.closing if isinstance(syntax, Markup) and not syntax.ends_message else ""
@@ -293,12 +296,9 @@ class _Trial:
             return ""
 
 
-def _id(place: int, long: bool) -> str:
-    return f"call{place:05}" if long else call_id(place)
-
-
-def _call(name: str, arguments: Mapping[str, Any], id_: str) -> dict[str, Any]:
-    return openai_call(ToolCall("", name, json_text(arguments)), id_)
+def _call(name: str, arguments: Mapping[str, Any], ids: str, place: int) -> dict[str, Any]:
+    call = ToolCall("", name, json_text(arguments))
+    return openai_call(call, ids.format(place=place, name=name))
 
 
 def _calling(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -309,15 +309,15 @@ def _result(text: str, id_: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": id_, "name": TOOLS[0].name}
 
 
-def _dialogue(form: Results, long_ids: bool, parallel: bool) -> list[dict[str, Any]]:
+def _dialogue(form: Results, ids: str, parallel: bool) -> list[dict[str, Any]]:
     """Return two messages with calls and results (two in the first if possible), an answer and a user message."""
     words = (f"{WORD}{number}x" for number in numbers())
     chat = [{"role": "user", "content": next(words)}]
     for calls in (2 if parallel or form == "tool" else 1, 1):
-        ids, text = [_id(place, long_ids) for place in range(calls)], next(words)
-        message = _calling([_call(TOOLS[0].name, {"query": text}, one) for one in ids])
+        text, name = next(words), TOOLS[0].name
+        message = _calling([_call(name, {"query": text}, ids, place) for place in range(calls)])
         chat.append(message if form == "calls" else {"role": "assistant", "content": text})
-        chat += [_result(next(words), one) for one in ids]
+        chat += [_result(next(words), one["id"]) for one in message["tool_calls"]]
     return [
         *chat,
         {"role": "assistant", "content": next(words)},

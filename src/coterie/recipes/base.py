@@ -96,6 +96,10 @@ class Recipe(ABC):
         """Settings of its trainings on rows or pairs, by key; the plan checks them."""
         return {}
 
+    def longest_rows(self) -> tuple[int | None, int]:
+        """Tokens of the longest training row, if known beforehand, and the most rows of an item."""
+        return None, 1
+
     def training_tasks(self) -> int:
         """Training tasks that an iteration draws; 0 if none are."""
         values = flatten(self.settings.model_dump(mode="json"))

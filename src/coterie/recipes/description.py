@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coterie.models.chat import ChatRenderer
     from coterie.recipes.base import Recipe
     from coterie.recipes.settings import RecipeSettings
-    from coterie.reports.data import RunReport
+    from coterie.reports.page import Report
     from coterie.runs.folder import Run
     from coterie.trajectories.task import Task
     from coterie.trajectories.tree import Tree
@@ -53,7 +53,7 @@ class RecipeDescription:
     settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
     """The settings of its methods, in the order in which they are listed."""
     recipe: "Callable[[RecipeSettings], Recipe]"
-    report: "Callable[[Recipe, Run], RunReport]"
+    report: "Callable[[Recipe, Run], Report]"
     """What the report page of a run shows, finished or not."""
     critic: "Callable[[Recipe], RunCritic | None] | None" = None
     """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""

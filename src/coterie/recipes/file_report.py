@@ -1,61 +1,128 @@
-"""The page of training on a file: loss curve, held-out measures, replies before and after."""
+"""The page of training on a file: loss curve, held-out measures, training rows with their trained tokens."""
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
-from coterie.recipes.base import Recipe
-from coterie.recipes.file_training import MEASURE
-from coterie.recipes.plain_report import plain_report
-from coterie.reports.data import RunReport
-from coterie.reports.sections import Level, Section
+from coterie.engines.protocol import POLICY
+from coterie.errors import UserError
+from coterie.recipes.file_training import MEASURE, FileTraining
+from coterie.recipes.plain_report import EXAMPLES, decoder, plain_report
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, example
+from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row
 
 POINTS = 100
+UNMEASURED = ("seconds", "settings")
 
 
-def training_report(recipe: Recipe, run: Run) -> RunReport:
-    """Return all that the page shows of a run, finished or not."""
-    report = plain_report(recipe, run)
-    sections = (_held_out(run), *_curve(run.training_folder(0) / "metrics.jsonl"))
-    return replace(report, sections=(*report.sections, *(one for one in sections if one.rows)))
+def training_report(recipe: FileTraining, run: Run) -> Report:
+    """Return the page of a run, finished or not."""
+    return plain_report(recipe, run, [_held_out(recipe, run), *_curve(run), _rows(recipe)])
 
 
-def _held_out(run: Run) -> Section:
-    found = {
+def _held_out(recipe: FileTraining, run: Run) -> Section:
+    measures = {
         ("base", "trained")[version]: run.metrics(Step(version, MEASURE))
         for version in (0, 1)
         if run.is_finished(Step(version, MEASURE))
     }
-    names = [name for name in next(iter(found.values()), {}) if name not in ("seconds", "settings")]
-    rows = [
-        (name, *(f"{float(metrics[name]):.4g}" for metrics in found.values())) for name in names
-    ]
+    names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
+    rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
     return Section(
         "held-out",
-        "Held-out rows",
-        "Measured on rows that are not trained on.",
-        ("measure", *found),
+        "Measures on held-out rows",
+        "Rows that are not trained on.",
+        ("measure", *measures),
         tuple(rows),
+        examples=_margins(recipe, run),
     )
 
 
-def _curve(file: Path) -> list[Section]:
+def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
+    """Return the held-out pairs of the largest and the smallest margins, with their implicit rewards."""
+    items = run.store.metrics(1, MEASURE)
+    rewards = {key.task: one for key, one in items.items() if key.task and "chosen" in one}
+    if not rewards:
+        return ()
+    pairs = {pair.name: pair for pair in recipe.heldout_items}
+    margins = {
+        name: float(one["chosen"]) - float(one["rejected"])
+        for name, one in rewards.items()
+        if name in pairs
+    }
+    ranked = sorted(margins, key=margins.__getitem__)
+    half = EXAMPLES // 4
+    names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
+    return tuple(
+        _pair(recipe, pairs[name], margins[name], rewards[name], "Held-out pair, not trained on.")
+        for name in names
+    )
+
+
+def _curve(run: Run) -> list[Section]:
     """Return the training loss by step, at evenly spaced steps."""
+    file: Path = run.training_folder(0) / "metrics.jsonl"
     if not file.is_file():
         return []
     steps = [json.loads(line) for line in file.read_text().splitlines()]
-    shown = steps[:: -(-len(steps) // POINTS)]
-    levels = tuple(Level(str(one["step"]), one["loss"], 0.0) for one in shown)
+    if not steps:
+        return []
+    points = tuple(
+        Point(one["step"], one["loss"], f"step {one['step']}: loss {one['loss']:.4f}")
+        for one in steps[:: -(-len(steps) // POINTS)]
+    )
     rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
-    return [
-        Section(
-            "training-loss",
-            "Training loss",
-            "Mean loss of each optimizer step.",
-            ("step", "loss"),
-            rows,
-            "loss",
-            levels,
-        )
-    ]
+    chart = Chart("training-loss-chart", "Loss by step", "step", "loss", (Series("loss", points),))
+    intro = "Mean loss of each optimizer step."
+    return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
+
+
+def _rows(recipe: FileTraining) -> Section:
+    """Return the first training rows, with the tokens that are trained."""
+    try:
+        items = list(islice(recipe.training_items, EXAMPLES))
+    except UserError:  # the file has changed since
+        items = []
+    show = partial(_pair, recipe) if items and isinstance(items[0], Pair) else partial(_row, recipe)
+    return Section(
+        "training-rows",
+        "Training rows",
+        "The first rows of the file as the model is trained on them. Marked tokens are trained; for a pair, the chosen "
+        "reply is made more likely than the rejected one.",
+        examples=tuple(show(item) for item in items),
+    )
+
+
+def _row(recipe: FileTraining, row: Row) -> Example:
+    sample = Shown("row", (("tokens", f"{len(row.ids):,}"),), ((POLICY, row),), trained=True)
+    return example(None, [sample], decoder(recipe), title=row.origin)
+
+
+def _pair(
+    recipe: FileTraining,
+    pair: Pair,
+    margin: float | None = None,
+    rewards: object = None,
+    reason: str = "",
+) -> Example:
+    sides: Sequence[tuple[str, tuple[Row, ...]]] = (
+        ("chosen", pair.chosen),
+        ("rejected", pair.rejected),
+    )
+    samples = []
+    for side, rows in sides:
+        facts = {"tokens": f"{sum(row.target_count for row in rows):,}"}
+        if isinstance(rewards, dict):
+            facts["implicit reward"] = f"{float(rewards[side]):+.3f}"
+        own = tuple((POLICY, row) for row in rows)
+        samples.append(Shown("reply", tuple(facts.items()), own, trained=not reason, side=side))
+    if margin is not None:
+        reason += f" After training: beta * log(p / p_base) of chosen minus rejected is {margin:+.3f}; before, it is 0."
+    title = " over ".join(dict.fromkeys(rows[0].origin for _, rows in sides))
+    return example(None, samples, decoder(recipe), reason, title=title)

@@ -87,6 +87,11 @@ class FileTraining(Recipe):
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.settings.train}
 
+    def longest_rows(self) -> tuple[int | None, int]:
+        groups = [self.rows_of(item) for item in self.training_items]
+        lengths = [len(row.ids) for rows in groups for row in rows]
+        return max(lengths, default=None), max(map(len, groups), default=1)
+
     def training_tasks(self) -> int:
         """Return 0: training rows are not played."""
         return 0

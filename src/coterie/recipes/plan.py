@@ -1,6 +1,7 @@
 """The size of a run, before it starts, and the refusal of what can't work."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,13 @@ from coterie.environments.user_simulator import (
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import check_context, free_memory, load_renderer, skeleton, weights_of
+from coterie.models.loading import (
+    check_context,
+    checked_skeleton,
+    device_memory,
+    load_renderer,
+    skeleton,
+)
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.place import EVALUATION
@@ -31,7 +38,15 @@ from coterie.runs.stage import check_stages
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.training.launch import check_launch
+from coterie.training.launch import accelerate_config, check_launch, launches
+from coterie.training.memory import (
+    MemoryPlan,
+    ModelShape,
+    TrainedModel,
+    cache_memory,
+    training_memory,
+)
+from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
@@ -41,8 +56,6 @@ if TYPE_CHECKING:
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
-MOMENTS = 2 * 4
-"""Bytes of AdamW's two moments of a weight, which are float32."""
 CRITIC_TRAINING = "critic.train"
 """Key of the training of a critic: servers never sample from it, and it may have a value head."""
 MARKS = 8
@@ -59,9 +72,13 @@ class Plan:
     tasks_wanted: int
     heldout: int
     heldout_wanted: int
-    weights: Mapping[str, int]
-    memory: int
-    """Bytes for weights, gradients and moments; activations and caches are not counted."""
+    shapes: Mapping[str, ModelShape]
+    """Sizes of each role's model."""
+    memory: tuple[MemoryPlan, ...]
+    """Of sampling, and of each training."""
+    device: str
+    available: int
+    """Bytes of the device's memory."""
     longest_prompt: int
     """Tokens of a first prompt."""
     shortest_prompt: int
@@ -84,10 +101,14 @@ class Plan:
         return (self.dialogues + self.evaluations) * (self.turns or 1)
 
     @property
+    def weights(self) -> dict[str, int]:
+        """Number of weights of each role's model."""
+        return {role: shape.weights for role, shape in self.shapes.items()}
+
+    @property
     def may_outgrow(self) -> bool:
         """Whether a dialogue of long turns can outgrow the context; its last turn is then cut."""
-        grown = self.longest_prompt + (self.turns or 1) * (self.max_tokens + MARKS)
-        return grown > self.context
+        return grown(self.longest_prompt, self.turns or 1, self.max_tokens) > self.context
 
     def lines(self) -> list[tuple[str, str]]:
         names = ", ".join(dict.fromkeys(self.stages))
@@ -100,7 +121,7 @@ class Plan:
         found += [
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} asked for"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
-            ("memory for weights and optimizer", f"at least {self.memory / 2**20:,.0f} MiB"),
+            *(one.line(self.available, self.device) for one in self.memory),
             (
                 "longest first prompt",
                 f"{self.longest_prompt} tokens"
@@ -114,6 +135,11 @@ class Plan:
             count, tokens = self.generations, self.generations * self.max_tokens
             found.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
         return found
+
+
+def grown(prompt: int, turns: int, max_tokens: int) -> int:
+    """Return the tokens of a dialogue whose turns are as long as they may be."""
+    return prompt + turns * (max_tokens + MARKS)
 
 
 def make_plan(recipe: "Recipe") -> Plan:
@@ -133,7 +159,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     train = drawn(environment, "train", wanted, s.seed) if wanted else []
     heldout = drawn(environment, "heldout", s.evaluate.tasks, s.seed)
     check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
-    longest, shortest, contexts, weights = 0, [], [], {}
+    longest, shortest, contexts, shapes = 0, [], [], {}
     for role in roles:
         renderer, context = load_renderer(role.model, s.engine.template_args)
         prompt = longest_prompt(environment, renderer, train + heldout)
@@ -144,27 +170,67 @@ def make_plan(recipe: "Recipe") -> Plan:
             check_training(name, training, s, role.model)
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
-        longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
+        longest = max(longest, prompt)
+        shapes[role.name] = ModelShape.of(checked_skeleton(role.model))
         contexts.append(context)
-    full = any(one.method == "full" for one in trainings.values())
-    # weights and gradients; or for lora the base, and a merged copy that samples
-    memory = max(weights.values()) * (2 * weight_dtype(s).itemsize + (MOMENTS if full else 0))
-    check_memory(memory, s)
+    turns, dialogues = _turns(environment), max(len(heldout), recipe.dialogues())
+    length = min(contexts) if turns is None else grown(longest, turns, s.max_tokens)
+    played = [shapes[role.name] for role in roles if not role.head and role.shares is None]
+    memory = []
+    if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
+        memory.append(_sampling_memory(s, played, dialogues, min(length, *contexts)))
+    row, rows = recipe.longest_rows()
+    for name, training in trainings.items():
+        reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
+        shape = max(shapes.values(), key=lambda one: one.weights)
+        model = TrainedModel(shape, training, row, rows, reads, s.engine.attention or "sdpa")
+        memory.append(_training_memory(s, name, model))
+    device = s.engine.device_name
+    available = device_memory(torch.device(device))[1]
+    for one in memory:
+        one.check(available, device, s.model)
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
         tasks=len(train),
         tasks_wanted=wanted,
         heldout=len(heldout),
         heldout_wanted=s.evaluate.tasks,
-        weights=weights,
-        memory=memory,
+        shapes=shapes,
+        memory=tuple(memory),
+        device=device,
+        available=available,
         longest_prompt=longest,
         shortest_prompt=max(shortest),
         context=min(contexts),
         dialogues=recipe.dialogues(),
         evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
-        turns=_turns(environment),
+        turns=turns,
         max_tokens=s.max_tokens,
+    )
+
+
+def _sampling_memory(
+    s: RecipeSettings, shapes: Sequence[ModelShape], dialogues: int, length: int
+) -> MemoryPlan:
+    """Plan the memory of stages that sample in this process."""
+    terms: Counter[str] = Counter()
+    size = weight_dtype(s).itemsize
+    for shape in shapes:
+        terms["weights"] += shape.weights * size
+        terms.update(cache_memory(shape, s.engine, size, dialogues, length))
+    advice = ("a training in bfloat16", "engine.max_batch=16", "engine.cache_gib=1")
+    return MemoryPlan("sampling", terms, advice)
+
+
+def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> MemoryPlan:
+    """Plan the memory of a training in this process or on ranks of its own."""
+    config = accelerate_config(model.settings, name) if launches(model.settings) else {}
+    return training_memory(
+        name,
+        [model],
+        device=s.engine.device_name,
+        ranks=config.get("num_processes", 1),
+        sharded=config.get("distributed_type") == "FSDP",
     )
 
 
@@ -300,15 +366,3 @@ def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSetting
                 f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules has not",
                 f"add {', '.join(others)} to engine.vllm.lora_modules",
             )
-
-
-def check_memory(needed: int, settings: RecipeSettings) -> None:
-    """Refuse a training that needs more memory than is free."""
-    device = settings.engine.device_name
-    free = free_memory(torch.device(device))
-    if needed > free:
-        raise UserError(
-            f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
-            f"optimiser, and {free / 2**30:.1f} GiB are free on {device}",
-            "use a smaller model, or train.method=lora where the recipe takes it",
-        )

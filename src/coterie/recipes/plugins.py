@@ -10,7 +10,7 @@ from coterie.recipes.description import RecipeDescription
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
     from coterie.recipes.settings import RecipeSettings
-    from coterie.reports.data import RunReport
+    from coterie.reports.page import Report
     from coterie.runs.folder import Run
 
 
@@ -55,7 +55,7 @@ def _settings(found: Found) -> "type[RecipeSettings]":
     return made
 
 
-def _report(recipe: "Recipe", run: "Run") -> "RunReport":
+def _report(recipe: "Recipe", run: "Run") -> "Report":
     from coterie.recipes.plain_report import plain_report
 
     return plain_report(recipe, run)

@@ -5,7 +5,6 @@ here. Heavy imports happen inside functions, for every command imports this modu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib import import_module, resources
 from pkgutil import iter_modules
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.recipes.description import RunCritic
     from coterie.recipes.presets import Presets
     from coterie.recipes.settings import RecipeSettings
-    from coterie.reports.data import RunReport
+    from coterie.reports.page import Report
     from coterie.runs.folder import Run
 
 
@@ -73,12 +72,9 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
     return described(settings.recipe).recipe(settings)
 
 
-def run_report(recipe: "Recipe", run: "Run") -> "RunReport":
-    """All that the page shows of a run, finished or not."""
-    from coterie.reports.tool_use import tool_section
-
-    report, tools = described(recipe.name).report(recipe, run), tool_section(run)
-    return replace(report, sections=(*report.sections, tools)) if tools.rows else report
+def run_report(recipe: "Recipe", run: "Run") -> "Report":
+    """Return the page of a run, finished or not."""
+    return described(recipe.name).report(recipe, run)
 
 
 def critic_of(recipe: "Recipe") -> "RunCritic | None":

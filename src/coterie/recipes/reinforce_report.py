@@ -1,30 +1,36 @@
-"""What a run's page shows of a reinforcement learning: its steps as a table, and the reward from step to step."""
+"""Sections on reinforcement learning: its steps, and groups with rewards and advantages."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
+from coterie.environments.traits import agents_of
+from coterie.recipes.base import Recipe
+from coterie.recipes.plain_report import decoder
 from coterie.recipes.reinforcing import STAGE
-from coterie.reports.data import RunReport
-from coterie.reports.sections import Level, Section
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, described, example
+from coterie.reports.page import Section
+from coterie.rewards.advantages import group_advantages
+from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.loop import step_records
+from coterie.runs.reinforce.paths import Path, paths_of
+from coterie.runs.reinforce.sampling import place
+from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.trajectories.item import Metrics
-from coterie.trajectories.tree import Tree
 
 ROWS, POINTS = 40, 100
-"""At most so many steps are in the table, and in the chart: evenly spaced ones, the last one always."""
-SHOWN = 1500
-"""Characters of a path that are shown."""
+"""Steps in the table, and in the chart: evenly spaced ones, the last one always."""
 COLUMNS = (
     ("reward", "reward"),
     ("score", "score"),
     ("tokens", "tokens"),
     ("turns", "turns"),
-    ("cut off", "truncated"),
+    ("limit reached", "truncated"),
     ("groups with an advantage", "groups_telling"),
     ("all rewards equal", "groups_flat"),
     ("failed", "samples_failed"),
     ("without a reward", "paths_failed"),
-    ("of other weights", "paths_stale"),
+    ("older weights", "paths_stale"),
     ("rows too long", "rows_too_long"),
     ("entropy", "/entropy"),
     ("KL", "/policy_kl"),
@@ -32,85 +38,152 @@ COLUMNS = (
     ("ratio", "/ratio"),
     ("gradient", "/grad_norm"),
 )
-"""What the table shows, and the number that it is; ``/`` before one: of the first role that has it."""
+"""Heads of the table, and the metric of each; ``/`` before one: of the first role that has it."""
+RULES = {
+    "mean": "reward - mean of the group",
+    "mean_std": "(reward - mean of the group) / standard deviation of the group",
+    "leave_one_out": "reward - mean of the other rewards of the group",
+}
 
 
-def with_steps(report: RunReport, run: Run, iteration: int) -> RunReport:
-    records = step_records(run.store, iteration, STAGE).values()
-    found = (steps_section(run, iteration), rollouts_section(run, iteration))
-    counts = replace(
-        report.counts,
-        tasks=report.counts.tasks + sum(int(one["tasks"]) for one in records),
-        samples=report.counts.samples + sum(int(one["samples"]) for one in records),
-    )
-    sections = (*report.sections, *(section for section in found if section is not None))
-    return replace(report, counts=counts, sections=sections)
-
-
-def steps_section(run: Run, iteration: int) -> Section | None:
-    """The steps of an iteration; ``None`` if none was taken."""
+def step_sections(
+    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
+) -> tuple[Section, ...]:
+    """Return the steps of an iteration, and groups of some of them; nothing before the first step is done."""
     records = step_records(run.store, iteration, STAGE)
     if not records:
-        return None
+        return ()
     numbers = sorted(records)
-    shown = [(name, what) for name, what in COLUMNS if any(_of(records[n], what) for n in numbers)]
-    return Section(
+    columns = [
+        (head, name)
+        for head, name in COLUMNS
+        if head in ("reward", "score") or any(_of(records[n], name) not in ("", "0") for n in numbers)
+    ]  # fmt: skip
+    points = tuple(
+        Point(
+            n + 1,
+            reward := float(records[n]["reward"]),
+            f"step {n + 1}: reward {reward:.3f}, standard error {(error := float(records[n]['reward_error'])):.3f}",
+            reward - error,
+            reward + error,
+        )
+        for n in _spaced(numbers, POINTS)
+    )
+    steps = Section(
         f"reinforce-{iteration}",
-        "Reinforcement learning",
-        "Each step samples from the newest policy. Reward and score are means over all paths of a step.",
-        ("step", *(name for name, _ in shown)),
+        "Steps of reinforcement learning",
+        "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
+        "one standard error of the reward.",
+        ("step", *(head for head, _ in columns)),
         tuple(
-            (str(n + 1), *(_of(records[n], what) for _, what in shown))
+            (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
             for n in _spaced(numbers, ROWS)
         ),
-        quantity="reward",
-        levels=tuple(
-            Level(f"step {n + 1}", float(records[n]["reward"]), float(records[n]["reward_error"]))
-            for n in _spaced(numbers, POINTS)
-        ),
+        (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", (Series("reward", points),)),),
+    )  # fmt: skip
+    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    groups = Section(
+        f"groups-{iteration}",
+        "Groups: which rollouts were made more likely",
+        f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A positive "
+        "advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is the sum of "
+        "its terms.",
+        examples=tuple(_groups(recipe, s, run, iteration, numbers)),
     )
+    return steps, groups
 
 
-def rollouts_section(run: Run, iteration: int) -> Section | None:
-    """The best and the worst path of a task of the first, the middle and the last step; ``None`` if there are none."""
-    numbers = sorted(step_records(run.store, iteration, STAGE))
-    rows: list[tuple[str, ...]] = []
-    for number in dict.fromkeys(numbers[place] for place in (0, len(numbers) // 2, -1) if numbers):
-        tree = _telling(run, iteration, f"{STAGE}/{number:05d}")
-        if tree is not None:
-            graded = sorted(tree.graded(), key=lambda one: one[0].score or 0.0)
-            for outcome, path in (graded[-1], graded[0]):
-                text = "\n".join(f"{turn.speaker.name}: {turn.text}" for turn in path)
-                shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
-                rows.append((str(number + 1), tree.task, f"{outcome.score:g}", shown))
-    if not rows:
-        return None
-    intro = "The best and the worst path of one task, in the first, the middle and the last step."
-    heads = ("step", "task", "score", "what was said")
-    return Section(f"rollouts-{iteration}", "Rollouts", intro, heads, tuple(rows))
+def _groups(
+    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int, numbers: Sequence[int]
+) -> list[Example]:
+    """Return groups with an advantage of the first, the middle and the last step, and one without."""
+    informative, flat = list[Example](), list[Example]()
+    middle, last = numbers[len(numbers) // 2], numbers[-1]
+    counts = {numbers[0]: 2, middle: 2, last: 2}
+    for number, most in counts.items():
+        at, count = place(STAGE, number), 0
+        for task in run.store.tree_tasks(iteration, at):
+            paths = paths_of(
+                *(run.store, iteration, at, [task], agents_of(recipe.environment)),
+                PathReward(s.reward),
+            )
+            by_agent: dict[str, list[Path]] = {}
+            for path in paths:
+                by_agent.setdefault(path.agent, []).append(path)
+            for own in by_agent.values():
+                totals = {path.sampled.total for path in own}
+                if len(totals) > 1 and count < most:
+                    informative.append(_group(recipe, s, run, number, own))
+                    count += 1
+                elif len(totals) == 1 and not flat and len(own) > 1:
+                    flat.append(_group(recipe, s, run, number, own))
+            if count == most:
+                break
+    return informative + flat
 
 
-def _telling(run: Run, iteration: int, stage: str) -> Tree | None:
-    """The first task of a step whose paths have different scores; else any that was graded."""
-    found = None
-    for task in run.store.tree_tasks(iteration, stage):
-        tree = run.store.tree(iteration, stage, task)
-        scores = {outcome.score for outcome, _ in tree.graded()}
-        if len(scores) > 1:
-            return tree
-        found = found or (tree if scores else None)
-    return found
+def _group(
+    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[Path]
+) -> Example:
+    known: Sequence[float | None] = [None] * len(paths)
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    if s.advantage.baseline != "values":
+        known = group_advantages([path.sampled for path in paths], s.advantage.baseline).values
+    ranked = sorted(
+        zip(paths, known, strict=True),
+        key=lambda one: -(one[0].sampled.total if one[0].sampled.total is not None else -1e9),
+    )
+    samples = []
+    for path, advantage in ranked:
+        left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
+        facts = _facts(path, advantage)
+        learns = bool(advantage) or s.has_critic
+        samples.append(
+            Shown(
+                f"rollout {path.outcome.sample}",
+                described(path.outcome, facts),
+                tuple((path.agent, row) for row in path.rows),
+                trained=learns and not left_out,
+                side=""
+                if left_out or not advantage
+                else f"{'more' if advantage > 0 else 'less'} likely",
+            )
+        )
+    several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
+    why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    if len(set(rewards)) > 1:
+        why += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
+    elif rewards:
+        why += (
+            f", all {rewards[0]:.3f}: every advantage is 0, and nothing is learned from this group."
+        )
+    else:
+        why += ": nothing is learned from this group."
+    if s.reward.kl:
+        why += " The divergence from the reference is also taken off for each token."
+    return example(run.store.task(paths[0].task), samples, decoder(recipe), why)
 
 
-def _of(record: Metrics, what: str) -> str:
-    value = record.get(what)
-    if what.startswith("/"):
-        value = next((v for name, v in record.items() if name.endswith(what)), None)
+def _facts(path: Path, advantage: float | None) -> dict[str, float | str]:
+    total = path.sampled.total
+    facts: dict[str, float | str] = {"reward": "none" if total is None else total}
+    acts = sum(reward for _, reward in path.sampled.steps)
+    terms: Mapping[str, float] = {**path.terms, "acts": acts}
+    facts |= {f"= {name}": f"{value:+.3f}" for name, value in terms.items() if value}
+    if advantage is not None:
+        facts["advantage"] = f"{advantage:+.3f}"
+    return facts
+
+
+def _of(record: Metrics, name: str) -> str:
+    value = record.get(name)
+    if name.startswith("/"):
+        value = next((v for key, v in record.items() if key.endswith(name)), None)
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _spaced(numbers: list[int], most: int) -> list[int]:
+def _spaced(numbers: Sequence[int], most: int) -> list[int]:
     every = -(-len(numbers) // most)
     return sorted({*numbers[::-1][::every]})

@@ -3,21 +3,15 @@
 What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import (
-    MOMENTS,
-    Plan,
-    check_memory,
-    check_room,
-    check_served,
-    check_training,
-)
+from coterie.recipes.plan import Plan, check_room, check_served, check_training, grown
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
@@ -27,6 +21,8 @@ from coterie.runs.reinforce.preparing import Rules
 from coterie.runs.reinforce.sampling import Groups, sampling_of
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
+from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
+from coterie.training.objective import Reads
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import weight_dtype
 from coterie.training.value_loss import ValueLoss
@@ -80,16 +76,39 @@ def reinforced_plan(
     check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
     if s.has_critic:
         check_room(f"{prefix}critic.train", s.critic.train, found.context, found.shortest_prompt)
-    memory = max(found.memory, _trained_bytes(s, whole, found.weights))
-    check_memory(memory, whole)
-    return replace(found, memory=memory)
+    memory = _training_memory(s, whole, found, f"{prefix}update")
+    memory.check(found.available, found.device, whole.model)
+    return replace(found, memory=(*found.memory, memory))
 
 
-def _trained_bytes(s: ReinforceSettings, whole: RecipeSettings, weights: Mapping[str, int]) -> int:
-    """Return the bytes of weights, gradients and moments of all models that train fully, which are held at once."""
-    each = 2 * weight_dtype(whole).itemsize + MOMENTS
-    trainings = {role: s.critic.train if role == CRITIC else s.update for role in weights}
-    return sum(each * count for role, count in weights.items() if trainings[role].method == "full")
+def _training_memory(
+    s: ReinforceSettings, whole: RecipeSettings, plan: Plan, key: str
+) -> MemoryPlan:
+    """Plan the memory of the update, in which all models and the cache of the engine are held."""
+    length = min(
+        plan.context, grown(plan.longest_prompt, plan.turns or plan.context, s.rollout.max_tokens)
+    )
+    attention = whole.engine.attention or "sdpa"
+    reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
+    policies, critics, sampling = [], [], Counter[str]()
+    for role, shape in plan.shapes.items():
+        if role == CRITIC:
+            critics.append(TrainedModel(shape, s.critic.train, length, 1, "states", attention))
+            continue
+        policies.append(TrainedModel(shape, s.update, length, 1, reads, attention))
+        if whole.engine.kind == "inprocess":
+            size = weight_dtype(whole).itemsize
+            dialogues = max(plan.heldout, s.rollout.drawn * s.rollout.samples)
+            sampling.update(cache_memory(shape, whole.engine, size, dialogues, length))
+    # An adapter's base is its reference.
+    copied = (s.loss.kl or s.reward.kl) and s.update.method == "full"
+    return training_memory(
+        key,
+        [*policies, *critics],
+        device=whole.engine.device_name,
+        references=len(policies) if copied else 0,
+        sampling=sampling,
+    )
 
 
 async def reinforce(

@@ -18,7 +18,6 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.reports.page import write_page
-from coterie.reports.sweep import SweepRow
 from coterie.runs.folder import Step, open_run
 from coterie.runs.held_out import evaluation, held_out_results
 from coterie.runs.loop import check_finished, fork, run_steps
@@ -39,6 +38,24 @@ class Point:
     source: "Point | None"
     """Earlier run that shares the most stages."""
     shared: list[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """Held-out results of the last policies of one run, or of all seeds of a value."""
+
+    value: str
+    seed: int | None
+    """``None`` for all seeds together."""
+    iteration: int
+    n: int
+    score: float
+    low: float
+    """Lower end of the score's 95% bootstrap interval over tasks."""
+    high: float
+    tokens: float
+    """Mean tokens of a rollout."""
+    folder: str
 
 
 def split_values(text: str) -> list[str]:

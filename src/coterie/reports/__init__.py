@@ -1,1 +1,1 @@
-"""What a person looks at after a run: plain data about it (`data`), and a page that shows it."""
+"""HTML pages of runs, evaluations and sweeps."""

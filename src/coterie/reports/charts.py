@@ -1,240 +1,185 @@
-"""The geometry of the page's charts: numbers to coordinates. The template draws them as SVG.
+"""Line, bar and scatter charts as SVG.
 
-Two sizes: a wide chart for what changed over iterations, and panels that share their axes. Colours
-mean the same everywhere: the accent is the policy or what was selected, grey is everything sampled.
+Colors mean the same everywhere: accent for the policy and for selected samples, grey for all samples.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from coterie.reports.axes import (
-    PANEL,
-    WIDE,
-    Frame,
-    Scale,
-    Tick,
-    axis,
-    iteration_axis,
-    log_axis,
-    polyline,
-)
-from coterie.reports.data import IterationPoint, RewardMeans, RewardSample, subsample
-from coterie.reports.format import number
+from markupsafe import Markup, escape
 
 Tone = Literal["accent", "grey"]
+Scale = Callable[[float], float]
+LEFT, RIGHT, TOP, BOTTOM = 44, 14, 26, 38
+"""Margins around the plot, in SVG units."""
+WIDTH, HEIGHT = 440, 224
+MAX_LABELS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
-    """A data point; ``hollow`` marks a poor score."""
+class Point:
+    """A measured value, with its interval where it has one. A ``hollow`` dot marks a poor score."""
 
     x: float
     y: float
     title: str
+    low: float | None = None
+    high: float | None = None
     hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one kind, with a line through them (``path``) or not, and a band around it."""
+    """Points of one kind. ``kind`` is a line with its intervals as a band, bars from zero, or dots alone."""
 
     name: str
-    tone: Tone
-    dots: tuple[Dot, ...]
-    path: str = ""
-    band: str = ""
+    points: tuple[Point, ...]
+    tone: Tone = "accent"
+    kind: Literal["line", "bars", "dots"] = "line"
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart, ready to draw."""
+    """A chart, in numbers.
+
+    Places on the x axis are whole numbers (iterations, or places in ``labels``), or positive numbers on a logarithmic
+    axis (``log``).
+    """
 
     id: str
     title: str
-    summary: str
-    """What a reader who does not see it should know."""
-    frame: Frame
     x_label: str
     y_label: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
     series: tuple[Series, ...]
-    notes: tuple[tuple[Tone, str], ...] = field(default=())
-    """Short texts under the title, each in its colour."""
-    guide: Tick | None = None
-    """A dashed vertical line; its label is put in the upper right corner."""
-    zero: float | None = None
-    """Where y is 0, if that is inside the plot."""
+    labels: tuple[str, ...] = ()
+    log: bool = False
+    y_range: tuple[float, float] | None = None
+    """Values that the y axis must show; default: the values of the points."""
+    last: int = 0
+    """Highest x that the axis has room for: iterations that are planned."""
+
+    @property
+    def summary(self) -> str:
+        """The same in words, for readers who do not see the chart."""
+        points = [point for one in self.series for point in one.points]
+        titles = "; ".join(point.title for point in points[:50])
+        return f"{self.title}: {titles}{' …' if len(points) > 50 else ''}"
 
 
-def score_chart(points: Sequence[IterationPoint], metric: str, planned: int) -> Chart:
-    """Score by iteration with its interval, from 0 to 1, with room for the iterations to come."""
-    frame = WIDE
-    x, x_ticks = iteration_axis([*(p.iteration for p in points), planned], frame)
-    y, y_ticks = axis(0.0, 1.0, frame.height - frame.bottom, frame.top)
-    dots = tuple(
-        Dot(
-            x(p.iteration),
-            y(p.score),
-            f"iteration {p.iteration}: {metric} {p.score:.3f}, 95% interval {p.score_low:.3f} to "
-            f"{p.score_high:.3f}, {p.n} tasks",
-        )
-        for p in points
+def number(value: float, digits: int = 0) -> str:
+    """Return ``-1234.5`` as ``−1,234.5``; a dash for NaN and infinity."""
+    if not math.isfinite(value):
+        return "–"
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")
+
+
+def svg(chart: Chart) -> Markup:
+    """Return a chart as an SVG element. All texts are escaped."""
+    points = [point for one in chart.series for point in one.points]
+    ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
+    ends += chart.y_range or ()
+    if any(one.kind == "bars" for one in chart.series):
+        ends.append(0.0)
+    y, y_ticks = axis(min(ends), max(ends), HEIGHT - BOTTOM, TOP)
+    x, x_ticks = _x_axis(chart, [point.x for point in points], LEFT, WIDTH - RIGHT)
+    parts = [
+        f'<path class="{"zero" if label == "0" else "grid"}" d="M{LEFT} {at}H{WIDTH - RIGHT}"/>'
+        f'<text class="y" x="{LEFT - 6}" y="{at}">{label}</text>'
+        for at, label in y_ticks
+    ]
+    parts += [
+        f'<text class="x" x="{at}" y="{HEIGHT - BOTTOM + 7}">{escape(label)}</text>'
+        for at, label in x_ticks
+    ]
+    parts.append(f'<text class="label" x="{LEFT}" y="{TOP - 10}">{escape(chart.y_label)}</text>')
+    parts.append(
+        f'<text class="label end" x="{WIDTH - RIGHT}" y="{HEIGHT - 5}">{escape(chart.x_label)}</text>'
     )
-    if len(points) == 1:  # A band around one point has no area: its interval is drawn as a bar.
-        around = [(x(p.iteration) + dx, y(end)) for p in points for dx, end in _corners(p)]
+    half = (x(1) - x(0)) / 3 if chart.labels and len(chart.labels) > 1 else 20
+    parts += [_series_svg(one, x, y, half) for one in chart.series]
+    return Markup(
+        f'<svg class="chart" id="{escape(chart.id)}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(chart.summary)}">{"".join(parts)}</svg>'
+    )
+
+
+def _series_svg(series: Series, x: Scale, y: Scale, half: float) -> str:
+    places = [(x(point.x), y(point.y)) for point in series.points]
+    intervals = [
+        (x(point.x), y(point.low), y(point.high))
+        for point in series.points
+        if point.low is not None and point.high is not None
+    ]
+    band = ""
+    if series.kind == "bars":
+        band = "".join(_box(at, y(0), top, half) for at, top in places)
+    elif len(intervals) > 1 and len(intervals) == len(places):
+        edge = [(at, high) for at, _, high in intervals]
+        band = _path([*edge, *((at, low) for at, low, _ in reversed(intervals))])
     else:
-        around = [(x(p.iteration), y(p.score_high)) for p in points]
-        around += [(x(p.iteration), y(p.score_low)) for p in reversed(points)]
-    series = Series(metric, "accent", dots, polyline((d.x, d.y) for d in dots), polyline(around))
-    summary = f"{metric} by iteration: " + "; ".join(dot.title for dot in dots)
-    return Chart(
-        "score",
-        f"{metric} by iteration",
-        summary,
-        frame,
-        "iteration",
-        metric,
-        x_ticks,
-        y_ticks,
-        (series,),
+        band = "".join(_box(at, low, high) for at, low, high in intervals)
+    line = _path(places) if series.kind == "line" else ""
+    dots = "".join(
+        f'<circle{" class=hollow" * point.hollow} cx="{at:g}" cy="{up:g}"><title>{escape(point.title)}</title></circle>'
+        for point, (at, up) in zip(series.points, places, strict=True)
     )
-
-
-def _corners(point: IterationPoint) -> tuple[tuple[float, float], ...]:
-    low, high = point.score_low, point.score_high
-    return ((-4, low), (-4, high), (4, high), (4, low))
-
-
-def tokens_chart(points: Sequence[IterationPoint], planned: int) -> Chart:
-    """Mean tokens of a dialogue by iteration, from 0, with room for the iterations to come."""
-    frame = WIDE
-    x, x_ticks = iteration_axis([*(p.iteration for p in points), planned], frame)
-    y, y_ticks = axis(0.0, max(p.tokens for p in points), frame.height - frame.bottom, frame.top)
-    dots = tuple(
-        Dot(x(p.iteration), y(p.tokens), f"iteration {p.iteration}: {p.tokens:.1f} tokens")
-        for p in points
+    paths = "".join(
+        f'<path class="{c}" d="{d}"/>' for c, d in (("band", band), ("line", line)) if d
     )
-    series = Series("tokens", "accent", dots, polyline((d.x, d.y) for d in dots))
-    summary = "Tokens per dialogue by iteration: " + "; ".join(dot.title for dot in dots)
-    return Chart(
-        "tokens",
-        "Tokens per dialogue by iteration",
-        summary,
-        frame,
-        "iteration",
-        "tokens per dialogue",
-        x_ticks,
-        y_ticks,
-        (series,),
-    )
+    cloud = " cloud" * (series.kind == "dots")
+    return f'<g class="series {series.tone}{cloud}">{paths}{dots}</g>'
 
 
-def reward_charts(rewards: Sequence[RewardMeans]) -> tuple[Chart, ...]:
-    """One panel for the total and for each part of the reward, over all samples and the selected.
-
-    The panels share one scale, so that the parts can be compared.
-    """
-    if not rewards:
-        return ()
-    names = ["total", *dict.fromkeys(part.name for means in rewards for part in means.parts)]
-    values = [_mean(means, name) for means in rewards for name in names]
-    known = [value for value in values if value is not None]
-    x, x_ticks = iteration_axis([means.iteration for means in rewards], PANEL)
-    bottom = PANEL.height - PANEL.bottom
-    y, y_ticks = axis(min(0.0, *known), max(0.0, *known), bottom, PANEL.top, 6)
-    charts = []
-    for index, name in enumerate(names):
-        grey = _reward_line([m for m in rewards if m.over == "all"], name, "grey", x, y)
-        accent = _reward_line([m for m in rewards if m.over == "selected"], name, "accent", x, y)
-        series = tuple(line for line in (grey, accent) if line.dots)
-        notes = tuple((line.tone, line.dots[-1].title.split(": ")[-1]) for line in series)
-        told = "; ".join(dot.title for line in series for dot in line.dots)
-        summary = f"Mean {name} reward by iteration: {told}"
-        charts.append(
-            Chart(
-                f"reward-{index}",
-                name,
-                summary,
-                PANEL,
-                "iteration",
-                "mean reward",
-                x_ticks,
-                y_ticks,
-                series,
-                notes,
-                zero=y(0.0),
-            )
-        )
-    return tuple(charts)
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "".join(f"{'L' if i else 'M'}{x:g} {y:g}" for i, (x, y) in enumerate(points))
 
 
-def _reward_line(
-    rewards: Sequence[RewardMeans], name: str, tone: Tone, x: Scale, y: Scale
-) -> Series:
-    dots = []
-    for means in rewards:
-        mean = _mean(means, name)
-        if mean is not None:
-            title = f"iteration {means.iteration}: {means.over} {number(mean, 2)}"
-            dots.append(Dot(x(means.iteration), y(mean), title))
-    return Series(name, tone, tuple(dots), polyline((dot.x, dot.y) for dot in dots))
+def _box(x: float, low: float, high: float, half: float = 4) -> str:
+    corners = ((x - half, low), (x - half, high), (x + half, high), (x + half, low))
+    return _path(corners) + "Z"
 
 
-def _mean(means: RewardMeans, name: str) -> float | None:
-    if name == "total":
-        return means.total
-    return next((part.mean for part in means.parts if part.name == name), None)
+def axis(
+    low: float, high: float, start: float, stop: float, count: int = 5
+) -> tuple[Scale, list[tuple[float, str]]]:
+    """Return a linear scale from round numbers around [low, high] to [start, stop], and its ticks."""
+    rough = (high - low) / count if high > low else 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+
+    def scale(value: float) -> float:
+        share = (value / step - first) / (last - first)
+        return round(start + share * (stop - start), 1)
+
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return scale, [(scale(i * step), number(i * step, digits)) for i in range(first, last + 1)]
 
 
-def scatter_charts(samples: Sequence[RewardSample], seed: int) -> tuple[Chart, ...]:
-    """One panel of reward against tokens for each iteration, on shared axes.
+def _x_axis(
+    chart: Chart, values: Sequence[float], start: float, stop: float
+) -> tuple[Scale, list[tuple[float, str]]]:
+    if chart.log:
+        low, high = max(1.0, min(values)) / 1.1, max(2.0, *values) * 1.1
 
-    A panel draws a :func:`subsample`; its counts and its mean are those of all samples.
-    """
-    if not samples:
-        return ()
-    rewards, tokens = [s.reward for s in samples], [s.tokens for s in samples]
-    x, x_ticks = log_axis(min(tokens), max(tokens), PANEL.left, PANEL.width - PANEL.right)
-    bottom = PANEL.height - PANEL.bottom
-    y, y_ticks = axis(min(0.0, *rewards), max(0.0, *rewards), bottom, PANEL.top, 6)
-    charts = []
-    for iteration, shown in subsample(samples, seed=seed).items():
-        group = [sample for sample in samples if sample.iteration == iteration]
-        mean = sum(sample.tokens for sample in group) / len(group)
-        chosen = f"{sum(sample.selected for sample in group):,} selected"
-        drawn = "" if len(shown) == len(group) else f", {len(shown):,} of them drawn"
-        summary = (
-            f"Reward against tokens in iteration {iteration}: {len(group):,} samples{drawn}, "
-            f"{chosen}, mean {mean:.0f} tokens"
-        )
-        charts.append(
-            Chart(
-                f"scatter-{iteration}",
-                f"Iteration {iteration}",
-                summary,
-                PANEL,
-                "tokens per dialogue (log scale)",
-                "reward",
-                x_ticks,
-                y_ticks,
-                _clouds(shown, x, y),
-                (("grey", f"{len(group):,} samples"), ("accent", chosen)),
-                Tick(x(mean), f"mean {mean:.0f}"),
-                y(0.0),
-            )
-        )
-    return tuple(charts)
+        def log_scale(value: float) -> float:
+            share = math.log(max(1.0, value) / low) / math.log(high / low)
+            return round(start + share * (stop - start), 1)
 
+        steps = (1,) if high / low > 1000 else (1, 3)
+        marks = [step * 10**power for power in range(math.ceil(math.log10(high))) for step in steps]
+        return log_scale, [(log_scale(mark), number(mark)) for mark in marks if low <= mark <= high]
+    first = 0 if chart.labels else math.floor(min(values))
+    last = len(chart.labels) - 1 if chart.labels else max(math.ceil(max(values)), chart.last)
+    room = (stop - start) / (last - first + 1)
+    every = math.ceil((last - first + 1) / MAX_LABELS)
 
-def _clouds(group: Sequence[RewardSample], x: Scale, y: Scale) -> tuple[Series, ...]:
-    dots: dict[bool, list[Dot]] = {False: [], True: []}
-    for sample in group:
-        title = f"reward {sample.reward:.2f}, {sample.tokens} tokens, score {sample.score:.2f}"
-        dot = Dot(x(sample.tokens), y(sample.reward), title, sample.score < 0.5)
-        dots[sample.selected].append(dot)
-    return (
-        Series("not selected", "grey", tuple(dots[False])),
-        Series("selected", "accent", tuple(dots[True])),
-    )
+    def scale(value: float) -> float:
+        return round(start + room * (value - first + 0.5), 1)
+
+    ticks = range(first, last + 1, every)
+    return scale, [(scale(i), chart.labels[i] if chart.labels else str(i)) for i in ticks]

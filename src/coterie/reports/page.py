@@ -1,8 +1,7 @@
-"""Write a run's report as one HTML file that needs nothing else: no network, no other file.
+"""One HTML page for runs, evaluations and sweeps. It needs nothing else: no network, no script, no other file.
 
-Model-written text is hostile. The template escapes everything, and the page carries a content
-security policy that allows only its own script and style, by hash, so that even text that slipped
-through could not run or load anything.
+Model-written text is hostile. The template escapes everything, and the page carries a content security policy that
+allows only its own style, by hash, so that even text that slipped through could not run or load anything.
 """
 
 import base64
@@ -15,10 +14,56 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from coterie.reports import charts
-from coterie.reports.data import IterationPoint, RunReport, StageTime
-from coterie.reports.format import duration, number, signed
-from coterie.reports.sections import section_chart
+from coterie.reports.charts import Chart, number, svg
+from coterie.reports.examples import Example
+
+GLOSSARY: Mapping[str, str] = {
+    "advantage": "how much better than expected a rollout was; it scales the gradient of its trained tokens",
+    "all rewards equal": "groups that teach nothing: all their advantages are 0",
+    "coverage": "best score among the first k rollouts of a task",
+    "cut off": "share of replies that ran to max_tokens",
+    "failed": "rollouts that ended in an error, or that could not be graded; each counts with a score of 0",
+    "fraction": "share of tests that an answer passes",
+    "groups with an advantage": "groups whose rewards differ",
+    "leaks": "replies of the simulated user that quote 30 characters or more of the reference",
+    "limit reached": "share of rollouts that a limit of turns, tokens or context ended, and not the environment",
+    "majority": "score of the answer that most of the first k rollouts give",
+    "older weights": "rollouts that were sampled by older weights, and are not trained on",
+    "repeated": "replies that repeat an earlier one of their rollout",
+    "replies cut off": "rollouts that ended with a reply that ran to max_tokens",
+    "rollouts": "attempts at a task, each sampled to its end",
+    "shortened": "results whose middle was left out before the model saw them",
+    "spoke for another": "replies that contain words of another agent",
+    "tokens": "sampled tokens of a rollout, of all agents",
+    "value": "mean reward of the rollouts through a turn",
+    "visits": "rollouts through a turn",
+    "well formed": "share of answers in the form that the prompt asks for",
+}
+"""What a word in the head of a table means: one meaning on all pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page. Texts are shown as they are; a section without rows, charts and examples is left out."""
+
+    id: str
+    """In the page, such as ``joint``."""
+    title: str
+    intro: str = ""
+    heads: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    """Each row has one cell for each head."""
+    charts: tuple[Chart, ...] = ()
+    examples: tuple[Example, ...] = ()
+    folded: bool = False
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.heads) for row in self.rows):
+            raise ValueError(f"a row of {self.id} has other cells than {', '.join(self.heads)}")
+
+    @property
+    def glossary(self) -> list[tuple[str, str]]:
+        return [(head, GLOSSARY[head]) for head in self.heads if head in GLOSSARY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,43 +75,41 @@ class Headline:
     after: str | None
     """``None`` as long as no iteration of training is finished."""
     change: str
-    """From the one to the other; of one number alone when it was measured."""
     detail: str
-    chart: charts.Chart
+    chart: Chart
 
 
 @dataclass(frozen=True, slots=True)
-class TimingTable:
-    """Seconds by stage (rows) and iteration (columns)."""
+class Report:
+    """All that a page shows. A page can be written at any time of a run."""
 
-    iterations: tuple[int, ...]
-    rows: tuple[tuple[str, tuple[float | None, ...], float], ...]
-    """Stage, seconds by iteration, seconds in all."""
-    totals: tuple[float, ...]
-    """Seconds by iteration, over all stages."""
-    total: float
+    kind: str
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    """Commands that did the work, as they were typed."""
+    headlines: tuple[Headline, ...] = ()
+    sections: tuple[Section, ...] = ()
 
 
-def write_page(report: RunReport, path: Path) -> None:
+def signed(value: float, digits: int = 0) -> str:
+    text = number(value, digits)
+    return text if text.startswith("−") or not value > 0 else f"+{text}"
+
+
+def duration(seconds: float) -> str:
+    """Return ``7.2 s``, ``3 min 05 s`` or ``2 h 14 min``."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def write_page(report: Report, path: Path) -> None:
     """Write the page. Equal reports give equal bytes."""
-    write_template("page.html.j2", _context(report), path)
-
-
-def write_template(name: str, context: Mapping[str, object], path: Path) -> None:
-    """Write a page from one of this package's templates, which gets the style besides ``context``."""
-    style = _asset("page.css")
-    head = {"style": style, "style_hash": _hash(style)}
-    text = _environment().get_template(name).render(head | dict(context))
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        # Half a surrogate pair can't be encoded; a model's text may hold one.
-        partial.write_bytes(text.encode("utf-8", errors="replace"))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("coterie.reports", "."),
         autoescape=True,
@@ -74,92 +117,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "number": number,
-        "signed": signed,
-        "duration": duration,
-    }
-    return environment
-
-
-def _context(report: RunReport) -> dict[str, object]:
-    points = sorted(report.iterations, key=lambda point: point.iteration)
-    rewards = sorted(report.rewards, key=lambda means: means.iteration)
-    script = _asset("page.js")
-    return {
-        "report": report,
-        "points": points,
-        "finished": max((point.iteration for point in points), default=0),
-        "headlines": _headlines(points, report.metric, report.planned),
-        "rewards": rewards,
-        "reward_charts": charts.reward_charts(rewards),
-        "scatter_charts": charts.scatter_charts(report.samples, report.seed),
-        "timing": _timing(report.timings),
-        "sections": [(one, section_chart(one) if one.levels else None) for one in report.sections],
-        "script": script,
-        "script_hash": _hash(script),
-    }
-
-
-def _headlines(points: list[IterationPoint], metric: str, planned: int) -> tuple[Headline, ...]:
-    if not points:
-        return ()
-    first, last = points[0], points[-1]
-    trained = last is not first
-    when = f"after iteration {first.iteration}" if first.iteration else "before training"
-    score_change, tokens_change, interval = when, when, _interval(first)
-    if trained:
-        score_change = signed(last.score - first.score, 3)
-        interval = f"{interval} → {_interval(last)}"
-        change = last.tokens / first.tokens - 1 if first.tokens else None
-        tokens_change = "" if change is None else f"{signed(100 * change)}%"
-    return (
-        Headline(
-            f"Score ({metric})",
-            number(first.score, 3),
-            number(last.score, 3) if trained else None,
-            score_change,
-            f"95% interval {interval}, {last.n:,} held-out tasks",
-            charts.score_chart(points, metric, planned),
-        ),
-        Headline(
-            "Tokens per dialogue",
-            number(first.tokens, 1),
-            number(last.tokens, 1) if trained else None,
-            tokens_change,
-            "mean number of sampled tokens, all agents, on the same tasks",
-            charts.tokens_chart(points, planned),
-        ),
+    environment.filters |= {"number": number, "svg": svg}
+    style = Markup(resources.files("coterie.reports").joinpath("page.css").read_text("utf-8"))
+    # The hash by which a content security policy allows an inline style.
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    text = environment.get_template("page.html.j2").render(
+        report=report, style=style, style_hash=f"sha256-{digest}"
     )
-
-
-def _interval(point: IterationPoint) -> str:
-    return f"{number(point.score_low, 3)}–{number(point.score_high, 3)}"
-
-
-def _timing(times: tuple[StageTime, ...]) -> TimingTable | None:
-    if not times:
-        return None
-    seconds: dict[tuple[str, int], float] = {}
-    for time in times:
-        key = (time.stage, time.iteration)
-        seconds[key] = seconds.get(key, 0.0) + time.seconds
-    iterations = tuple(sorted({time.iteration for time in times}))
-    rows = []
-    for stage in dict.fromkeys(time.stage for time in times):
-        cells = tuple(seconds.get((stage, iteration)) for iteration in iterations)
-        rows.append((stage, cells, sum(cell or 0.0 for cell in cells)))
-    totals = tuple(
-        sum(time.seconds for time in times if time.iteration == iteration)
-        for iteration in iterations
-    )
-    return TimingTable(iterations, tuple(rows), totals, sum(totals))
-
-
-def _asset(name: str) -> Markup:
-    return Markup(resources.files("coterie.reports").joinpath(name).read_text("utf-8"))
-
-
-def _hash(text: str) -> str:
-    """The hash by which a content security policy allows an inline script or style."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        # Half a surrogate pair can't be encoded; a model's text may hold one.
+        partial.write_bytes(text.encode("utf-8", errors="replace"))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,80 +1,185 @@
-"""What a recipe shows on a run's page beside what all runs have: tables, and a quantity measured again and again."""
+"""Sections that pages of all kinds have: scores, measures, tools, failures, times, settings."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
-from coterie.reports.axes import WIDE, axis, bar, iteration_axis, polyline
-from coterie.reports.charts import Chart, Dot, Series
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A quantity as it was measured at one time."""
-
-    label: str
-    value: float
-    error: float
+from coterie.config.resolve import flatten
+from coterie.config.settings import Settings
+from coterie.reports.charts import Chart, Point, Series, number
+from coterie.reports.page import Headline, Section, duration, signed
+from coterie.runs.folder import Run, Step
+from coterie.runs.held_out import Evaluation
+from coterie.trajectories.calls import ToolCall, ToolResult
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A table with a heading, and a chart above it if something is measured in a row."""
-
-    id: str
-    """In the page, such as ``joint``."""
-    title: str
-    intro: str
-    """A sentence or two: what the numbers are."""
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """As many cells each as there are heads. Texts are shown as they are."""
-    quantity: str = ""
-    levels: tuple[Level, ...] = ()
-    """The chart's points; none for no chart."""
-    bars: bool = False
-    """Whether the chart has a bar from zero for each level, and not a line through them."""
-
-    def __post_init__(self) -> None:
-        if any(len(row) != len(self.heads) for row in self.rows):
-            raise ValueError(f"a row of {self.id} has other cells than {', '.join(self.heads)}")
-
-
-def section_chart(section: Section) -> Chart:
-    draw = _bars_chart if section.bars else levels_chart
-    return draw(f"{section.id}-chart", section.quantity, section.levels)
-
-
-def _bars_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
-    frame = WIDE
-    x, x_ticks = iteration_axis(range(len(levels)), frame)
-    y, y_ticks = axis(0, max(one.value for one in levels), frame.height - frame.bottom, frame.top)
-    half = (x(1) - x(0)) / 3 if len(levels) > 1 else 20
-    bars = "".join(bar(x(n), y(0), y(one.value), half) for n, one in enumerate(levels))
-    dots = tuple(
-        Dot(x(n), y(one.value), f"{one.label}: {one.value:g}") for n, one in enumerate(levels)
+def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:
+    """Score and tokens of the policies of a run on held-out tasks, before and after training."""
+    if not evaluations:
+        return ()
+    first, last = evaluations[0], evaluations[-1]
+    trained = last is not first
+    when = f"after iteration {first.version}" if first.version else "before training"
+    interval = interval_text(first)
+    if trained:
+        interval = f"{interval} → {interval_text(last)}"
+    change = f"{signed(100 * (last.tokens / first.tokens - 1))}%" if first.tokens else ""
+    scores = tuple(
+        Point(
+            one.version,
+            one.score,
+            f"iteration {one.version}: {metric} {one.score:.3f}, 95% interval {one.low:.3f} to {one.high:.3f}",
+            one.low,
+            one.high,
+        )
+        for one in evaluations
     )
-    ticks = tuple(replace(t, label=one.label) for t, one in zip(x_ticks, levels, strict=False))
-    series = Series(quantity, "accent", dots, band=bars)
-    summary = f"{quantity}: " + "; ".join(dot.title for dot in dots)
-    return Chart(id_, quantity, summary, frame, "", quantity, ticks, y_ticks, (series,))
+    tokens = tuple(
+        Point(one.version, one.tokens, f"iteration {one.version}: {one.tokens:.1f} tokens")
+        for one in evaluations
+    )
+    return (
+        Headline(
+            f"Score ({metric})",
+            number(first.score, 3),
+            number(last.score, 3) if trained else None,
+            signed(last.score - first.score, 3) if trained else when,
+            f"95% interval {interval}, {last.n:,} held-out tasks",
+            Chart("score", f"{metric} by iteration", "iteration", metric, (Series(metric, scores),),
+                  y_range=(0, 1), last=planned),
+        ),
+        Headline(
+            "Tokens per rollout",
+            number(first.tokens, 1),
+            number(last.tokens, 1) if trained else None,
+            change if trained else when,
+            "mean number of sampled tokens, all agents, on the same tasks",
+            Chart("tokens", "Tokens by iteration", "iteration", "tokens per rollout",
+                  (Series("tokens", tokens),), y_range=(0, 1), last=planned),
+        ),
+    )  # fmt: skip
 
 
-def levels_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
-    """Levels in their order, with one standard error around each."""
-    frame = WIDE
-    x, x_ticks = iteration_axis(range(len(levels)), frame)
-    low = min(one.value - one.error for one in levels)
-    high = max(one.value + one.error for one in levels)
-    y, y_ticks = axis(low, high, frame.height - frame.bottom, frame.top)
-    dots = tuple(
-        Dot(x(n), y(one.value), f"{one.label}: {one.value:.3f}, standard error {one.error:.3f}")
-        for n, one in enumerate(levels)
+def interval_text(one: Evaluation) -> str:
+    return f"{number(one.low, 3)}–{number(one.high, 3)}"
+
+
+def scores(rows: Sequence[tuple[str, Evaluation]], metric: str) -> Section:
+    """Scores of policies on held-out tasks, with their intervals and other measures."""
+    names = list(dict.fromkeys(name for _, one in rows for name in one.means))
+    return Section(
+        "scores",
+        "Scores on held-out tasks",
+        f"{metric}, with its 95% bootstrap interval over tasks; the other columns are means over rollouts.",
+        ("policy", "tasks", "score", "95% interval", "tokens", "failed", *map(_words, names)),
+        tuple(
+            (
+                label,
+                f"{one.n:,}",
+                number(one.score, 3),
+                interval_text(one),
+                number(one.tokens, 1),
+                f"{one.failed:,}",
+                *(number(one.means[name], 3) if name in one.means else "" for name in names),
+            )
+            for label, one in rows
+        ),
     )
-    bars = "".join(
-        bar(x(n), y(one.value - one.error), y(one.value + one.error))
-        for n, one in enumerate(levels)
+
+
+def measures(rows: Sequence[tuple[str, int, Mapping[str, float]]]) -> Section:
+    """Means of what the environment measured of the rollouts of stages."""
+    names = list(dict.fromkeys(name for *_, means in rows for name in means))
+    return Section(
+        "measures",
+        "Measures of the rollouts",
+        "Means over the rollouts of a stage that did not fail.",
+        ("stage", "rollouts", *map(_words, names)),
+        tuple(
+            (label, f"{n:,}", *(number(m[name], 3) if name in m else "" for name in names))
+            for label, n, m in rows
+        ),
     )
-    series = Series(quantity, "accent", dots, polyline((dot.x, dot.y) for dot in dots), bars)
-    summary = f"{quantity}: " + "; ".join(dot.title for dot in dots)
-    ticks = (x_ticks, y_ticks)
-    return Chart(id_, quantity, summary, frame, "measurement", quantity, *ticks, (series,))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def tools(calls: Iterable[tuple[ToolCall, ToolResult]]) -> Section:
+    """Calls by tool."""
+    known: dict[str, list[ToolResult]] = {}
+    for call, result in calls:
+        known.setdefault(call.name, []).append(result)
+    rows = []
+    for name, results in sorted(known.items()):
+        seconds = sorted(result.seconds for result in results if result.seconds)
+        times = ("", "")
+        if seconds:
+            late = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+            times = f"{statistics.median(seconds):.3f} s", f"{late:.3f} s"
+        errors, short = (
+            sum(result.error for result in results),
+            sum(result.left_out > 0 for result in results),
+        )
+        rows.append((name, f"{len(results):,}", f"{errors:,}", f"{short:,}", *times))
+    return Section(
+        "tools",
+        "Tools",
+        "Calls of all rollouts. The model sees errors. Times are of calls that were run.",
+        ("tool", "calls", "errors", "shortened", "median", "95% within"),
+        tuple(rows),
+    )
+
+
+def failures(run: Run) -> Section:
+    """Failures that are final, by reason."""
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for key, reason in run.store.failures():
+        groups.setdefault((reason, key.stage, key.iteration), []).append(f"{key.task}/{key.sample}")
+    rows = tuple(
+        (reason, f"{len(items):,}", stage, f"{iteration}", items[0])
+        for (reason, stage, iteration), items in groups.items()
+    )
+    heads = ("reason", "items", "stage", "iteration", "for example")
+    return Section("failures", "Failures", "Items that failed for good.", heads, rows)
+
+
+def timings(run: Run, done: Sequence[Step]) -> Section:
+    """Wall-clock time by stage and iteration."""
+    seconds = {step: float(run.metrics(step)["seconds"]) for step in done}
+    iterations = sorted({step.iteration for step in done})
+    total = sum(seconds.values())
+    rows = []
+    for stage in dict.fromkeys(step.stage for step in done):
+        cells = [seconds.get(Step(i, stage)) for i in iterations]
+        whole = sum(cell or 0.0 for cell in cells)
+        share = f"{100 * whole / total:.0f}%" if total else ""
+        times = ("" if cell is None else duration(cell) for cell in cells)
+        rows.append((stage, duration(whole), share, *times))
+    if rows:
+        each = (sum(s for step, s in seconds.items() if step.iteration == i) for i in iterations)
+        rows.append(("all", duration(total), "", *map(duration, each)))
+    heads = ("stage", "all", "share", *(f"iteration {i}" for i in iterations))
+    return Section("timings", "Where the time went", "", heads, tuple(rows))
+
+
+def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
+    """Return the settings that differ from a preset, or from the defaults without one."""
+    base = "defaults" if preset is None else "preset"
+    if preset is None:
+        defaults = type(own).model_construct()
+        preset = flatten(defaults.model_dump(mode="json", warnings="none"))
+    rows = tuple(
+        (name, f"{preset.get(name, '')}", f"{value}")
+        for name, value in flatten(own.model_dump(mode="json")).items()
+        if name not in preset or preset[name] != value
+    )
+    title = f"Settings that differ from the {base}"
+    return Section("changes", title, "", ("setting", base, "here"), rows)
+
+
+def settings(own: Settings) -> Section:
+    """All settings."""
+    values = flatten(own.model_dump(mode="json"))
+    rows = tuple((name, f"{value}") for name, value in values.items())
+    return Section("settings", "All settings", "", ("setting", "value"), rows, folded=True)

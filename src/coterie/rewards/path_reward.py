@@ -10,6 +10,8 @@ still apply.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Self
 
 from pydantic import field_validator, model_validator
@@ -23,6 +25,8 @@ from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
 from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.trajectories.tree import CONTEXT, LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Finish, Turn, digest
+
+TERMS = ("environment", "measures", "malformed", "repeats", "overlong")
 
 
 def overlong_penalty(
@@ -118,7 +122,7 @@ class PathRewardSettings(Settings):
 
     def custom_terms(self) -> dict[str, Found]:
         """Load the functions of custom terms, by name. Raises ``UserError``."""
-        return load_terms(tuple(self.terms), ())
+        return load_terms(tuple(self.terms), TERMS)
 
     def identity(self) -> str:
         """Return a hash of the weights and of the files of custom terms."""
@@ -141,6 +145,11 @@ class GradedPath:
         return tuple(turn for turn in self.path if turn.speaker.name == self.agent and turn.ids)
 
 
+def total(terms: Mapping[str, float] | None) -> float | None:
+    """Return the sum of terms, added one by one, so that it is the same in every version of Python."""
+    return None if terms is None else reduce(add, terms.values())
+
+
 class PathReward:
     """Computes rewards of paths. Raises ``UserError`` for missing custom terms."""
 
@@ -149,7 +158,11 @@ class PathReward:
         self._terms = settings.custom_terms()
 
     def compute(self, graded: GradedPath) -> float | None:
-        """Return R without token costs; ``None`` for a path that was not graded.
+        """Return R without token costs; ``None`` for a path that was not graded. Raises as :meth:`terms`."""
+        return total(self.terms(graded))
+
+    def terms(self, graded: GradedPath) -> dict[str, float] | None:
+        """Return the terms of R by name; ``None`` for a path that was not graded.
 
         Raises ``UserError`` for a measure that is not a number, a missing metric of the format with ``malformed``, and
         a custom term that fails.
@@ -157,15 +170,18 @@ class PathReward:
         if graded.environment_reward is None or graded.outcome.score is None:
             return None
         if self.settings.malformed is not None and _breaks_form(graded):
-            reward = self.settings.malformed
+            own = {"malformed": self.settings.malformed}
         else:
-            reward = graded.environment_reward + self._measures(graded)
-        return (
-            reward
-            - self.settings.repeats * count_repeats(graded.own_turns)
-            + self._overlong(graded)
-            + self._custom(graded)
-        )
+            own = {
+                "environment": graded.environment_reward,
+                "measures": self._measures(graded),
+            }
+        return {
+            **own,
+            "repeats": -self.settings.repeats * count_repeats(graded.own_turns),
+            "overlong": self._overlong(graded),
+            **self._custom(graded),
+        }
 
     def _measures(self, graded: GradedPath) -> float:
         if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
@@ -193,9 +209,9 @@ class PathReward:
             weight=s.overlong,
         )
 
-    def _custom(self, graded: GradedPath) -> float:
+    def _custom(self, graded: GradedPath) -> dict[str, float]:
         if not self._terms:
-            return 0.0
+            return {}
         tokens = sum(len(turn.ids) for turn in graded.path)
         turns = [turn for turn in graded.path if turn.speaker.kind == "agent"]
         speakers = sorted({turn.speaker.name for turn in turns})
@@ -209,11 +225,8 @@ class PathReward:
                 graded.path,
             )
         )
-        weights = self.settings.terms.values()
-        return sum(
-            w * term_value(term, dialogue)
-            for w, term in zip(weights, self._terms.values(), strict=True)
-        )
+        own = zip(self._terms.items(), self.settings.terms.values(), strict=True)
+        return {name: weight * term_value(term, dialogue) for (name, term), weight in own}
 
 
 def _number(name: str, value: float | int | str) -> float:

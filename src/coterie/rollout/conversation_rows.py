@@ -161,7 +161,8 @@ def _prompts(
 
 def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
     text = renderer.format_turn(_whole(renderer, message))
-    parts = renderer.parts(text, ASSISTANT, "data") if ids else (Part(message.content),)
+    whole = ids or message.thought
+    parts = renderer.parts(text, ASSISTANT, "data") if whole else (Part(message.content),)
     return make_turn(
         parent, Speaker("agent", ASSISTANT), parts, ids=ids, calls=message.calls, author="data"
     )
@@ -206,7 +207,7 @@ def _reply_ids(
         )
     ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
     ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
-    if message.thought and renderer.template.thoughts is not None:
+    if renderer.template.thoughts and message.thought.strip() not in text:
         before = renderer.encode_turn(message.content, end=False)
         if ids[: len(before)] != before:
             raise UserError(

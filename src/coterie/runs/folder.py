@@ -3,6 +3,7 @@
 FOLDER/config.yaml                the recipe's name, the day on which the run was made, every setting
 FOLDER/store.sqlite               the record (one writer: a second process is refused)
 FOLDER/training/ROLE/iteration-00/  a training in progress, and its final weights
+FOLDER/commands.txt               the commands that started and resumed it, one a line
 FOLDER/report.html
 """
 
@@ -25,6 +26,7 @@ from coterie.runs.tracking import FINISHED, Tracking
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
+COMMANDS = "commands.txt"
 MADE = "made"
 """Key of a config for the day on which its run was made."""
 MIN_FREE = 256 * 2**20
@@ -66,6 +68,17 @@ class Run:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the commands that did work in the folder, in order; none if Python code did it."""
+        file = self.folder / COMMANDS
+        return tuple(file.read_text().splitlines()) if file.is_file() else ()
+
+    def note_command(self, command: str) -> None:
+        """Keep a command, unless the one before it was the same."""
+        if command and self.commands()[-1:] != (command,):
+            with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
+                file.write(command.replace("\n", " ") + "\n")
 
     def training_folder(self, iteration: int, role: str = POLICY) -> Path:
         """Where the training of a role in one iteration leaves its checkpoints and final weights."""

@@ -4,7 +4,9 @@ A recipe gives its stages (:class:`~coterie.runs.stage.Stage`). One that is fini
 cut off is taken up where it was. A finished one whose settings have changed is refused, or kept out of a fork.
 """
 
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +45,13 @@ class Staged(Protocol):
         ...
 
 
+def command_line(words: Sequence[str]) -> str:
+    """Return a command of ``coterie`` as it can be typed again; empty where other code was called."""
+    program = Path(words[0]).parts if words else ()
+    called = program[-1:] == ("coterie",) or program[-2:] == ("coterie", "__main__.py")
+    return shlex.join(["coterie", *words[1:]]) if called else ""
+
+
 def run_steps(
     recipe: Staged,
     run: Run,
@@ -60,6 +69,7 @@ def run_steps(
     check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
     write_config(run)
+    run.note_command(command_line(sys.argv))
     try:
         for step in stages if steps is None else steps:
             if not run.is_finished(step):

@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 import pydantic_core
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft201909Validator, Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
+from referencing.jsonschema import DRAFT201909, DRAFT202012
 
 from coterie.config.text import shallow, whole
 from coterie.errors import UserError
@@ -47,7 +47,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
             )
         try:
             shallow(tool.parameters)
-            Draft202012Validator.check_schema(tool.parameters, format_checker=_FORMATS)
+            draft, _ = _draft(tool.parameters)
+            draft.check_schema(tool.parameters, format_checker=_FORMATS)
         except ValueError as error:
             raise UserError(
                 f"the parameters of the tool {tool.name!r} can't be read: {error}",
@@ -69,9 +70,10 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def _check_references(tool: Tool) -> None:
     """Refuse a schema that refers to what is not in it, or to itself without end."""
     base = str(tool.parameters.get("$id", ""))
-    schema = DRAFT202012.create_resource(tool.parameters)
+    _, draft = _draft(tool.parameters)
+    schema = draft.create_resource(tool.parameters)
     resolver = Registry().with_resource(base, schema).resolver(base)
-    for reference in _references(tool.parameters):
+    for reference in _references(tool.parameters, draft):
         try:
             found = resolver.lookup(reference).contents
             if not isinstance(found, Mapping | bool):
@@ -131,14 +133,26 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def _references(schema: object) -> Iterator[str]:
+def _references(schema: object, draft: Any) -> Iterator[str]:
     """What a schema and those in it refer to. What stands in plain data (``enum``, ``default``) is no reference."""
     if isinstance(schema, Mapping):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(reference := schema.get(key), str):
                 yield reference
-        for inner in DRAFT202012.subresources_of(schema):
-            yield from _references(inner)
+        for inner in draft.subresources_of(schema):
+            yield from _references(inner, draft)
+
+
+def _draft(schema: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the draft of a schema: 2020-12, or 2019-09 for lists of ``items``, which are ``prefixItems`` now."""
+    return _OLDER if _has_tuples(schema) else _NEWER
+
+
+def _has_tuples(schema: object) -> bool:
+    return isinstance(schema, Mapping) and (
+        isinstance(schema.get("items"), list)
+        or any(map(_has_tuples, DRAFT201909.subresources_of(schema)))
+    )
 
 
 # -- a schema in bounded time: so many steps, and patterns by an engine that does not backtrack ----
@@ -152,7 +166,8 @@ def _first_error(tool: Tool, given: object) -> ValidationError | None:
     """Return what is most wrong with arguments. Raises :class:`_TooLong` and what the validator raises."""
     _steps.set(MAX_STEPS)
     # Without a registry of its own it would fetch schemas that a tool's schema refers to.
-    return best_match(_Validator(tool.parameters, registry=Registry()).iter_errors(given))
+    validator = _VALIDATORS[_draft(tool.parameters)[0]]
+    return best_match(validator(tool.parameters, registry=Registry()).iter_errors(given))
 
 
 def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,19 +218,23 @@ def _additional(validator: Any, inner: Any, given: object, schema: Any) -> Itera
         )
 
 
-_Validator: Any = extend(
-    Draft202012Validator,
-    {
-        name: _counted(check)
-        for name, check in {
-            **Draft202012Validator.VALIDATORS,
-            "pattern": _pattern,
-            "uniqueItems": _unique,
-            "additionalProperties": _additional,
-            **dict.fromkeys(LEFT_OUT, lambda *_: ()),
-        }.items()
-    },
-)
+_NEWER, _OLDER = (Draft202012Validator, DRAFT202012), (Draft201909Validator, DRAFT201909)
+_VALIDATORS: dict[Any, Any] = {
+    draft: extend(
+        draft,
+        {
+            name: _counted(check)
+            for name, check in {
+                **draft.VALIDATORS,
+                "pattern": _pattern,
+                "uniqueItems": _unique,
+                "additionalProperties": _additional,
+                **dict.fromkeys(LEFT_OUT, lambda *_: ()),
+            }.items()
+        },
+    )
+    for draft, _ in (_NEWER, _OLDER)
+}
 
 
 def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:

@@ -161,11 +161,8 @@ def tokenizer_folder(model: Any) -> Path | None:
 
 def precision(settings: TrainingSettings, device: torch.device) -> str:
     """Accelerate's name of the precision: bfloat16 where asked for, or where it pays (CUDA)."""
-    if settings.mixed_precision != "auto":
-        return settings.mixed_precision
-    if settings.dtype == "bfloat16" and settings.method == "full":
-        return "no"
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return "bf16" if settings.autocast(on_gpu=on_gpu) else "no"
 
 
 def _refuse_dropout(model: nn.Module) -> None:

@@ -103,6 +103,12 @@ class TrainingSettings(Settings):
             raise ValueError(f"betas={list(self.betas)}: both must be at least 0 and less than 1")
         return self
 
+    def autocast(self, *, on_gpu: bool) -> bool:
+        """Return True if the training computes in bfloat16 autocast; ``on_gpu``: on a GPU that has bfloat16."""
+        if self.mixed_precision != "auto":
+            return self.mixed_precision == "bf16"
+        return on_gpu and not (self.dtype == "bfloat16" and self.method == "full")
+
     @property
     def rank(self) -> int:
         """Rank of the adapter: as given, or 16."""

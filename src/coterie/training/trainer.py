@@ -331,7 +331,9 @@ class Trainer(Generic[Item]):
         found: list[tuple[int, torch.Tensor]] = []
         for number, part in enumerate(parts, start=1):
             items = [batch.items[i] for i in part or [0]]
-            with nullcontext() if number == len(parts) else accelerator.no_sync(module):
+            # Under FSDP2 a rank that does not reduce would keep the gradients of all weights.
+            reduces = number == len(parts) or accelerator.is_fsdp2
+            with nullcontext() if reduces else accelerator.no_sync(module):
                 losses = module(items, counts=bool(part))
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
             found += zip(part, losses.detach(), strict=False)

@@ -14,11 +14,11 @@ from coterie.engines.protocol import POLICY
 from coterie.models.chat import ChatRenderer
 from coterie.progress import Progress
 from coterie.recipes.file_settings import DPOFileSettings
-from coterie.recipes.file_training import FileTraining, target_logprobs
+from coterie.recipes.file_training import MEASURE, FileTraining, target_logprobs
 from coterie.recipes.trainings import prefer
 from coterie.rollout.conversation_rows import preference_pair
 from coterie.runs.folder import Run
-from coterie.trajectories.item import Metrics
+from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 
@@ -55,9 +55,14 @@ class DPOOnFile(FileTraining):
         margins, at = [], 0
         for pair in pairs:
             middle, stop = at + len(pair.chosen), at + len(self.rows_of(pair))
-            margins.append(
-                self.settings.objective.beta * (sum(ratios[at:middle]) - sum(ratios[middle:stop]))
-            )
+            beta, key = self.settings.objective.beta, ItemKey(version, MEASURE, pair.name)
+            sides = {
+                "chosen": beta * sum(ratios[at:middle]),
+                "rejected": beta * sum(ratios[middle:stop]),
+            }
+            margins.append(sides["chosen"] - sides["rejected"])
+            if not run.store.finished(key):
+                run.store.finish(key, metrics=sides)
             at = stop
         return {
             "held out": len(pairs),

@@ -1,44 +1,48 @@
-"""What the page of a ``gap`` run shows besides what all runs have: the traces, and why some are not learned from."""
+"""The page of a ``gap`` run: the traces, why some are not learned from, and reinforcement learning."""
 
-from dataclasses import replace
-
-from coterie.recipes.base import Recipe
-from coterie.recipes.gap.data import LEFT_OUT, WITHOUT
-from coterie.recipes.plain_report import plain_report
-from coterie.recipes.reinforce_report import with_steps
-from coterie.reports.data import RunReport
-from coterie.reports.sections import Section
+from coterie.recipes.gap.data import LEFT_OUT, WITHOUT, GapData
+from coterie.recipes.plain_report import plain_report, selected_examples
+from coterie.recipes.reinforce_report import step_sections
+from coterie.reports.examples import Example
+from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
 
 
-def gap_report(recipe: Recipe, run: Run) -> RunReport:
-    """All that the page shows of a run, finished or not."""
-    report = plain_report(recipe, run)
-    traces = _traces(run)
-    own = (traces,) if traces.rows else ()
-    report = replace(report, sections=(*report.sections, *own))
-    for iteration in (0, 1):
-        report = with_steps(report, run, iteration)
-    return report
+def gap_report(recipe: GapData, run: Run) -> Report:
+    """Return the page of a run, finished or not."""
+    own = [_traces(recipe, run)]
+    if recipe.settings.reinforces:
+        for iteration in (0, 1):
+            own += step_sections(recipe, recipe.settings.rl, run, iteration)
+    return plain_report(recipe, run, own)
 
 
-def _traces(run: Run) -> Section:
-    found = [
+def _traces(recipe: GapData, run: Run) -> Section:
+    stages = [
         run.metrics(step)
         for step in (Step(0, "rollout"), Step(0, "select"), Step(0, "train"))
         if run.is_finished(step)
     ]
-    rows = [("written", str(found[0].get("n", 0)))] if found else []
-    for metrics in found:
+    rows = [("written", f"{stages[0].get('n', 0)}")] if stages else []
+    for metrics in stages:
         rows += [
-            (name, str(value))
+            (name, f"{value}")
             for name, value in metrics.items()
             if name.startswith((WITHOUT, LEFT_OUT)) or name in ("selected", "dropped")
         ]
+    s, examples = recipe.settings.traces, tuple[Example, ...]()
+    if run.is_finished(Step(0, "select")):
+        rule = "the answer is right" if s.form == "closed" else (
+            f"it has {s.min_calls} calls or more, its results have the supporting facts, and its answer is right"
+        )  # fmt: skip
+        reason = f"Selected: {rule} (a file of traces has no right answers)."
+        examples = selected_examples(recipe, run, 0, reason=reason)
     return Section(
         "traces",
         "Traces",
-        "Trajectories that the policy learns from. Those that are dropped are too long.",
+        "Trajectories that the policy learns from by imitation: the marked tokens are trained, results of tools are "
+        "not. Those that are dropped are too long.",
         ("what", "traces"),
         tuple(rows),
+        examples=examples,
     )

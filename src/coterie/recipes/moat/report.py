@@ -1,69 +1,77 @@
-"""From the store of a ``moat`` run to what its report page shows: J, plans and their rewards, the critic, examples."""
+"""The page of a ``moat`` run: J by half-step, plans and their rewards, the critic, what both roles were trained on."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from coterie.environments.gold import known_answers, question_of
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER
 from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.scoring import LEFT_OUT
-from coterie.recipes.plain_report import plain_report
-from coterie.reports.data import Ended, RunReport, Sibling, TaskTree, TreeTurn
-from coterie.reports.sections import Level, Section
+from coterie.recipes.plain_report import decoder, plain_report, selected_examples
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, example
+from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.item import Metrics
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
+from coterie.trajectories.row import rows
+from coterie.trajectories.view import view
 
 EXAMPLES = 4
-"""Tasks of which the best and the worst plan are shown."""
+"""Tasks whose plans and actions are shown."""
 CRITIC = ("accepted", "corrected", "unreadable", "rows")
 
 
-def moat_report(recipe: Moat, run: Run) -> RunReport:
-    """All that the page shows of a run, finished or not."""
+def moat_report(recipe: Moat, run: Run) -> Report:
+    """Return the page of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
-    sections = [
+    selects = [step.iteration for step in done if step.stage == "select"]
+    corrects = [step.iteration for step in done if step.stage == "correct"]
+    own = [
         _joint(run, [step for step in done if step.stage in (WHOLE, HALF)]),
         _plans(run, [step for step in done if step.stage == "rollout"]),
         _rewards(run, [step for step in done if step.stage == "reward"]),
+        *(_planner(recipe, run, i) for i in selects[-1:]),
         _critic(run, [step for step in done if step.stage == "correct"]),
+        *(_grounder(recipe, run, i) for i in corrects[-1:]),
     ]
-    shown = tuple(one for one in sections if one.rows)
-    return replace(plain_report(recipe, run), sections=shown, trees=_examples(recipe, run))
+    return plain_report(recipe, run, own)
 
 
 # -- J ------------------------------------------------------------------------------------------
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
-    found = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
+    measurements = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
     rows, before = list[tuple[str, ...]](), None
-    for number, (step, metrics) in enumerate(found):
+    for number, (step, metrics) in enumerate(measurements):
         j, error = float(metrics["j"]), float(metrics["standard_error"])
         versions = f"{metrics[PLANNER]}", f"{metrics[GROUNDER]}"
         change = _change(run, before, step) if before else ""
         cells = (f"{j:.4f}", f"{error:.4f}", change, f"{metrics['n']}")
-        rows.append((f"{number}: {_when(step, found[0][0])}", *versions, *cells))
+        rows.append((f"{number}: {_when(step, measurements[0][0])}", *versions, *cells))
         before = step
-    levels = [
-        Level(_when(step, found[0][0]), float(metrics["j"]), float(metrics["standard_error"]))
-        for step, metrics in found
-    ]
+    points = tuple(
+        Point(
+            n,
+            j := float(one["j"]),
+            f"{_when(step, measurements[0][0])}: J {j:.3f}, "
+            f"standard error {(error := float(one['standard_error'])):.3f}",
+            j - error,
+            j + error,
+        )
+        for n, (step, one) in enumerate(measurements)
+    )
+    chart = Chart("joint-chart", "J by measurement", "measurement", "J", (Series("J", points),))
     return Section(
         "joint",
         "How well planner and grounder fit",
         "J is the mean log-probability (nats a token) of the right actions under plans that the planner samples, on "
-        "held-out tasks. It is measured before the first iteration and after each half. Changes are those of the same "
+        "held-out tasks. It is measured before the first iteration and after each half. Changes are over the same "
         "tasks, with their standard error; the bars are one standard error of J.",
         ("measurement", "planner", "grounder", "J", "standard error", "change", "tasks"),
         tuple(rows),
-        "J",
-        tuple(levels),
+        (chart,) if measurements else (),
     )
 
 
@@ -86,10 +94,10 @@ def _change(run: Run, before: Step, step: Step) -> str:
 
 
 def _by_task(run: Run, step: Step) -> dict[str, float]:
-    found = run.store.metrics(step.iteration, step.stage)
+    items = run.store.metrics(step.iteration, step.stage)
     return {
         key.task: float(one["loglikelihood"])
-        for key, one in found.items()
+        for key, one in items.items()
         if "loglikelihood" in one
     }
 
@@ -110,7 +118,7 @@ def _plans(run: Run, steps: Sequence[Step]) -> Section:
     return Section(
         "plans",
         "What became of the plans",
-        "Plans that say nothing, were cut off, are an earlier one of their task again, or quote a right action have no "
+        "Plans that are empty, ran to max_tokens, equal an earlier one of their task, or quote a right action have no "
         "reward. Success is the share of plans whose actions, as the grounder wrote them, gave the right answer.",
         (
             "iteration",
@@ -118,9 +126,9 @@ def _plans(run: Run, steps: Sequence[Step]) -> Section:
             "plans",
             "with a reward",
             "empty",
-            "cut off",
+            "replies cut off",
             "equal",
-            "leaks",
+            "quotes",
             "success",
         ),
         tuple(rows),
@@ -128,12 +136,12 @@ def _plans(run: Run, steps: Sequence[Step]) -> Section:
 
 
 def _rewards(run: Run, steps: Sequence[Step]) -> Section:
-    """How far apart the plans of a task are, and how many pairs that makes."""
+    """Return the differences of the rewards of a task, and the number of pairs."""
     rows = []
     for step in steps:
         metrics = run.metrics(step)
-        found = run.store.metrics(step.iteration, step.stage).items()
-        spreads = sorted(float(one["spread"]) for key, one in found if key.task and "spread" in one)
+        items = run.store.metrics(step.iteration, step.stage).items()
+        spreads = sorted(float(one["spread"]) for key, one in items if key.task and "spread" in one)
         quarters = (
             [f"{_quantile(spreads, share):.3f}" for share in (0.25, 0.5, 0.75)]
             if spreads
@@ -161,8 +169,8 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _critic(run: Run, steps: Sequence[Step]) -> Section:
-    found: list[tuple[Step, Metrics]] = [(step, run.metrics(step)) for step in steps]
-    rows = [(f"{s.iteration}", *(f"{m.get(name, 0)}" for name in CRITIC)) for s, m in found]
+    counts: list[tuple[Step, Metrics]] = [(step, run.metrics(step)) for step in steps]
+    rows = [(f"{s.iteration}", *(f"{m.get(name, 0)}" for name in CRITIC)) for s, m in counts]
     return Section(
         "critic",
         "What the critic said",
@@ -176,69 +184,41 @@ def _critic(run: Run, steps: Sequence[Step]) -> Section:
 # -- examples -----------------------------------------------------------------------------------
 
 
-def _examples(recipe: Moat, run: Run) -> tuple[TaskTree, ...]:
-    """The best and the worst plan of a few tasks of the last iteration that has rewards."""
-    steps = [step for step in recipe.steps() if step.stage == "reward" and run.is_finished(step)]
-    if not steps:
-        return ()
-    i = steps[-1].iteration
-    rewards = run.store.credit(
-        recipe.fingerprint(steps[-1]), "reward", iteration=i, stage="rollout"
-    )
-    pairs = dict(run.store.selections(i, "select"))
-    found = []
-    for tree in run.store.trees(i, "rollout"):
-        ranked = sorted(
-            (turn for turn in tree.children(tree.root) if turn.id in rewards),
-            key=lambda turn: -rewards[turn.id],
-        )
-        if len(ranked) > 1:
-            found.append(_example(run, tree, ranked, rewards, pairs.get(tree.task)))
-        if len(found) == EXAMPLES:
-            break
-    return tuple(found)
+def _planner(recipe: Moat, run: Run, i: int) -> Section:
+    return Section(
+        "planner",
+        f"Plans that the planner was trained on, iteration {i}",
+        "All plans of a task by reward: the mean log-probability of the right actions under the grounder. The marked "
+        "tokens of the best plan are made more likely than those in the worst one. A plan without a reward is empty, "
+        "cut off, an earlier one again, or quotes a right action.",
+        examples=selected_examples(
+            recipe,
+            run,
+            i,
+            reason=f"A pair: the best and the worst plan of the task, whose rewards differ by more than "
+            f"{recipe.settings.pairs.margin:g}.",
+            facts=lambda credit: {name: credit[name] for name in ("reward", "perplexity") if name in credit},
+            count=EXAMPLES,
+        ),
+    )  # fmt: skip
 
 
-def _example(
-    run: Run,
-    tree: Tree,
-    ranked: Sequence[Turn],
-    rewards: Mapping[str, float],
-    pair: Selection | None,
-) -> TaskTree:
-    task, values = run.store.task(tree.task), [rewards[turn.id] for turn in ranked]
-    shown = ((1, ranked[0]), (len(ranked), ranked[-1]))
-    between = Sibling(0, values[0] - values[-1])
-    turns = []
-    for number, turn in shown:
-        over = pair is not None and pair.leaf == turn.id
-        under = pair is not None and pair.rejected == turn.id
-        other = replace(between, number=len(ranked) if number == 1 else 1)
-        turns.append(
-            replace(
-                _turn(tree, turn, number, rewards[turn.id]),
-                chosen_over=(other,) * over,
-                rejected_for=(other,) * under,
+def _grounder(recipe: Moat, run: Run, i: int) -> Section:
+    examples: list[Example] = []
+    for tree in run.store.trees(i, "correct"):
+        samples = list[Shown]()
+        for leaf in tree.leaves():
+            own = tuple(
+                (GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)) if row.targets
             )
-        )
-    return TaskTree(
-        tree.iteration,
-        tree.task,
-        question_of(task),
-        known_answers(task),
-        (PLANNER, GROUNDER),
-        statistics.fmean(values),
-        len(ranked),
-        int(pair is not None),
-        tuple(turns),
-    )
-
-
-def _turn(tree: Tree, turn: Turn, number: int, value: float | None) -> TreeTurn:
-    outcome = tree.outcomes.get(turn.id)
-    ended = None
-    if outcome is not None:
-        ended = Ended(outcome.ending.reason, outcome.answer, outcome.score)
-    children = tuple(_turn(tree, one, 1, None) for one in tree.children(turn.id))
-    text = turn.text.strip()
-    return TreeTurn(number, turn.speaker.name, text, value, 1, ending=ended, children=children)
+            writer = (("written by", leaf.writer),)
+            samples.append(Shown(f"row {len(samples) + 1}", writer, own, trained=True))
+        if samples and len(examples) < EXAMPLES:
+            reason = "Accepted by the critic, corrected by it, or right actions of the data."
+            examples.append(example(run.store.task(tree.task), samples, decoder(recipe), reason))
+    return Section(
+        "grounder",
+        f"Actions that the grounder was trained on, iteration {i}",
+        "Marked tokens are trained.",
+        examples=tuple(examples),
+    )  # fmt: skip

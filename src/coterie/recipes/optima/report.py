@@ -1,202 +1,142 @@
-"""From the store of an ``optima`` run to what its report page shows."""
+"""The page of an ``optima`` run: rewards by term, costs, dialogues and turns that were selected."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
-from coterie.environments.gold import known_answers, question_of
-from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.tree_pages import shown_turns
-from coterie.reports.common import (
-    EXAMPLES,
-    dialogue_view,
-    failures,
-    held_out_dialogue,
-    policy_point,
-    shown_settings,
-    tasks_of,
-    timings,
-)
-from coterie.reports.data import (
-    AgentFacts,
-    Conduct,
-    Counts,
-    DialogueView,
-    Example,
-    RewardMeans,
-    RewardPart,
-    RewardSample,
-    RunReport,
-    TaskTree,
-)
+from coterie.recipes.plain_report import plain_report, selected_examples
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example
+from coterie.reports.page import Report, Section
 from coterie.rewards.dialogue_reward import Reward
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
 
-TREES = 3
-
-
-def task_trees(recipe: Optima, run: Run) -> tuple[TaskTree, ...]:
-    """Trees of the last iteration whose pairs are selected; those with pairs come first."""
-    done = [
-        step.iteration
-        for step in recipe.steps()
-        if recipe.is_dpo(step.iteration) and run.is_finished(Step(step.iteration, "select"))
-    ]
-    if not done:
-        return ()
-    pairs: dict[str, list[Selection]] = {}
-    for task, selection in run.store.selections(done[-1], "select"):
-        pairs.setdefault(task, []).append(selection)
-    every = (key[0] for key in sorted(run.store.finished_keys(done[-1], "reward")) if key[0])
-    tasks = list(dict.fromkeys([*pairs, *every]))[:TREES]
-    return tuple(_task_tree(recipe, run, done[-1], task, pairs.get(task, [])) for task in tasks)
+MAX_POINTS = 600
+"""Rollouts of an iteration that are drawn."""
 
 
-def _task_tree(
-    recipe: Optima, run: Run, iteration: int, task_id: str, pairs: list[Selection]
-) -> TaskTree:
-    tree, task = run.store.tree(iteration, "rollout", task_id), run.store.task(task_id)
-    values = recipe.values(run, tree)
-    root = values.get(tree.root)
-    return TaskTree(
-        iteration,
-        task_id,
-        question_of(task),
-        known_answers(task),
-        recipe.agents,
-        root.mean if root else None,
-        root.visits if root else 0,
-        len(pairs),
-        shown_turns(tree, tree.root, values, pairs),
-    )
-
-
-def optima_report(recipe: Optima, run: Run) -> RunReport:
-    """All that the page shows of a run, finished or not."""
+def optima_report(recipe: Optima, run: Run) -> Report:
+    """Return the page of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
-    trained = [run.metrics(step) for step in done if step.stage == "train"]
-    means, samples = _rewards(recipe, run, done)
-    return RunReport(
-        title=f"{recipe.name} on {recipe.settings.played}",
-        command=f"coterie run {recipe.name} --folder {run.folder}",
-        model=recipe.settings.model,
-        seed=recipe.settings.seed,
-        metric=recipe.environment.metric,
-        planned=recipe.settings.iterations,
-        counts=Counts(
-            tasks=sum(tasks_of(run, step) for step in done if step.stage == "rollout"),
-            samples=len(samples),
-            selected_rows=sum(int(metrics["rows"]) for metrics in trained),
-            trained_tokens=sum(int(metrics["trained_tokens"]) for metrics in trained),
+    iterations = [step.iteration for step in done if step.stage == "reward"]
+    selects = [step.iteration for step in done if step.stage == "select"]
+    samples = {i: _samples(recipe, run, i) for i in iterations}
+    counts = {i: run.metrics(Step(i, "reward")) for i in iterations}
+    conduct = Section(
+        "conduct",
+        "Other costs than wrong answers",
+        "Rollouts of a tree that say the same count once; a reply counts in every rollout that holds it.",
+        ("iteration", "rewarded", "replies cut off", "spoke for another", "repeated", "failed"),
+        tuple(
+            (
+                f"{i}",
+                *(f"{one[name]}" for name in ("trajectories", "truncated", "leaks", "repeats")),
+                f"{run.metrics(Step(i, 'rollout')).get('failed', 0)}",
+            )
+            for i, one in counts.items()
         ),
-        settings=shown_settings(recipe.settings),
-        iterations=tuple(
-            policy_point(run, step.iteration) for step in done if step.stage == "evaluate"
-        ),
-        rewards=tuple(means),
-        conduct=tuple(_conduct(run, step.iteration) for step in done if step.stage == "reward"),
-        samples=tuple(samples),
-        examples=_examples(recipe, run, [s.iteration for s in done if s.stage == "evaluate"]),
-        trees=task_trees(recipe, run),
-        failures=failures(run),
-        timings=timings(run, done),
     )
-
-
-def _rewards(
-    recipe: Optima, run: Run, done: Sequence[Step]
-) -> tuple[list[RewardMeans], list[RewardSample]]:
-    means: list[RewardMeans] = []
-    points: list[RewardSample] = []
-    for step in done:
-        if step.stage != "reward":
-            continue
-        i = step.iteration
-        turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
-        found = {r.leaf: r for rewards in recipe.rewards(run, i).values() for r in rewards}
-        chosen: list[Reward] = []
-        for tree in run.store.trees(i, "rollout"):
-            for outcome, path in tree.trajectories():
-                reward = found.get(outcome.leaf)
-                if reward is None or outcome.score is None:
-                    continue
-                # All of the dialogue, or in an iteration of pairs a turn of it.
-                selected = any(turn.id in turns for turn in path)
-                chosen += [reward] * selected
-                points.append(
-                    RewardSample(i, reward.total, dialogue_tokens(path), outcome.score, selected)
-                )
-        means += [_means(i, "all", list(found.values()))] if found else []
-        means += [_means(i, "selected", chosen)] if chosen else []
-    return means, points
-
-
-def _means(iteration: int, over: Literal["all", "selected"], rewards: list[Reward]) -> RewardMeans:
-    parts = [
-        RewardPart(name, sum(r.terms[name] for r in rewards) / len(rewards))
-        for name in rewards[0].terms
-    ]
-    return RewardMeans(iteration, over, tuple(parts), sum(part.mean for part in parts))
-
-
-def _conduct(run: Run, iteration: int) -> Conduct:
-    found = run.metrics(Step(iteration, "reward"))
-    failed = run.metrics(Step(iteration, "rollout")).get("failed", 0)
-    return Conduct(
-        iteration,
-        dialogues=int(found["trajectories"]),
-        truncated=int(found["truncated"]),
-        leaks=int(found["leaks"]),
-        repeats=int(found["repeats"]),
-        failed=int(failed),
-    )
-
-
-def _examples(recipe: Optima, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
-    """Held-out tasks with the first and the last evaluated policy's dialogue, and at the end
-    training tasks with a dialogue of which tokens were trained."""
-    if not versions:
-        return ()
-    model = recipe.load_policy(run, 0)
-    found = []
-    for task in recipe.heldout_tasks()[:EXAMPLES]:
-        before = held_out_dialogue(run, versions[0], task, model)
-        after = held_out_dialogue(run, versions[-1], task, model) if len(versions) > 1 else None
-        found.append(_example(recipe, task, before, after))
-    return tuple(found + _trained_examples(recipe, run, model))
-
-
-def _trained_examples(recipe: Optima, run: Run, model: LoadedModel) -> list[Example]:
-    """Training tasks of the first iteration: a dialogue passed over beside the one trained."""
-    found = []
-    chosen = dict(run.store.selections(0, "select"))
-    for task, selection in list(chosen.items())[:EXAMPLES]:
-        tree = run.store.tree(0, "rollout", task)
-        paths = {outcome.leaf: (outcome, path) for outcome, path in tree.trajectories()}
-        other = next((found for leaf, found in paths.items() if leaf != selection.leaf), None)
-        before = dialogue_view(model, 0, *other, trained=False) if other else None
-        after = dialogue_view(model, 0, *paths[selection.leaf], trained=True)
-        found.append(_example(recipe, run.store.task(task), before, after))
-    return found
-
-
-def _example(
-    recipe: Optima, task: Task, before: DialogueView | None, after: DialogueView | None
-) -> Example:
-    shown = first_prompts(recipe.environment, task)
-    facts = tuple(
-        AgentFacts(
-            agent,
-            tuple(
-                part.text.strip()
-                for part in shown[agent].messages[0].parts
-                if part.audience == frozenset({agent})
-            ),
+    own = [_rewards(samples), conduct, _scatter(samples)]
+    own += [
+        Section(
+            f"selected-{i}",
+            f"What iteration {i} was trained on",
+            "Marked tokens are trained.",
+            examples=_selected(recipe, run, i),
         )
-        for agent in recipe.agents
+        for i in dict.fromkeys((*selects[:1], *selects[-1:]))
+    ]
+    return plain_report(recipe, run, own)
+
+
+def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
+    terms = recipe.rule(i).names()
+    if recipe.is_dpo(i):
+        rule = recipe.dpo_settings.select
+        return selected_examples(
+            recipe,
+            run,
+            i,
+            reason="Replies after the same turns. A pair: the value of the chosen one is above theta_filter="
+            f"{rule.theta_filter:g}, and above the rejected one by more than theta_diff={rule.theta_diff:g}.",
+            facts=lambda credit: {name: credit[name] for name in ("value", "visits") if name in credit},
+        )  # fmt: skip
+
+    def facts(credit: Mapping[str, float]) -> Mapping[str, float]:
+        own = {name: credit[name] for name in terms if name in credit}
+        return {"reward": sum(own.values()), **{f"= {name}": one for name, one in own.items()}}
+
+    select = recipe.settings.select
+    reason = (
+        f"Selected: the best rollout of its task, with a reward of {select.threshold:g} or more, and among the best of "
+        "all tasks."
+        if select.rule == "best"
+        else "Selected at random (a control)."
     )
-    return Example(task.id, question_of(task), known_answers(task), facts, before, after)
+    return selected_examples(recipe, run, i, reason=reason, facts=facts)
+
+
+def _samples(recipe: Optima, run: Run, i: int) -> list[tuple[Reward, int, float, bool]]:
+    """Return the reward, tokens and score of each rollout of an iteration, with True if any of it was selected."""
+    turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
+    rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
+    return [
+        (rewards[o.leaf], dialogue_tokens(path), o.score or 0.0, any(turn.id in turns for turn in path))
+        for tree in run.store.trees(i, "rollout")
+        for o, path in tree.graded()
+        if o.leaf in rewards
+    ]  # fmt: skip
+
+
+def _rewards(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+    rows = []
+    totals: dict[bool, list[Point]] = {False: [], True: []}
+    for i, every in samples.items():
+        for over in (False, True):
+            own = [one for one in every if one[3] or not over]
+            if own:
+                name = "selected" if over else "all"
+                means = {t: sum(one[0].terms[t] for one in own) / len(own) for t in own[0][0].terms}
+                total = sum(means.values())
+                rows.append((f"{i}", name, f"{total:.3f}", *(f"{v:.3f}" for v in means.values())))
+                totals[over].append(Point(i, total, f"iteration {i}: {name} {total:.2f}"))
+    terms = next((list(every[0][0].terms) for every in samples.values() if every), [])
+    series = (
+        Series("all rollouts", tuple(totals[False]), "grey"),
+        Series("selected for training", tuple(totals[True])),
+    )
+    chart = Chart("reward-chart", "Mean reward", "iteration", "reward", series)
+    return Section(
+        "reward",
+        "Reward",
+        "Mean reward and its terms, each with its sign and coefficient: the terms add up to the reward.",
+        ("iteration", "over", "reward", *(f"= {name}" for name in terms)),
+        tuple(rows),
+        (chart,) if rows else (),
+    )
+
+
+def _scatter(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+    charts = []
+    for i, every in samples.items():
+        part = every[:: -(-len(every) // MAX_POINTS) or 1]
+        points: dict[bool, list[Point]] = {False: [], True: []}
+        for reward, tokens, score, selected in part:
+            title = f"reward {reward.total:.2f}, {tokens} tokens, score {score:.2f}"
+            points[selected].append(Point(tokens, reward.total, title, hollow=score < 0.5))
+        series = (
+            Series("not selected", tuple(points[False]), "grey", "dots"),
+            Series("selected", tuple(points[True]), "accent", "dots"),
+        )
+        if part:
+            name = f"Iteration {i}, {len(every):,} rollouts"
+            charts.append(
+                Chart(f"scatter-{i}", name, "tokens (log scale)", "reward", series, log=True)
+            )
+    return Section(
+        "samples",
+        "Reward against tokens",
+        "Each point is a rollout; hollow points have a score below 0.5. Where pairs of turns are trained, the rollouts "
+        "through a chosen turn are the selected ones.",
+        charts=tuple(charts),
+    )

@@ -1,12 +1,12 @@
-"""What the page of an ``rl`` run shows besides what all runs have: its steps."""
+"""The page of an ``rl`` run: its steps and groups."""
 
-from coterie.recipes.base import Recipe
 from coterie.recipes.plain_report import plain_report
-from coterie.recipes.reinforce_report import with_steps
-from coterie.reports.data import RunReport
+from coterie.recipes.reinforce_report import step_sections
+from coterie.recipes.rl.recipe import Reinforce
+from coterie.reports.page import Report
 from coterie.runs.folder import Run
 
 
-def rl_report(recipe: Recipe, run: Run) -> RunReport:
-    """All that the page shows of a run, finished or not."""
-    return with_steps(plain_report(recipe, run), run, 0)
+def rl_report(recipe: Reinforce, run: Run) -> Report:
+    """Return the page of a run, finished or not."""
+    return plain_report(recipe, run, step_sections(recipe, recipe.settings, run, 0))

@@ -94,9 +94,15 @@ class Learner:
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """The rows with log-probs under what the role was when the stage began."""
         if self._reference is None and not self._base:
-            self._reference = self._models.load(self.role, self.what.version).model
-        model = self._reference or self.trainer.model
-        return with_row_reference(model, rows, self.what.settings, temperature=temperature)
+            self._reference = self._models.load(self.role, self.what.version, merge=False).model
+        beside = isinstance(self._reference, PeftModel)
+        return with_row_reference(
+            self._reference or self.trainer.model,
+            rows,
+            self.what.settings,
+            temperature=temperature,
+            adapter=self._reference.active_adapter if beside else None,
+        )
 
     def _embedded(self) -> InProcessEngine:
         if self._engine is None:

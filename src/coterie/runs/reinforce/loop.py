@@ -159,7 +159,7 @@ def step_metrics(
 LEFT_OUT = {
     "paths_failed": "paths without a reward",
     "paths_stale": "paths of other weights",
-    "paths_masked": "paths that were cut off",
+    "paths_masked": "paths that reached a limit",
     "paths_too_long": "paths that are too long",
     "rows_too_long": "rows that are too long",
     "groups_small": "groups with fewer than two paths",
@@ -367,15 +367,13 @@ def _hopeless(last: Sequence[Metrics]) -> UserError:
         return UserError(
             f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
             "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
-            "number; one that is too long for the critic needs a longer critic.train.max_length; one that was cut off "
-            "needs more turns or tokens, or advantage.truncated=train",
+            "number; one that is too long for the critic needs a longer critic.train.max_length; one that reached a "
+            "limit needs more turns or tokens, or advantage.truncated=train",
         )
     mean, cut = (
         sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
     )
-    limited = (
-        f"; {cut:.0%} of the dialogues were cut off by a limit of turns or tokens" if cut else ""
-    )
+    limited = f"; {cut:.0%} of the dialogues reached a limit of turns or tokens" if cut else ""
     return UserError(
         f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
         f"was nothing to learn{limited}",

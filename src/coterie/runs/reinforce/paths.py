@@ -1,10 +1,10 @@
 """The paths of a step as its agents took them: what each was rewarded with, and the rows that it is trained on."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coterie.rewards.advantages import SampledPath
-from coterie.rewards.path_reward import GradedPath, PathReward
+from coterie.rewards.path_reward import GradedPath, PathReward, total
 from coterie.rewards.row_advantages import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.trajectories.item import Metrics
@@ -28,6 +28,8 @@ class Path:
     sampled: SampledPath
     """Its rewards, and what it is compared within."""
     thought_tokens: int = 0
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What its reward is the sum of, without the rewards of acts."""
 
     @property
     def tokens(self) -> int:
@@ -79,9 +81,12 @@ def _of_sample(
         steps = _steps(path, agent, own, given)
         whole = _whole(outcome, agent, bool(steps), given)
         graded = GradedPath(outcome, tuple(path), agent, whole, measures)
-        sampled = SampledPath(tree.task, outcome.leaf, reward.compute(graded), steps, agent)
+        terms = reward.terms(graded)
+        sampled = SampledPath(tree.task, outcome.leaf, total(terms), steps, agent)
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
-        yield Path(tree.task, agent, outcome, len(graded.own_turns), own, sampled, thought)
+        yield Path(
+            tree.task, agent, outcome, len(graded.own_turns), own, sampled, thought, terms or {}
+        )
 
 
 def _given(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:

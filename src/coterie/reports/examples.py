@@ -1,0 +1,273 @@
+"""Examples of what a model saw, said and was trained on, token by token, with the numbers that decided it.
+
+example
+  prompt     tokens that all its samples begin with, control tokens included
+  answers    right answers and other privileged fields of the task
+  samples    side by side: facts (reward, its terms, advantage, ...), and the rest of each row, trained tokens marked
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from os.path import commonprefix
+
+from coterie.environments.gold import question_of
+from coterie.environments.protocol import Environment
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.rollout.first_prompts import first_prompts
+from coterie.trajectories.row import Row, rows
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Outcome, Tree
+from coterie.trajectories.turn import Turn
+from coterie.trajectories.view import view
+
+MAX_SAMPLES = 8
+"""Samples of an example: the best and the worst of more."""
+MAX_PROMPT, MAX_CONTEXT, MAX_REPLY = 6000, 1500, 4000
+"""Characters of a shared prompt, and of runs of context and reply tokens; the middle of longer ones is left out."""
+Kind = str
+"""``trained``, ``sampled`` (a reply that is not trained) or ``context``."""
+ENDINGS = {
+    TURNS.reason: "limit of turns",
+    LENGTH.reason: "reply cut off at max_tokens",
+    CONTEXT.reason: "context full",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of consecutive tokens of one kind."""
+
+    text: str
+    kind: Kind
+    tokens: int = 0
+    omitted: int = 0
+    """Characters left out of its middle."""
+
+    @property
+    def halves(self) -> tuple[str, str]:
+        half = len(self.text) // 2 if self.omitted else len(self.text)
+        return self.text[:half], self.text[half:]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of one agent in order: prompts and replies."""
+
+    agent: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One attempt at a task, or one side of a pair."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    stretches: tuple[Stretch, ...]
+    side: str = ""
+    """``chosen``, ``rejected``, ``more likely``, ``less likely``, or empty."""
+
+    @property
+    def trained(self) -> int:
+        """Number of trained tokens."""
+        pieces = (piece for one in self.stretches for piece in one.pieces)
+        return sum(piece.tokens for piece in pieces if piece.kind == "trained")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Samples of one task side by side, best first."""
+
+    title: str
+    reason: str
+    """Why this was, or was not, learned."""
+    task: str
+    answers: tuple[tuple[str, str], ...]
+    prompts: tuple[Stretch, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sample with its whole rows by agent, or as plain text."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, Row], ...] = ()
+    text: str = ""
+    """The replies of a model whose tokens are not known."""
+    trained: bool = False
+    side: str = ""
+
+
+def example(
+    task: Task | None,
+    samples: Sequence[Shown],
+    decoder: Callable[[str], ChatRenderer],
+    reason: str = "",
+    *,
+    title: str = "",
+    environment: Environment | None = None,
+) -> Example:
+    """Put samples of a task side by side.
+
+    Args:
+        task: Its privileged fields are shown; ``None`` for rows of a file.
+        samples: At least one, best first.
+        decoder: Return the renderer of an agent's model.
+        reason: Why this was, or was not, learned.
+        title: Default: the question of the task.
+        environment: Writes the prompt where the tokens of the samples are not known.
+    """
+    picks = [*samples]
+    if len(picks) > MAX_SAMPLES:
+        reason += f" {len(picks)} samples; the best and the worst are shown."
+        picks = picks[: MAX_SAMPLES // 2] + picks[-MAX_SAMPLES // 2 :]
+    firsts: dict[str, list[Row]] = {}
+    for one in picks:
+        seen = set[str]()
+        for agent, row in one.rows:
+            if agent not in seen:
+                firsts.setdefault(agent, []).append(row)
+            seen.add(agent)
+    shared = {agent: _shared(several, decoder(agent)) for agent, several in firsts.items()}
+    prompts = [
+        Stretch(agent, _pieces(decoder(agent), several[0], 0, shared[agent]))
+        for agent, several in firsts.items()
+    ]
+    if not prompts and task is not None and environment is not None:
+        prompts = _openings(environment, task)
+    shown_samples = [
+        Sample(one.name, one.facts, _rest(one, shared, decoder), one.side) for one in picks
+    ]
+    name = title or (question_of(task) if task else "")
+    answers = right_answers(task) if task else ()
+    return Example(
+        name, reason, task.id if task else "", answers, tuple(prompts), tuple(shown_samples)
+    )
+
+
+def rollout(
+    tree: Tree,
+    outcome: Outcome,
+    path: Sequence[Turn],
+    name: str,
+    facts: Mapping[str, float | str] | None = None,
+    *,
+    trained: bool = False,
+    side: str = "",
+) -> Shown:
+    """Return a finished rollout with its score, answer and ending; all its agents' own tokens are targets."""
+    agents = dict.fromkeys(turn.speaker.name for turn in path if turn.prompt and turn.ids)
+    own = tuple(
+        (agent, row)
+        for agent in agents
+        for row in rows(view(tree, outcome.leaf, agent))
+        if row.targets
+    )
+    text = "" if own else "\n\n".join(f"{turn.speaker.name}: {turn.whole_text}" for turn in path)
+    return Shown(name, described(outcome, facts or {}), own, text, trained, side)
+
+
+def described(
+    outcome: Outcome | None, facts: Mapping[str, float | str]
+) -> tuple[tuple[str, str], ...]:
+    """Return facts as texts, followed by how a rollout ended."""
+    texts = [(name, v if isinstance(v, str) else f"{v:.3f}") for name, v in facts.items()]
+    if outcome is not None:
+        score = "not graded" if outcome.score is None else f"{outcome.score:.3f}"
+        texts += [("score", score)] if "score" not in facts else []
+        texts.append(("answer", "none" if outcome.answer is None else _short(outcome.answer, 80)))
+        texts.append(("ended by", ENDINGS.get(outcome.ending.reason, outcome.ending.reason)))
+    return tuple(texts)
+
+
+def right_answers(task: Task) -> tuple[tuple[str, str], ...]:
+    """Return the privileged fields of a task: right answers, references, tests."""
+    return tuple(
+        (name, _short(secret.reveal(min(secret.readers)), MAX_REPLY))
+        for name, secret in task.secrets.items()
+    )
+
+
+def _openings(environment: Environment, task: Task) -> list[Stretch]:
+    try:
+        openings = first_prompts(environment, task)
+    except UserError:
+        return []
+    return [
+        Stretch(
+            agent,
+            tuple(
+                _piece(f"{message.role}: {''.join(part.text for part in message.parts)}\n", "context", 0, MAX_PROMPT)
+                for message in one.messages
+            ),
+        )
+        for agent, one in openings.items()
+    ]  # fmt: skip
+
+
+def _shared(several: Sequence[Row], renderer: ChatRenderer) -> int:
+    """Return how many tokens rows share before the first target of any; whole lines or messages if prompts differ."""
+    stops = {row.targets[0].start for row in several}
+    ids = several[0].ids[: len(commonprefix([row.ids[: min(stops)] for row in several]))]  # noqa: RUF071
+    if stops == {len(ids)}:
+        return len(ids)
+    special = renderer.tokenizer.all_special_ids
+    ends = (
+        n
+        for n in range(len(ids), 0, -1)
+        if ids[n - 1] in special or renderer.decode(ids[n - 1 : n]).endswith("\n")
+    )
+    return next(ends, len(ids))
+
+
+def _rest(
+    one: Shown, shared: Mapping[str, int], decoder: Callable[[str], ChatRenderer]
+) -> tuple[Stretch, ...]:
+    if one.text:
+        return (Stretch("", (_piece(one.text, "sampled", 0),)),)
+    stretches, agents = [], set[str]()
+    for agent, row in one.rows:
+        start = 0 if agent in agents else shared[agent]
+        agents.add(agent)
+        pieces = _pieces(decoder(agent), row, start, len(row.ids), trained=one.trained)
+        stretches.append(Stretch(agent, pieces))
+    return tuple(stretches)
+
+
+def _pieces(
+    renderer: ChatRenderer, row: Row, start: int, stop: int, *, trained: bool = False
+) -> tuple[Piece, ...]:
+    """Return the text of a part of a row, cut where trained tokens begin and end."""
+    own, limit = "trained" if trained else "sampled", MAX_CONTEXT if start else MAX_PROMPT
+    counts = [(is_own, len([*some])) for is_own, some in groupby(row.mask[start:stop])]
+    text, pieces, at = renderer.decode(row.ids[:stop]), [], start
+    done = _common(text, renderer.decode(row.ids[:start]))
+    for is_own, count in counts:
+        at += count
+        # Text that depends on a later token (a character of several tokens) belongs to that token.
+        end = max(done, _common(text, text if at == stop else renderer.decode(row.ids[:at])))
+        pieces.append(_piece(text[done:end], own if is_own else "context", count, limit))
+        done = end
+    return tuple(pieces)
+
+
+def _common(text: str, start: str) -> int:
+    return len(commonprefix([text, start]))  # noqa: RUF071
+
+
+def _piece(text: str, kind: Kind, tokens: int, context: int = MAX_CONTEXT) -> Piece:
+    limit = context if kind == "context" else MAX_REPLY
+    if len(text) <= limit:
+        return Piece(text, kind, tokens)
+    half = limit // 2
+    return Piece(text[:half] + text[-half:], kind, tokens, len(text) - 2 * half)
+
+
+def _short(text: str, limit: int) -> str:
+    return (
+        text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
+    )

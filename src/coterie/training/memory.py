@@ -1,0 +1,369 @@
+"""Memory that training and sampling take on one device, from the shape of a model and the settings.
+
+    model = TrainedModel(ModelShape.of(skeleton("Qwen/Qwen3-8B")), settings)
+    plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)
+    print(plan.total / 2**30, plan.terms)
+
+Activations are those of Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
+``eager``; other architectures are estimated as if they were one of these. Allocators and libraries take some hundred
+MiB more.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from coterie.engines.padded import ROWS, stepped
+from coterie.engines.settings import EngineSettings
+from coterie.errors import UserError
+from coterie.models.adapters import ALL_LINEAR
+from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
+from coterie.training.adamw import BUCKET
+from coterie.training.objective import Reads
+from coterie.training.settings import TrainingSettings
+
+MOMENTS = 8
+"""Bytes of AdamW's two float32 moments of a weight."""
+UPDATE = 19
+"""Bytes of temporary float32 and int32 values for each element of a bucket of bfloat16 weights during its update."""
+LOGITS: Mapping[Reads, int] = {"logprobs": 12, "shown entropies": 16, "entropies": 20}
+"""Bytes of log-probs, entropies and gradients for each element of a chunk of logits; a value head has no logits."""
+GATHERED = 2
+"""Layers that FSDP2 gathers at once: the current and the next one."""
+UPPER_BOUNDS = ("activations", "logits", "keys and values", "stored prompts")
+"""Terms that depend on the length and number of rows and dialogues; all others are certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a model that memory depends on."""
+
+    weights: int
+    largest: int
+    """Elements of the largest weight, mostly of an embedding."""
+    layer: int
+    """Weights of one layer."""
+    linear: Mapping[str, tuple[int, int]]
+    """By name of a linear layer without the output layer: weights, and inputs plus outputs, over all layers."""
+    output: int
+    """Weights of the output layer."""
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    context: int
+    normalized_heads: bool
+    """True if queries and keys are normalized (Qwen 3)."""
+    compiled: bool
+    """True if the compiled loops of the embedded engine take this architecture on a CPU."""
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelShape":
+        """Return the shape of a causal language model, which may be on the ``meta`` device."""
+        text = model.config.get_text_config()
+        output = model.get_output_embeddings()
+        linear: dict[str, tuple[int, int]] = {}
+        for name, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding):
+                continue
+            if module is not output:
+                weights, ends = linear.get(key := name.rpartition(".")[2], (0, 0))
+                linear[key] = (weights + weight.numel(), ends + sum(weight.shape))
+        sizes = [weight.numel() for weight in model.parameters()]
+        heads, layers = getattr(text, "num_attention_heads", 1), text.num_hidden_layers
+        width = getattr(text, "head_dim", None) or text.hidden_size // heads
+        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        inner = max(inner) if isinstance(inner, list) else inner  # of each layer (Gemma 3n)
+        if experts := getattr(text, "num_experts_per_tok", None):
+            inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+        embeddings = {
+            id(one.weight): one.weight.numel() for one in (model.get_input_embeddings(), output)
+        }
+        return cls(
+            weights=sum(sizes),
+            largest=max(sizes),
+            layer=(sum(sizes) - sum(embeddings.values())) // layers,
+            linear=linear,
+            output=output.weight.numel(),
+            layers=layers,
+            hidden=text.hidden_size,
+            intermediate=inner,
+            heads=heads,
+            kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_width=width,
+            vocabulary=text.vocab_size,
+            context=getattr(text, "max_position_embeddings", 0),
+            normalized_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+            compiled=model.config.model_type in ("llama", "qwen2"),
+        )
+
+    def adapter(self, settings: TrainingSettings) -> int:
+        """Return the weights of the LoRA adapter that ``settings`` add."""
+        return settings.rank * sum(self.linear[name][1] for name in self.targets(settings))
+
+    def targets(self, settings: TrainingSettings) -> set[str]:
+        """Return the names of the linear layers that are trained: all, or those with an adapter."""
+        asked = set(settings.lora_targets)
+        whole = settings.method == "full" or ALL_LINEAR in asked
+        return set(self.linear) if whole else asked & set(self.linear)
+
+    @property
+    def cache_token(self) -> int:
+        """Elements of keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_width
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model and how it is trained."""
+
+    shape: ModelShape
+    settings: TrainingSettings
+    longest: int | None = None
+    """Tokens of the longest row; ``None``: ``settings.max_length``, or the context."""
+    rows: int = 1
+    """Rows that are never in different micro-batches, such as the 2 of a pair."""
+    reads: Reads = "logprobs"
+    """What the objective reads."""
+    attention: str = "sdpa"
+
+    @property
+    def trained(self) -> int:
+        """Number of weights that are trained."""
+        s, shape = self.settings, self.shape
+        return shape.adapter(s) if s.method == "lora" else shape.weights
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 if self.settings.dtype == "bfloat16" else 4
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of one trained weight, and of its gradient; adapters are float32."""
+        return 4 if self.settings.method == "lora" else self.weight_bytes
+
+    @property
+    def length(self) -> int:
+        limit = min(self.settings.max_length, self.shape.context or self.settings.max_length)
+        return min(limit, self.longest or limit)
+
+    @property
+    def tokens(self) -> int:
+        """Padded tokens of the largest micro-batch."""
+        return max(self.settings.tokens_per_microbatch, self.rows * self.length)
+
+    def resident(self) -> dict[str, int]:
+        """Return the bytes that stay from step to step."""
+        weights = {"weights": self.shape.weights * self.weight_bytes}
+        adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
+        return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
+
+    def step(self, *, on_gpu: bool) -> dict[str, int]:
+        """Return the bytes of a step at its peak: in the backward pass or in the update of bfloat16 weights."""
+        shape, mixed = self.shape, self.settings.autocast(on_gpu=on_gpu)
+        narrow = mixed or self.weight_bytes == 2
+        compute = 2 if narrow else 4
+        gradients = {"gradients": self.trained * self.trained_bytes}
+        layer, ends = self._layer(mixed=mixed, on_gpu=on_gpu), 16 * shape.hidden
+        backward = 2 * shape.intermediate * compute + 8 * shape.hidden
+        elements = CHUNK_ELEMENTS * (GPU_CHUNKS if on_gpu else 1)
+        chunk = min(self.tokens, max(1, elements // shape.vocabulary)) * shape.vocabulary
+        logits = LOGITS.get(self.reads, 0) * chunk
+        if logits and self.settings.method == "full":
+            logits += 2 * shape.output * compute  # gradients of the output layer from two chunks
+        if self.settings.gradient_checkpointing:
+            residual = self.weight_bytes if self.settings.method == "full" else compute
+            per_token = shape.layers * residual * shape.hidden + ends
+            other = max(logits, self.tokens * (layer + backward))
+        else:
+            per_token = shape.layers * layer + ends
+            other = max(logits, self.tokens * backward)
+        passes = {"activations": self.tokens * per_token, "logits": logits}
+        if other > logits:
+            passes = {"activations": self.tokens * per_token + other}
+        if mixed:
+            copies = sum(weights for weights, _ in shape.linear.values()) + shape.output
+            passes["bfloat16 copies of weights"] = 2 * copies * (self.weight_bytes == 4)
+        update = {}
+        if self.trained_bytes == 2:
+            update = {"update": UPDATE * max(shape.largest, min(BUCKET, shape.weights))}
+        return gradients | max(passes, update, key=lambda one: sum(one.values()))
+
+    def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
+        """Return the bytes that one layer keeps of one token for its backward pass."""
+        s, shape = self.settings, self.shape
+        full, targets = s.method == "full", shape.targets(s)
+        compute = 2 if mixed or self.weight_bytes == 2 else 4
+        residual = 2 if self.weight_bytes == 2 else 4
+        queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+
+        def inputs(width: int, names: Sequence[str], *, narrow: bool = False) -> int:
+            """Bytes of what layers keep of a common input; ``narrow``: it has the dtype of computing already."""
+            count = len(targets.intersection(names)) or full
+            if full:
+                return compute * width * (0 if narrow else count if mixed else 1)
+            if compute == 4:
+                return 0 if narrow else 4 * width * bool(count)
+            return (2 if mixed else 4) * width * count  # an adapter casts its input itself
+
+        norms = 2 * (4 + residual * full) * shape.hidden
+        norms += inputs(shape.hidden, ("q_proj", "k_proj", "v_proj"))
+        norms += inputs(shape.hidden, ("gate_proj", "up_proj"))
+        attention = 2 * compute * (queries + keys) + 4 * shape.heads
+        attention += inputs(queries, ("o_proj",), narrow=True)
+        if shape.normalized_heads:
+            attention += (4 + compute * full) * (queries + keys)
+        # SDPA on GPUs has no kernel for float32 with fewer key heads than query heads that does not keep the scores.
+        if self.attention == "eager" or (on_gpu and compute == 4 and shape.kv_heads < shape.heads):
+            attention += shape.heads * self.length * (4 if compute == 4 else 6)
+            attention += 2 * compute * (queries - keys)
+        product = full or (compute == 4 and "down_proj" in targets)
+        mlp = (3 + product) * compute * shape.intermediate
+        mlp += inputs(shape.intermediate, ("down_proj",), narrow=True)
+        return norms + attention + mlp
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes on one device at the peak of a stage, by what they are for."""
+
+    stage: str
+    terms: Mapping[str, int]
+    advice: tuple[str, ...] = ()
+    """Settings that lower it."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+    @property
+    def certain(self) -> int:
+        """Bytes that are needed however short rows and dialogues are."""
+        return sum(size for name, size in self.terms.items() if name not in UPPER_BOUNDS)
+
+    def line(self, available: int, device: str) -> tuple[str, str]:
+        """Return the total against the memory of the device, the terms, and what lowers it where that is needed."""
+        terms = ", ".join(f"{name} {size}" for name, size in self._terms() if size != "0.00")
+        found = f"up to {in_gib(self.total)} of {in_gib(available)} GiB on {device}: {terms}"
+        if self.total > available:
+            found += f". It may not fit; use {', '.join(self.advice)}, or a smaller model"
+        return f"memory of {self.stage}", found
+
+    def check(self, available: int, device: str, model: str) -> None:
+        """Raise ``UserError`` if what is certain is more than the device has."""
+        if self.certain > available:
+            terms = ", ".join(f"{name} {size}" for name, size in self._terms()[:5])
+            raise UserError(
+                f"{self.stage} of {model} needs {in_gib(self.total)} GiB on {device}, which has "
+                f"{in_gib(available)} GiB ({terms})",
+                f"use {', '.join(self.advice)}, or a smaller model",
+            )
+
+    def _terms(self) -> list[tuple[str, str]]:
+        """Return all terms in GiB, the largest first."""
+        by_size = sorted(self.terms.items(), key=lambda one: -one[1])
+        return [(name, in_gib(size)) for name, size in by_size]
+
+
+def in_gib(size: int) -> str:
+    return f"{size / 2**30:.{1 if size >= 2**30 else 2}f}"
+
+
+def advice(key: str, settings: TrainingSettings, *, ranks: bool) -> tuple[str, ...]:
+    """Return the settings that lower the memory of a training; ``ranks``: it may have several."""
+    values = {
+        "method=lora": settings.method == "full",
+        "dtype=bfloat16": settings.dtype == "float32",
+        "gradient_checkpointing=true": not settings.gradient_checkpointing,
+        f"tokens_per_microbatch={settings.max_length}": (
+            settings.tokens_per_microbatch > settings.max_length
+        ),
+        "launch=configs/accelerate/fsdp2.yaml": ranks and settings.launch is None,
+    }
+    return tuple(f"{key}.{value}" for value, helps in values.items() if helps)
+
+
+def training_memory(
+    key: str,
+    models: Sequence[TrainedModel],
+    *,
+    device: str,
+    ranks: int = 1,
+    sharded: bool = False,
+    references: int = 0,
+    sampling: Mapping[str, int] | None = None,
+) -> MemoryPlan:
+    """Plan the memory of a training on one device.
+
+    Args:
+        key: Name of its settings.
+        models: Models that train in turn; each keeps its weights and moments. The first is the policy.
+        device: ``cpu``, or the name of a GPU.
+        ranks: Number of ranks: each has a GPU, or all share the memory of a CPU.
+        sharded: True if ranks keep slices (FSDP2), False if each keeps a copy.
+        references: Number of frozen copies of the policy.
+        sampling: Bytes of an engine that samples between steps, without the weights, which it shares.
+    """
+    terms: Counter[str] = Counter()
+    for model in models:
+        terms.update(model.resident())
+    policy = models[0]
+    if references:
+        terms["reference model"] = references * policy.shape.weights * policy.weight_bytes
+    steps = [model.step(on_gpu=device != "cpu") for model in models]
+    step = max(steps, key=lambda one: sum(one.values()))
+    terms.update(step)
+    if ranks > 1 and not sharded:
+        terms["gradients that ranks exchange"] = terms["gradients"]
+    if sharded:
+        shape = policy.shape
+        layers = GATHERED * shape.layer + shape.weights - shape.layers * shape.layer
+        for name in ("weights", "adapter", "optimizer state", "gradients", "reference model"):
+            terms[name] = -(-terms[name] // ranks)
+        compute = 2 if terms.pop("bfloat16 copies of weights", 0) else policy.weight_bytes
+        terms["gathered layers"] = layers * compute
+        if policy.settings.method == "full":
+            terms["gradients of gathered layers"] = layers * compute
+    if device == "cpu" and ranks > 1:
+        terms = Counter({name: size * ranks for name, size in terms.items()})
+        terms["model of the process that starts the ranks"] = policy.resident()["weights"]
+    terms.update(sampling or {})
+    found = {name: size for name, size in terms.items() if size}
+    return MemoryPlan(key, found, advice(key, policy.settings, ranks=sampling is None))
+
+
+def cache_memory(
+    shape: ModelShape, engine: EngineSettings, dtype_bytes: int, dialogues: int, length: int
+) -> dict[str, int]:
+    """Return the bytes that the embedded engine takes beside the weights.
+
+    Args:
+        shape: The model that samples.
+        engine: Settings of the engine.
+        dtype_bytes: Bytes of one weight.
+        dialogues: Number of dialogues of a stage or step; ``engine.max_batch`` of them run at once.
+        length: Tokens of the longest dialogue.
+    """
+    on_cpu = engine.device_name == "cpu"
+    rows, token = min(engine.max_batch, dialogues), shape.cache_token * dtype_bytes
+    stored = min(round(engine.cache_gib * 2**30), dialogues * length * token)
+    if on_cpu and dtype_bytes == 4 and shape.compiled:
+        return {
+            "packed copy of weights": shape.weights * 4,
+            "keys and values": rows * length * token,
+            "stored prompts": stored,
+        }
+    slots = ROWS
+    while slots < rows:
+        slots *= 4
+    used = (
+        rows if on_cpu and dtype_bytes == 4 else slots
+    )  # zeros in float32 on a CPU cost nothing until used
+    return {"keys and values": used * stepped(length) * token, "stored prompts": stored}

@@ -1,0 +1,203 @@
+"""The memory plan against the peak of live tensors in real steps, and what it refuses."""
+
+import json
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from coterie.engines.settings import EngineSettings
+from coterie.errors import UserError
+from coterie.recipes import plan as plan_of_run
+from coterie.runs.reinforce.settings import UpdateSettings
+from coterie.training.forward import LossModule
+from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
+from coterie.training.objective import Objective
+from coterie.training.policy_gradient import PolicyGradient
+from coterie.training.settings import PolicyGradientSettings, TrainingSettings
+from coterie.training.sft import SFT
+from coterie.training.trainer import Trainer, make_optimizer
+from coterie.trajectories.row import Row, Target
+from tests.conftest import Cli, refused
+from tests.test_bad_input import TINY
+
+CARD = 80 * 10**9
+QWEN3_8B = Qwen3Config(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    tie_word_embeddings=False,
+    architectures=["Qwen3ForCausalLM"],
+)
+LLAMA_8B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all tensors that were made in the block and are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def row(length: int, vocabulary: int) -> Row:
+    ids = tuple(torch.randint(0, vocabulary, (length,)).tolist())
+    known = {"logprobs": (-1.0,) * (length - 1), "advantages": (1.0,) * (length - 1)}
+    return Row(ids, (Target(1, length, "policy@0"),), **known)
+
+
+def llama(vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv: int) -> Any:
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
+
+
+SMOLLM2 = llama(16_384, 576, 1536, 2, 9, 3)
+LONG = llama(500, 64, 192, 2, 4, 2)
+WIDE = llama(500, 256, 1024, 3, 8, 4)
+LORA = {"method": "lora", "lora_targets": ("all-linear",)}
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "objective", "own"),
+    [
+        pytest.param(SMOLLM2, 128, SFT(), {}, id="SmolLM2's widths"),
+        pytest.param(LONG, 2048, SFT(), {}, id="long rows"),
+        pytest.param(WIDE, 256, SFT(), {**LORA, "dtype": "bfloat16"}, id="LoRA in bfloat16"),
+        pytest.param(WIDE, 256, SFT(), {"gradient_checkpointing": True}, id="checkpointing"),
+        pytest.param(
+            WIDE,
+            256,
+            PolicyGradient(PolicyGradientSettings(entropy=0.1)),
+            {"mixed_precision": "bf16"},
+            id="entropies in autocast",
+        ),
+    ],
+)
+def test_a_step_peaks_within_a_quarter_of_the_plan(
+    config: Any, length: int, objective: Objective[Row], own: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    rows = [row(length, config.vocab_size) for _ in range(4)]
+    settings = TrainingSettings(
+        max_length=length,
+        tokens_per_microbatch=2 * length,
+        packing="flat",
+        schedule="constant",
+        warmup_ratio=0,
+        save_every_seconds=None,
+        **own,
+    )
+    with LiveBytes() as live:
+        model = AutoModelForCausalLM.from_config(config).to(getattr(torch, settings.dtype))
+        shape = ModelShape.of(model)
+        with Trainer(model, objective, settings, tmp_path) as trainer:
+            trainer.step(rows)
+            live.peak = live.now
+            trainer.step(rows)
+    trained = TrainedModel(shape, settings, reads=objective.reads)
+    plan = training_memory("train", [trained], device="cpu")
+    assert 0.8 < live.peak / plan.total < 1.25
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(32, marks=pytest.mark.slow)])
+def test_the_plan_of_8b_weights_is_the_peak_of_fake_tensors(layers: int) -> None:
+    settings = TrainingSettings(dtype="bfloat16", max_length=4096)
+    config = LlamaConfig(**LLAMA_8B, num_hidden_layers=layers)
+    with FakeTensorMode(), LiveBytes() as live:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+        module = LossModule(model, SFT())
+        optimizer = make_optimizer(dict(model.named_parameters()), settings)
+        for _ in range(2):
+            for _ in range(2):
+                module([Row((5,) * 4096, (Target(1, 4096, "policy@0"),))]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    plan = training_memory("train", [TrainedModel(ModelShape.of(model), settings)], device="cpu")
+    assert 0.9 < live.peak / plan.total < 1.1
+
+
+def qwen3_8b(update: UpdateSettings, ranks: int = 1, *, sharded: bool = False) -> Any:
+    """The plan of GRPO with 8 groups of 8 dialogues of 1,024 tokens, which ranks share."""
+    with torch.device("meta"):
+        shape = ModelShape.of(AutoModelForCausalLM.from_config(QWEN3_8B))
+    assert shape.weights == 8_190_735_360
+    size = 2 if update.dtype == "bfloat16" else 4
+    cache = cache_memory(shape, EngineSettings(device="cuda"), size, 64 // ranks, 1024)
+    model = TrainedModel(shape, update, reads="shown entropies")
+    references = int(update.method == "full")
+    return training_memory(
+        "update",
+        [model],
+        device="cuda",
+        ranks=ranks,
+        sharded=sharded,
+        references=references,
+        sampling=cache,
+    )
+
+
+def test_8b_weights_learn_on_eight_sharded_ranks_or_by_an_adapter_and_not_on_one_card() -> None:
+    whole = UpdateSettings()
+    with pytest.raises(UserError, match=r"optimizer state 61\.0, .*weights 30\.5") as error:
+        qwen3_8b(whole).check(CARD, "cuda", "Qwen/Qwen3-8B")
+    assert "update.method=lora, update.dtype=bfloat16" in error.value.todo
+    assert qwen3_8b(whole, ranks=8, sharded=True).total < CARD
+    assert qwen3_8b(whole, ranks=8).certain > CARD, "copies"
+    adapter = UpdateSettings(method="lora", dtype="bfloat16", gradient_checkpointing=True)
+    assert qwen3_8b(adapter).total < CARD
+
+
+def test_a_run_of_8b_weights_is_refused_before_they_are_read(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(TINY, tmp_path / "8b")
+    (tmp_path / "8b/config.json").write_text(json.dumps(QWEN3_8B.to_dict()))
+    monkeypatch.setattr(plan_of_run, "device_memory", lambda device: (CARD, CARD))
+    words = ("environment=exchange", "model=8b", "engine.device=cpu")
+    said = refused(cli, "run", "rl/grpo", *words)
+    assert "update of 8b needs" in said and "which has 74.5 GiB" in said
