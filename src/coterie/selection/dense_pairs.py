@@ -11,12 +11,26 @@ differ.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Literal, Protocol
 
 from coterie.config.settings import Settings, key
-from coterie.rollout.tree_values import NodeValue
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
+
+
+class NodeValue(Protocol):
+    """Value of a node, from the rollouts through it."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def visits(self) -> int: ...
+
+    @property
+    def distance(self) -> float:
+        """Mean number of agent turns to the end."""
+        ...
 
 
 class DensePairSettings(Settings):

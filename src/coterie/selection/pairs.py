@@ -9,12 +9,18 @@ from the finished tree (the released code uses outdated values of the growing tr
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal
+from typing import Literal, Protocol
 
 from coterie.config.settings import Settings, key
-from coterie.rollout.search import Value
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
+
+
+class Value(Protocol):
+    """Value of a node, from the rollouts through it."""
+
+    @property
+    def mean(self) -> float: ...
 
 
 class PairSettings(Settings):
