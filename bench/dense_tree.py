@@ -53,9 +53,9 @@ from coterie.models.packing import CostRule
 from coterie.recipes.dense_tree.data import by_score
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.registry import settings
+from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.dense_search import DenseSearch
 from coterie.rollout.driver import Driver
-from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
 from coterie.selection.dense_pairs import count_pairs
@@ -133,7 +133,7 @@ class Trees:
                 )
                 self.trees.append(tree)
             began = time.perf_counter()
-            async with in_flight((tree.grow(_forget) for tree in self.trees), TASKS) as grown:
+            async with bounded_gather((tree.grow(_forget) for tree in self.trees), TASKS) as grown:
                 async for _ in grown:
                     pass
             return time.perf_counter() - began

@@ -51,8 +51,8 @@ from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima.recipe import TreeJudge
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.registry import settings
+from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.driver import Driver
-from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import growth
@@ -69,11 +69,11 @@ MAX_TOKENS = 120
 class OneByOne(TreeGrower):
     """Plays the rollouts of a search one after another."""
 
-    async def roll(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    async def play(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """As any other grower, with one rollout at a time."""
         found = []
         for rollout in rollouts:
-            found += await super().roll(node, [rollout])
+            found += await super().play(node, [rollout])
         return found
 
 
@@ -111,7 +111,9 @@ class Bench:
                 tree.grower = kind(branches, old.samplers, old.seed, old.merge, old.known)
                 self.trees.append(tree)
             began = time.perf_counter()
-            async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
+            async with bounded_gather(
+                (tree.grow(_forget) for tree in self.trees), at_a_time
+            ) as grown:
                 async for _ in grown:
                     pass
             return time.perf_counter() - began

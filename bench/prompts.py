@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coterie.rollout.user_sampler import UserSampler
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from coterie.engines.chat_model import ServedChat
 from coterie.engines.inprocess import InProcessEngine
@@ -43,8 +45,7 @@ from coterie.environments.user_simulator import ModelUserSimulator, UserSimulato
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
-from coterie.rollout.persons import PersonSampler
+from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.actors import Cast
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
@@ -93,7 +94,7 @@ class Found:
     seconds: float
 
 
-def summed(finished: Sequence[Finished], started: int, seconds: float) -> Found:
+def summed(finished: Sequence[EpisodeResult], started: int, seconds: float) -> Found:
     """Shares over the dialogues that ended."""
     ended = [one for one in finished if one.tree is not None]
     messages = sum(int(one.metrics[MESSAGES]) for one in ended)
@@ -116,7 +117,7 @@ async def played(driver: Driver, tasks: int, seconds: float) -> Found:
     began = time.perf_counter()
     drawn = driver.environment.tasks("heldout", tasks, 0)
     episodes = [Episode(task, 0, 0, "bench") for task in drawn]
-    finished: list[Finished] = []
+    finished: list[EpisodeResult] = []
     try:
         async with asyncio.timeout(seconds):
             for start in range(0, len(episodes), AT_ONCE):
@@ -148,7 +149,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
             speaker = getattr(environment, "script", None) or ModelUserSimulator(
                 chat, user_simulator
             )
-            persons = dict.fromkeys(persons_of(environment), PersonSampler(speaker))
+            persons = dict.fromkeys(persons_of(environment), UserSampler(speaker))
             samplers = dict.fromkeys(agents_of(environment), sampler)
             driver = Cast(environment, persons, Shared(sandbox)).driver(samplers, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)

@@ -85,7 +85,7 @@ class RecordingSampler(TokenSampler):
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """As any other sampler."""
         turn = 0 if prompt.parent == prompt.tree.root else len(prompt.tree.path(prompt.parent))
-        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
+        prompt_ids = self.render(prompt.messages, prompt.tree, prompt.agent)
         response = await super().respond(prompt, context)
         self.asked.append(Asked(turn, prompt_ids, prompt.seed, response.tokens))
         return response

@@ -12,7 +12,7 @@ from coterie.environments.protocol import Shared
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
-from coterie.rollout.recorded import recorded
+from coterie.rollout.recorded_turns import recorded_response
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.row import rows
@@ -53,7 +53,7 @@ class Teacher:
         if any(turn.speaker.name == agent for turn in prompt.tree.turns.values()):
             answer = right[prompt.task.public["question"]]
             text = f"Thought: The last number is the answer.\nAnswer: {answer}"
-        return recorded(prompt, context, text, "data", model.renderer)
+        return recorded_response(prompt, context, text, "data", model.renderer)
 
 
 async def taught():

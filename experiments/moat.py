@@ -31,7 +31,7 @@ from coterie.recipes.moat.settings import MoatSettings
 from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step

@@ -41,7 +41,7 @@ class Script:
         if self.shown is not None:
             turns = prompt.tree.turns
             self.shown.append(
-                tuple(turns[m.turn].text if m.turn else m.parts[0].text for m in prompt.shown)
+                tuple(turns[m.turn].text if m.turn else m.parts[0].text for m in prompt.messages)
             )
         await asyncio.sleep(0)
         text = self.say(prompt)

@@ -7,8 +7,8 @@ from coterie.environments.coding import AGENT, Coding
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.rollout.driver import Driver
-from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
+from coterie.rollout.user_sampler import UserSampler
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Part, Speaker, make_turn
@@ -43,7 +43,7 @@ async def converse(
     person: UserSimulator | None = None,
 ) -> tuple[State, Grade | None]:
     """Where a dialogue stands when the agent has said all texts and was answered; its grade if it has ended."""
-    other: Sampler = Absent() if person is None else PersonSampler(person)
+    other: Sampler = Absent() if person is None else UserSampler(person)
     driver = Driver(environment, {AGENT: Says(texts), PERSON: other}, seed=0, shared=shared)
     left = len(texts)
     async with driver.sessions() as sessions:

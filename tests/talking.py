@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
@@ -34,7 +34,7 @@ async def talk(
     left, heard = list(lines), []
 
     def say(prompt: Prompt) -> str:
-        shown = [utterance(message, prompt) for message in prompt.shown[1:]]
+        shown = [utterance(message, prompt) for message in prompt.messages[1:]]
         heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
         return left.pop(0)
 
@@ -80,6 +80,6 @@ async def branching(
         )  # fmt: skip
 
 
-async def finished(driver: Driver, *episodes: Episode) -> list[Finished]:
+async def finished(driver: Driver, *episodes: Episode) -> list[EpisodeResult]:
     async with driver.play_all(episodes) as playing:
         return [one async for one in playing]

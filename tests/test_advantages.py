@@ -10,22 +10,27 @@ import pytest
 from coterie.errors import UserError
 from coterie.rewards.advantages import (
     STD_FLOOR,
-    Sampled,
+    SampledPath,
     gae,
     group_advantages,
     kl_rewards,
     whiten,
 )
 from coterie.rewards.path_reward import overlong_penalty
-from coterie.rewards.placing import trained_values, turn_ends, with_advantage, with_advantages
+from coterie.rewards.row_advantages import (
+    trained_values,
+    turn_ends,
+    with_advantage,
+    with_advantages,
+)
 from coterie.trajectories.row import Row, Target
 from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Ending
 
 BASELINES = ("mean", "mean_std", "leave_one_out")
 
 
-def group(*rewards: float | None, name: str = "task", actor: str = "") -> list[Sampled]:
-    return [Sampled(name, f"{name}/{i}", reward, (), actor) for i, reward in enumerate(rewards)]
+def group(*rewards: float | None, name: str = "task", actor: str = "") -> list[SampledPath]:
+    return [SampledPath(name, f"{name}/{i}", reward, (), actor) for i, reward in enumerate(rewards)]
 
 
 def test_each_baseline_gives_what_a_calculator_gives():
@@ -46,7 +51,7 @@ def test_equal_rewards_have_no_advantage_at_all(baseline):
     """In floats the mean of six times 0.1 is not 0.1; its residue must not be blown up (or kept)."""
     found = group_advantages(group(*[0.1] * 6, name="a") + group(*[0.7] * 3, name="b"), baseline)
     assert found.values == (0.0,) * 9
-    assert (found.groups, found.flat, found.telling) == (2, 2, 0)
+    assert (found.groups, found.flat) == (2, 2)
 
 
 def test_nearly_equal_rewards_are_not_blown_up():
@@ -69,7 +74,7 @@ def test_a_group_of_one_is_dropped_and_counted_whatever_left_it_so():
     paths = group(1.0, name="a") + group(1.0, None, name="b") + group(None, None, name="c")
     found = group_advantages([*paths, *group(1.0, 0.0, name="d")], "mean_std")
     assert found.values[:5] == (None,) * 5
-    assert (found.failed, found.groups, found.small, found.telling) == (3, 1, 3, 1)
+    assert (found.failed, found.groups, found.small, found.flat) == (3, 1, 3, 0)
 
 
 def test_groups_are_kept_apart_in_any_order_and_so_are_actors():
@@ -85,14 +90,14 @@ def test_groups_are_kept_apart_in_any_order_and_so_are_actors():
 
 def test_a_path_that_comes_once_for_each_of_its_rows_is_refused_and_so_is_one_without_a_group():
     one, other = group(1.0, 0.0)
-    with pytest.raises(UserError, match="came twice"):
+    with pytest.raises(UserError, match="is a duplicate"):
         group_advantages([one, one, other], "mean")
-    with pytest.raises(UserError, match="belongs to no group"):
+    with pytest.raises(UserError, match="has no group"):
         group_advantages([replace(one, group=""), other], "mean")
 
 
 def test_rewards_of_steps_are_summed_for_a_group_and_placed_for_gae():
-    path = Sampled("task", "leaf", 2.0, steps=((1, 0.25), (1, 0.25), (4, -1.0)))
+    path = SampledPath("task", "leaf", 2.0, steps=((1, 0.25), (1, 0.25), (4, -1.0)))
     assert path.total == 1.5
     assert path.token_rewards(5) == [0, 0.5, 0, 0, 1.0]
     with pytest.raises(ValueError, match="at token 4 of 4"):
@@ -176,7 +181,7 @@ def test_observations_change_no_advantage_and_no_return():
         ends = turn_ends(rows)
         assert ends == {"one": 1, "two": 2, "three": 5}
         steps = ((ends["one"], 0.5), (ends["two"], -0.25))
-        path = Sampled("task", "leaf", 1.0, steps)
+        path = SampledPath("task", "leaf", 1.0, steps)
         values = trained_values(rows)
         assert values == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
         advantages, returns = gae(path.token_rewards(len(values)), values, 0.97, 0.9)

@@ -31,7 +31,7 @@ from coterie.environments.protocol import Shared, State
 from coterie.errors import UserError
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import sessions_of
 from coterie.trajectories.task import Task
@@ -88,8 +88,8 @@ class Bot:
         return len(self._games[task.id][1])
 
 
-def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[str, Finished]:
-    async def play() -> dict[str, Finished]:
+def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[str, EpisodeResult]:
+    async def play() -> dict[str, EpisodeResult]:
         driver = Driver(environment, {"agent": script}, seed=0, shared=Shared())
         episodes = [Episode(task, 0, 0, "test") for task in tasks]
         async with driver.play_all(episodes) as playing:
@@ -98,7 +98,9 @@ def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[s
     return asyncio.run(play())
 
 
-def said_to(environment: BabyAI, task: Task, messages: Sequence[str]) -> tuple[list[str], Finished]:
+def said_to(
+    environment: BabyAI, task: Task, messages: Sequence[str]
+) -> tuple[list[str], EpisodeResult]:
     """What the environment says, first of all and after each message, and how it ended."""
     words = iter(messages)
     script = Script(lambda _: next(words, messages[-1]))
@@ -109,13 +111,13 @@ def said_to(environment: BabyAI, task: Task, messages: Sequence[str]) -> tuple[l
     return [turn.text for turn in path if turn.speaker == ENVIRONMENT], finished
 
 
-def ending(finished: Finished) -> Ending:
+def ending(finished: EpisodeResult) -> Ending:
     assert finished.tree is not None, finished.failure
     (outcome,) = finished.tree.outcomes.values()
     return outcome.ending
 
 
-def score(finished: Finished) -> float | None:
+def score(finished: EpisodeResult) -> float | None:
     assert finished.tree is not None, finished.failure
     (outcome,) = finished.tree.outcomes.values()
     return outcome.score
@@ -245,7 +247,7 @@ def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
                         responses = await grown.respond(at, {"agent": 0}, draw)
                         after.append(await grown.advance(at, responses, others_follow=True))
                 row = [one for one in after if one.state.end is None]
-            return tree, kept.forked, grown.replayed
+            return tree, kept.forked, grown.replays
 
     forked, forks, _ = asyncio.run(grow(100))
     replayed, none, replays = asyncio.run(grow(1))

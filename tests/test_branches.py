@@ -12,8 +12,8 @@ import pytest
 from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.rollout.branches import Branches
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
-from coterie.rollout.taken import context_at
 from coterie.rollout.transitions import CALLS, Position, environment_seed
+from coterie.rollout.turns import context_at
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
 from coterie.trajectories.turn import Part, Turn, make_turn
@@ -122,8 +122,8 @@ def test_a_random_tree_grows_the_same_with_forks_and_with_replay(seed: int) -> N
     few, _, bounded = asyncio.run(grow(Counting(), seed, sessions=2))
     none, replayed, alone = asyncio.run(grow(replaying, seed, sessions=1))
     assert many == few == none and len(many.turns) >= 60
-    assert kept.forked and not grown.replayed
-    assert replayed.replayed and not alone.forked
+    assert kept.forked and not grown.replays
+    assert replayed.replays and not alone.forked
     assert bounded.closed_early
     assert (replaying.most, forking.live, replaying.live) == (1, 0, 0)
 
@@ -168,7 +168,7 @@ def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
     failed = [number for number, one in enumerate(found) if isinstance(one, BaseException)]
     assert failed == [number for number in range(50) if number % 5 == 4]
     said = {str(found[number]) for number in failed}
-    expected = {"drift": "did not do in a replay", "hang": "did not end within 0.2 seconds",
+    expected = {"drift": "did not repeat its recorded observations", "hang": "did not end within 0.2 seconds",
                 "error": "Counting failed with ValueError"}[fault]  # fmt: skip
     assert all(expected in one for one in said), said
     assert {found[0], found[1], found[2], found[3]} == {"now 1", "now 2", "now 3", "now 4"}

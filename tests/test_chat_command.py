@@ -12,7 +12,7 @@ import pytest
 
 from coterie.cli.chatting import open_engine
 from coterie.recipes.registry import recipe, settings
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 from tests.conftest import FEW, Cli, refused

@@ -9,7 +9,7 @@ from coterie.cli.chatting import Conversation, Manner, open_tools, tools_of
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
-from coterie.rollout.opening import Opening
+from coterie.rollout.first_prompts import FirstPrompt
 from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
@@ -52,7 +52,7 @@ def converse(*lines: str, **keys: object) -> tuple[str, list[str], Conversation]
     async def test() -> Conversation:
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
             assert has is not None
-            opening = Opening(has.told((Message.of("system", "Be brief."),)), Tree("c", "c", 0))
+            opening = FirstPrompt(has.told((Message.of("system", "Be brief."),)), Tree("c", "c", 0))
             talk = Conversation(engine, MANNER, opening, tools=has)
             talk.said.append(Message.of("user", "12 times 7?"))
             await talk.reply(shown.append)
@@ -83,7 +83,7 @@ def test_a_reply_that_fails_leaves_nothing_of_itself() -> None:
     async def test() -> list[Message]:
         settings = ToolsSettings(use=(MULTIPLY,), calls="tags")
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
-            talk = Conversation(engine, MANNER, Opening((), Tree("c", "c", 0)), tools=has)
+            talk = Conversation(engine, MANNER, FirstPrompt((), Tree("c", "c", 0)), tools=has)
             talk.said.append(Message.of("user", "2 * 3?"))
             with pytest.raises(EngineError):
                 await talk.reply(lambda _: None)

@@ -34,8 +34,8 @@ from coterie.environments.user_simulator import (
     role,
 )
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
-from coterie.rollout.persons import PersonSampler
+from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.user_sampler import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
@@ -150,7 +150,7 @@ def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn() -> 
         person = Parrot()
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             said = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
-            cast = {AGENT: said, PERSON: PersonSampler(person)}
+            cast = {AGENT: said, PERSON: UserSampler(person)}
             driver = Driver(Persona(), cast, seed=0, shared=Shared(sandbox))
             async with driver.play_all([Episode(a_task(), sample, 0, "s")]) as playing:
                 assert [one.failure async for one in playing] == [None]
@@ -332,10 +332,10 @@ def test_an_environment_that_fails_unexpectedly_fails_that_item_only(where: str)
     awaited = inspect.iscoroutinefunction(getattr(Persona, where))
     setattr(Fragile, where, fail_later if awaited else fail)
 
-    async def run() -> list[Finished]:
+    async def run() -> list[EpisodeResult]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             answers = Says([f"{MARKER}\n{REFERENCE_CODE}"])
-            cast = {AGENT: answers, PERSON: PersonSampler(Parrot())}
+            cast = {AGENT: answers, PERSON: UserSampler(Parrot())}
             driver = Driver(Fragile(), cast, seed=0, shared=Shared(sandbox))
             tasks = [replace(a_task(), id=name) for name in ("good", "bad", "better")]
             async with driver.play_all([Episode(task, 0, 0, "s") for task in tasks]) as playing:

@@ -16,7 +16,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
-from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
+from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.runs.play import play
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import CONTEXT, Outcome, Tree
@@ -32,7 +32,7 @@ class Short(Script):
         self.most = most
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        if len(prompt.shown) > self.most:
+        if len(prompt.messages) > self.most:
             raise OutOfContext("out of context: the dialogue is too long")
         return await super().respond(prompt, context)
 
@@ -81,8 +81,8 @@ def test_a_first_prompt_that_does_not_fit_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None:
-    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
-        return [Judged(outcome.score or 0.0) for outcome in outcomes]
+    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+        return [Judgment(outcome.score or 0.0) for outcome in outcomes]
 
     def search(tree: Tree, kept: Any, **more: Any) -> TreeSearch:
         words = cycle("121")

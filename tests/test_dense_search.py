@@ -13,7 +13,7 @@ from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings, agent
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions, sessions_of
-from coterie.rollout.tree_search import Judged, path_tree
+from coterie.rollout.tree_search import Judgment, path_tree
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.selection.dense_pairs import DensePairSettings, count_pairs
 from coterie.trajectories.credit import Credit
@@ -46,9 +46,11 @@ def digits(most: int = 3) -> Digits:
     return Digits(lambda prompt: str(prompt.seed % most), most=most)
 
 
-async def exactly(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+async def exactly(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     """1 where the last number that was reached is 6."""
-    return [Judged(float([t.text for t in tree.path(one.leaf)][-1] == "now 6")) for one in outcomes]
+    return [
+        Judgment(float([t.text for t in tree.path(one.leaf)][-1] == "now 6")) for one in outcomes
+    ]
 
 
 @dataclass
@@ -196,9 +198,9 @@ def test_a_node_promises_by_contrast_depth_and_visits() -> None:
         by_hand = (
             0.8 * contrast**0.25 + 0.2 * own.distance / STEPS + 2 * math.sqrt(1 + seen) / (2 + seen)
         )
-        assert search.promise(node) == pytest.approx(by_hand)
+        assert search.priority(node) == pytest.approx(by_hand)
     order = search.best_first(Random(0))
-    promises = [search.promise(node) for node in order]
+    promises = [search.priority(node) for node in order]
     assert promises == sorted(promises, reverse=True)
     ended = {agent_path(grown.tree, leaf)[-1] for leaf in grown.tree.outcomes}
     assert not ended & set(order), "what has ended is not gone on from"
@@ -223,7 +225,7 @@ def test_a_branch_that_drifts_in_a_replay_fails_alone_and_the_search_goes_on() -
     grown = grow(SMALL, game, sessions=1)
     failed = [one for one in grown.rollouts if one.leaf is None]
     assert failed and len(failed) < len(grown.rollouts) == 40
-    assert all("did not do in a replay" in str(one.failure) for one in failed)
+    assert all("did not repeat its recorded observations" in str(one.failure) for one in failed)
     assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes)
 
 

@@ -21,7 +21,7 @@ from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.branches import Branches
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.finding import tags_of_sources
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool

@@ -19,7 +19,7 @@ from coterie.environments.protocol import (
 )
 from coterie.errors import UserError
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.task import Task
@@ -35,8 +35,8 @@ def driver(game: Any, shared: Shared | None = None, samplers: Mapping[str, Any] 
     return Driver(game, samplers, seed=0, shared=shared or Shared(), seconds=1.0)
 
 
-def play(game: Environment, task: str | None = None, samples: int = 2) -> list[Finished]:
-    async def run() -> list[Finished]:
+def play(game: Environment, task: str | None = None, samples: int = 2) -> list[EpisodeResult]:
+    async def run() -> list[EpisodeResult]:
         tasks = [Task(task or f"t{number}", {"target": 3}) for number in range(samples)]
         episodes = [Episode(one, number, 0, "rollout") for number, one in enumerate(tasks)]
         async with driver(game).play_all(episodes) as playing:
@@ -193,7 +193,7 @@ class Odd(Base):
     ("does", "reason"),
     [
         ("none", f"Odd.act() returned None. Return a Transition ({__file__}, line "),
-        ("cancelled", "an act waited for what was cancelled"),
+        ("cancelled", "an act awaited a task that was cancelled"),
         ("time", "TimeoutError: the game's own limit"),
         ("half", "half a character"),
         ("stranger", "a reward is for 'agnet', who did not act"),
@@ -238,7 +238,7 @@ def test_a_task_that_ends_before_anybody_acts_fails() -> None:
         async def begin(self, task: Task, live: Any) -> Transition:
             return Transition(end=OVER)
 
-    assert all("ended before anybody acted" in (one.failure or "") for one in play(Ended()))
+    assert all("ended before any actor acted" in (one.failure or "") for one in play(Ended()))
 
 
 def test_a_syntax_that_breaks_fails_its_item() -> None:

@@ -15,7 +15,7 @@ from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.tools.toolbox import Toolbox
 from tests.conftest import Cli, once
 from tests.games import Script
@@ -92,7 +92,7 @@ def test_the_tool_is_called_and_its_result_is_seen() -> None:
     assert isinstance(game, Opens)
     said = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
 
-    async def play() -> Finished:
+    async def play() -> EpisodeResult:
         async with game.openers(Path())[Toolbox]() as box:
             driver = Driver(
                 game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared(box)

@@ -11,13 +11,13 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import Environment, Grade, State, Transition
-from coterie.rollout.branches import Branches, Diverged
+from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.search import SearchSettings, growth
 from coterie.rollout.sessions import Sessions, sessions_of
-from coterie.rollout.taken import context_at
-from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
+from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
+from coterie.rollout.turns import context_at
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
@@ -45,9 +45,9 @@ def drawn(*words: str) -> Candidates:
     return Candidates(lambda prompt: words[prompt.seed % len(words)])
 
 
-async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     """The score, less a little for each turn."""
-    return [Judged((one.score or 0.0) - len(tree.path(one.leaf)) / 100) for one in outcomes]
+    return [Judgment((one.score or 0.0) - len(tree.path(one.leaf)) / 100) for one in outcomes]
 
 
 def anywhere(tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: Random) -> str:
@@ -173,7 +173,7 @@ def test_a_search_grows_the_same_tree_with_forks_and_with_replay() -> None:
     assert forked.tree == replayed.tree == bounded.tree
     assert forked.rollouts == replayed.rollouts == bounded.rollouts
     assert forked.sessions.forked and not replayed.sessions.forked
-    assert forked.search.branches.replayed < replayed.search.branches.replayed
+    assert forked.search.branches.replays < replayed.search.branches.replays
     assert bounded.sessions.closed_early and games[2].most == 1
     assert [game.live for game in games] == [0, 0, 0]
 
@@ -363,7 +363,9 @@ def test_a_game_that_has_changed_fails_the_rollouts_that_go_on_from_its_words(
     before = dict(tree.turns)
     grown = grow(Drifting(), agent(*STEPS), rule, (tree, rollouts))
     begun = [one for one in grown.rollouts if one.search >= 3 and one.start != tree.root]
-    assert begun and all("did not do in a replay" in str(one.failure) for one in begun)
+    assert begun and all(
+        "did not repeat its recorded observations" in str(one.failure) for one in begun
+    )
     assert before.items() <= grown.tree.turns.items()
 
 
@@ -374,7 +376,7 @@ def test_a_node_whose_answer_has_changed_is_refused_there(tmp_path: Path) -> Non
 
     async def check() -> None:
         async with sessions_of(4, 5.0) as kept:
-            with pytest.raises(Diverged, match="task t"):
+            with pytest.raises(ReplayMismatch, match="task t"):
                 await branches(Drifting(), dict(agent("1")), tree, kept).position(first.id)
 
     asyncio.run(check())
@@ -433,7 +435,7 @@ def test_what_was_never_in_the_tree_has_no_place_in_it() -> None:
             samplers = agent("1", "2", "3")
             grower = TreeGrower(own, lambda *_: samplers, lambda rollout, *_: rollout.number)
             at = await own.start()
-            ways = await grower.ways(at, [Rollout(0, n, at.node) for n in range(3)])
+            ways = await grower.sample(at, [Rollout(0, n, at.node) for n in range(3)])
             assert [way[0].turn.text for way in ways] == ["1", "2", "3"]
             assert [turn.text for turn in own.tree.turns.values()] == ["reach 6"]
             await own.close()

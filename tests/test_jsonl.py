@@ -177,7 +177,7 @@ def test_calls_and_results_that_are_not_by_place_are_refused(tmp_path, change):
             line["turn"] |= change
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "b.jsonl").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"line [0-9]+: (calls are named|two results)"):
+    with pytest.raises(UserError, match=r"line [0-9]+: (call ids must|two results)"):
         jsonl.import_(tmp_path / "b.jsonl", tmp_path / "b.db")
 
 
@@ -273,7 +273,7 @@ CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings"
         (CREDIT % ("NaN", ""), r"is not a number"),
         (CREDIT % (1, ""), r"node x of credit 'v' is not in the store"),
         ('{"kind":"header","format":"coterie-9"}', r"format: must be coterie-2"),
-        ('{"kind":"task","id":"a","public":{}}', r"another task with id 'a' is in the store"),
+        ('{"kind":"task","id":"a","public":{}}', r"the store already has another task with id 'a'"),
         ('{"kind":"task","id":"\\ud800","public":{}}', r"not JSON"),
         (b'{"kind":"task","id":"\xff","public":{}}', r"not JSON: invalid unicode"),
         (

@@ -84,7 +84,7 @@ def test_a_reward_belongs_to_all_that_is_said_at_the_same_time(tmp_path: Path) -
 
 def test_rewards_of_sessions_differ_by_turn_and_are_given_once(tmp_path: Path) -> None:
     def say(prompt: Prompt) -> str:
-        return str(1 + prompt.draw + len(prompt.shown) // 4)
+        return str(1 + prompt.draw + len(prompt.messages) // 4)
 
     game = Counting()
     with Store.open(tmp_path / "store.sqlite") as store:
@@ -99,7 +99,7 @@ def test_rewards_of_sessions_differ_by_turn_and_are_given_once(tmp_path: Path) -
 
 def test_an_episode_that_fails_leaves_no_credit_of_its_turns(tmp_path: Path) -> None:
     def say(prompt: Prompt) -> str:
-        return "no number" if prompt.draw and len(prompt.shown) > 2 else "3"
+        return "no number" if prompt.draw and len(prompt.messages) > 2 else "3"
 
     game = Counting()
     with Store.open(tmp_path / "store.sqlite") as store:

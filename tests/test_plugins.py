@@ -248,7 +248,7 @@ def test_a_data_set_that_is_none_is_refused(text: str, tmp_path: Path, cli: Cli)
 
 
 TERMS = {
-    "def task(sample): return 1\n": ("task", "there is a term 'task' already"),
+    "def task(sample): return 1\n": ("task", "there is already a term 'task'"),
     "mine = 5\n": ("mine", "is not a function"),
     "class mine: pass\n": ("mine", "is not a function"),
     "import nothing_here\n": ("mine", "mine.py, line 1: ModuleNotFoundError"),

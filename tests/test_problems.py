@@ -39,7 +39,7 @@ from coterie.environments.problems.environment import (
 from coterie.environments.protocol import Shared, State
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
-from coterie.rollout.written import Written, write_path
+from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.tools.actions.domains import check
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -124,7 +124,7 @@ def played(environment: Problems, task, plan: str, said: str):
                 environment,
                 task,
                 tree,
-                [Written(PLANNER, plan, "test"), Written(GROUNDER, said, "test")],
+                [WrittenTurn(PLANNER, plan, "test"), WrittenTurn(GROUNDER, said, "test")],
                 dict.fromkeys((PLANNER, GROUNDER), renderer()),
             )
             state = State(task, 0, turns=(path[0],))
@@ -179,7 +179,10 @@ def test_rows_of_the_corpus_are_what_the_environment_shows():
         load_renderer("tiny-problems")[0],
     )
     tree = Tree(task.id, "test", 0)
-    said = [Written(PLANNER, plan, "test"), Written(GROUNDER, actions_text(actions(SMALL)), "test")]
+    said = [
+        WrittenTurn(PLANNER, plan, "test"),
+        WrittenTurn(GROUNDER, actions_text(actions(SMALL)), "test"),
+    ]
     first, second = write_path(
         environment, task, tree, said, dict.fromkeys((PLANNER, GROUNDER), renderer)
     )

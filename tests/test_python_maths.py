@@ -12,7 +12,7 @@ from coterie.environments.protocol import Shared
 from coterie.environments.talk import ANSWERED
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.session import LOST
@@ -182,7 +182,7 @@ def test_a_branch_is_replayed_and_says_what_it_said() -> None:
             for draw in range(3):
                 said = await branches.respond(first, {"agent": 0}, draw)
                 ends.append(await branches.advance(first, said))
-            assert branches.replayed == 2
+            assert branches.replays == 2
             await branches.close()
             return [seen(one.state)[-1] for one in ends]
 

@@ -10,7 +10,7 @@ from coterie.datasets.rows import HotpotRow
 from coterie.environments.contexts import deal_paragraphs
 from coterie.environments.protocol import State
 from coterie.environments.talk import FORMAT_SOURCE, Talk
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from tests import talking

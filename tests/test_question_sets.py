@@ -24,7 +24,7 @@ from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.rollout.samplers import Prompt
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Ending
@@ -340,7 +340,7 @@ def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: i
         (outcome,) = played.tree.outcomes.values()
         assert (outcome.ending.reason, outcome.score) == ("agreed", 1.0)
         assert [prompt.agent for prompt in prompts] == [*environment.agents, "Alice"]
-        systems = ["".join(part.text for part in prompt.shown[0].parts) for prompt in prompts]
+        systems = ["".join(part.text for part in prompt.messages[0].parts) for prompt in prompts]
         assert all(str(one.public["question"]) in system for system in systems)
 
 

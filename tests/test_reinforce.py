@@ -16,8 +16,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.reinforcement import STAGE
 from coterie.recipes.rl.recipe import Reinforce
-from coterie.rewards.advantages import Sampled
-from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
+from coterie.rewards.advantages import SampledPath
+from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.reinforce.learner import LearnerConfig
@@ -320,7 +320,7 @@ def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
 
 def _graded(
     score: float | None, measures: Metrics, *texts: str, ending: str = "answered"
-) -> Graded:
+) -> GradedPath:
     turns, parent = [], "root"
     for text in texts:
         turn = make_turn(
@@ -330,7 +330,7 @@ def _graded(
         parent = turn.id
     end = LENGTH if ending == "length" else Ending(ending)
     outcome = Outcome(parent, 0, end, None, score)
-    return Graded(outcome, tuple(turns), "Ann", score, measures)
+    return GradedPath(outcome, tuple(turns), "Ann", score, measures)
 
 
 def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
@@ -338,7 +338,7 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
         score: float | None, *texts: str, ending: str = "answered", **own: Any
     ) -> float | None:
         graded = _graded(score, {"rounds": 4, "kind": "x"}, *texts, ending=ending)
-        return PathReward(PathRewardSettings(**own)).of(graded)
+        return PathReward(PathRewardSettings(**own)).compute(graded)
 
     assert reward(0.5, "a") == 0.5
     assert reward(None, "a") is None, "what was not graded has no reward, which is not 0"
@@ -349,14 +349,16 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
     long = {"overlong": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
     assert reward(1.0, "a", "b", **long) == pytest.approx(0.5), "20 of 30 tokens, 10 in the buffer"
     assert reward(1.0, "a", ending="length", **long) == 0, "a path that was cut off costs all of it"
-    given = replace(_graded(1.0, {}, "a"), given=3.0)
-    assert PathReward(PathRewardSettings()).of(given) == 3, "what the environment gives comes first"
+    given = replace(_graded(1.0, {}, "a"), environment_reward=3.0)
+    assert PathReward(PathRewardSettings()).compute(given) == 3, (
+        "what the environment gives comes first"
+    )
 
 
 def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     def reward(score: float, found: Metrics, **own: Any) -> float | None:
         rule = PathReward(PathRewardSettings(malformed=-0.5, **own))
-        return rule.of(_graded(score, found, "a", "a"))
+        return rule.compute(_graded(score, found, "a", "a"))
 
     assert reward(1.0, {"well_formed": 1.0, "violations": 0}) == 1
     assert reward(1.0, {"well_formed": 0.0, "violations": 0}) == -0.5
@@ -364,14 +366,16 @@ def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     measured = {"well_formed": 0.0, "rounds": 3}
     assert reward(1.0, measured, measures={"rounds": -1.0}, gated=False) == -0.5
     assert reward(1.0, measured, repeats=0.25) == -0.75, "no way out of what is taken off"
-    with pytest.raises(UserError, match="neither well_formed nor violations") as caught:
+    with pytest.raises(UserError, match="well_formed or violations") as caught:
         reward(1.0, {"rounds": 3})
-    assert "leave out reward.malformed" in str(caught.value)
+    assert "remove reward.malformed" in str(caught.value)
 
 
 def test_a_measure_that_is_no_number_is_refused() -> None:
-    with pytest.raises(UserError, match="weighs kind, which is not a number here but 'x'"):
-        PathReward(PathRewardSettings(measures={"kind": 1.0})).of(_graded(1.0, {"kind": "x"}, "a"))
+    with pytest.raises(UserError, match="has kind, whose value 'x' is not a number"):
+        PathReward(PathRewardSettings(measures={"kind": 1.0})).compute(
+            _graded(1.0, {"kind": "x"}, "a")
+        )
 
 
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
@@ -399,7 +403,7 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
         given = _of(run, task, agents)
     first = next(target for row in plain[speaker].rows for target in row.targets)
     last = first.stop - first.start - 1
-    assert given[speaker].sampled == Sampled(
+    assert given[speaker].sampled == SampledPath(
         task, outcome.leaf, 4.0, ((last, 1.0), (last, 2.0)), speaker
     ), "what comes before the agent's first turn stands there too"
     (other,) = agents.keys() - {speaker}
@@ -442,7 +446,7 @@ def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
 def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
     def path(task: str, agent: str, leaf: str, reward: float | None) -> AgentPath:
         outcome = Outcome(leaf, 0, Ending("answered"), None, reward)
-        return AgentPath(task, agent, outcome, 1, (), Sampled(task, leaf, reward, (), agent))
+        return AgentPath(task, agent, outcome, 1, (), SampledPath(task, leaf, reward, (), agent))
 
     paths = [
         path("a", "Ann", "1", 1.0), path("a", "Ann", "2", 1.0),
@@ -465,7 +469,7 @@ def test_observations_change_no_reward_of_length() -> None:
     rule = PathReward(
         PathRewardSettings(overlong=1.0, overlong_limit=12, overlong_buffer=4, repeats=1.0)
     )
-    assert rule.of(longer) == rule.of(graded) == 0.5
+    assert rule.compute(longer) == rule.compute(graded) == 0.5
 
 
 def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:

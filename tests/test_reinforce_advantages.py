@@ -12,7 +12,7 @@ import yaml
 
 from coterie.models.heads import add_head
 from coterie.models.loading import load
-from coterie.rewards.advantages import Sampled
+from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import PathRewardSettings
 from coterie.runs.reinforce.advantages import critic_batch, group_batch
 from coterie.runs.reinforce.paths import AgentPath
@@ -41,7 +41,7 @@ def path(
     second = Row((*shown, 7), (Target(seen, seen + 1, "policy@0", "two"),), logprobs=(-3.0,))
     own = (first,) if short else (first, second)
     rows = tuple(replace(row, path_tokens=2 if short else 3) for row in own)
-    sampled = Sampled("task", leaf, reward, steps, "Ann")
+    sampled = SampledPath("task", leaf, reward, steps, "Ann")
     return AgentPath("task", "Ann", Outcome(leaf, 0, ending, None, reward), 2, rows, sampled)
 
 

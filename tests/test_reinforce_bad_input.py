@@ -154,11 +154,11 @@ def test_a_task_without_an_id_is_refused_before_the_run(tmp_path: Path) -> None:
 def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path) -> None:
     own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:lost: 1}}", "steps.count=1")
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert "gave nan" in said and "lost" in said and "give a finite number" in said
+    assert "returned nan" in said and "lost" in said and "return a finite number" in said
     assert not records, "no step was learned from it"
     own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:fluent: 1}}", "steps.count=1")
     said, _ = stopped(tmp_path / "loss", "rl/grpo", own)
-    assert "fluent" in said and "gave nan" in said, "no loss is computed here, which is not 0"
+    assert "fluent" in said and "returned nan" in said, "no loss is computed here, which is not 0"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.rewards.advantages import Sampled
+from coterie.rewards.advantages import SampledPath
 from coterie.runs.reinforce.loop import describe_step, update
 from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.preparation import BatchRules, prepare
@@ -36,7 +36,9 @@ def path(task: str, leaf: str, reward: float | None, *writers: str, length: int 
         for number, writer in enumerate(writers)
     )
     outcome = Outcome(leaf, 0, Ending("answered"), None, reward)
-    return AgentPath(task, "Ann", outcome, len(rows), rows, Sampled(task, leaf, reward, (), "Ann"))
+    return AgentPath(
+        task, "Ann", outcome, len(rows), rows, SampledPath(task, leaf, reward, (), "Ann")
+    )
 
 
 BONUS = BatchRules(AdvantageSettings(), entropy=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.environments.protocol import Observation, Transition
-from coterie.rollout.branches import Diverged
+from coterie.rollout.branches import ReplayMismatch
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, Turn
@@ -25,7 +25,7 @@ def test_a_replay_asks_nobody_and_adds_nothing() -> None:
             asked, turns = len(script.shown), len(grown.tree.turns)
             again = await say(grown, one, "2")
             assert len(script.shown) == asked + 1 and len(grown.tree.turns) == turns + 2
-            assert grown.replayed == 1
+            assert grown.replays == 1
             assert grown.tree.turns[again.node].text == "now 3"
 
     asyncio.run(test())
@@ -56,7 +56,7 @@ def test_a_tree_from_the_store_is_refused_where_the_environment_has_changed() ->
             at = await step(grown, await step(grown, await grown.start()))
             turns = dict(grown.tree.turns)
             other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged, match="task t"):
+            with pytest.raises(ReplayMismatch, match="task t"):
                 await other.position(at.node)
             assert grown.tree.turns == turns
 
@@ -73,7 +73,7 @@ def test_a_tree_from_the_store_is_left_as_it_is_where_the_beginning_has_changed(
             at = await step(grown, await grown.start())
             turns = dict(grown.tree.turns)
             other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged):
+            with pytest.raises(ReplayMismatch):
                 await other.position(at.node)
             assert grown.tree.turns == turns
 
@@ -86,7 +86,7 @@ def test_a_tree_from_the_store_is_refused_where_its_ending_has_changed() -> None
             at = await step(grown, await grown.start())
             grown.tree.end(Outcome(at.node, 0, Ending("gave up"), None, 0.0))
             other = branches(Counting(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged):
+            with pytest.raises(ReplayMismatch):
                 await other.position(at.node)
 
     asyncio.run(test())
@@ -114,7 +114,7 @@ def test_a_replay_that_differs_is_noticed_and_changes_nothing(otherwise: dict[st
             one = await step(grown, await grown.start())
             await step(grown, one)
             rewards = dict(grown.rewards)
-            with pytest.raises(Diverged):
+            with pytest.raises(ReplayMismatch):
                 await say(grown, one, "2")
             assert grown.rewards == rewards
 
@@ -135,7 +135,7 @@ def test_a_beginning_that_says_less_in_a_replay_is_noticed() -> None:
         async with growing(Shorter(forks=False), Script(lambda _: "1")) as (grown, _):
             start = await grown.start()
             await step(grown, start)
-            with pytest.raises(Diverged):
+            with pytest.raises(ReplayMismatch):
                 await say(grown, start, "2")
 
     asyncio.run(test())

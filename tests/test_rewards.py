@@ -2,8 +2,8 @@
 
 import pytest
 
-from coterie.rewards.combined import RewardSettings, Sampled, rewards
-from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, rewards
 from coterie.trajectories.tree import LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
@@ -12,9 +12,9 @@ AGREED = Ending("agreed")
 
 def sampled(
     sample: int, score: float | None, tokens: int, loss: float, end: Ending = AGREED, **more: int
-) -> Sampled:
+) -> DialogueSample:
     outcome = Outcome(f"leaf-{sample}", sample, end, "x", score)
-    return Sampled(outcome, tokens, loss, **more)
+    return DialogueSample(outcome, tokens, loss, **more)
 
 
 def talk(*said: tuple[str, str]) -> list[Turn]:
@@ -85,16 +85,16 @@ def test_a_repeat_loses_the_loss_term_where_that_is_the_rule() -> None:
 
 def test_a_leak_is_an_utterance_that_speaks_for_the_other() -> None:
     agents = ("Alice", "Bob")
-    assert leaks(talk(("Alice", "Alice: hello"), ("Bob", "hello Alice")), agents) == 0
-    assert leaks(talk(("Alice", "I see. Bob: yes. Alice: good")), agents) == 1
-    assert leaks(talk(("Alice", "Bob: I know it is Paris.")), agents) == 1
-    assert leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 2
-    assert leaks(talk(("Alice", "Alice: Alice: yes"), ("Bob", "no Bob: b")), agents) == 2
+    assert count_leaks(talk(("Alice", "Alice: hello"), ("Bob", "hello Alice")), agents) == 0
+    assert count_leaks(talk(("Alice", "I see. Bob: yes. Alice: good")), agents) == 1
+    assert count_leaks(talk(("Alice", "Bob: I know it is Paris.")), agents) == 1
+    assert count_leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 2
+    assert count_leaks(talk(("Alice", "Alice: Alice: yes"), ("Bob", "no Bob: b")), agents) == 2
 
 
 def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:
-    assert repeats(talk(("Alice", "Alice: Oslo"), ("Bob", " oslo "), ("Alice", "Oslo!"))) == 1
-    assert repeats(talk(("Alice", "a"), ("Bob", "b"))) == 0
+    assert count_repeats(talk(("Alice", "Alice: Oslo"), ("Bob", " oslo "), ("Alice", "Oslo!"))) == 1
+    assert count_repeats(talk(("Alice", "a"), ("Bob", "b"))) == 0
 
 
 def test_what_was_not_graded_has_no_reward() -> None:

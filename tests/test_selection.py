@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from coterie.rewards.combined import Reward
+from coterie.rewards.dialogue_reward import Reward
 from coterie.selection.demonstrations import (
     SelectSettings,
     best_demonstrations,

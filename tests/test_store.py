@@ -111,7 +111,7 @@ def test_credit_adds_under_new_settings_and_never_overwrites(tmp_path):
         assert store.credit("b", "value", nodes[:2]) == {nodes[0]: 0.0, nodes[1]: 1.0}
         assert store.credit("b", "value", iteration=0, stage="rollout").keys() == set(nodes)
         assert store.credit("b", "value", iteration=1) == store.credit("b", "visits") == {}
-        with pytest.raises(ValueError, match=r"has value = 1.0 under settings a already"):
+        with pytest.raises(ValueError, match=r"already has value = 1.0 under settings a"):
             store.finish(ItemKey(1, "rewards", "t"), credit=[Credit(nodes[0], "value", 2.0, "a")])
         assert not store.finished(ItemKey(1, "rewards", "t"))
     with pytest.raises(ValueError, match="not a number"):
@@ -176,7 +176,7 @@ def test_selections_are_references_in_stored_order(tmp_path):
         assert store.metrics(0, "select")[ItemKey(0, "select", "")] == {"kept": 2}
         store.select(0, "select", chosen[:1], task="b", sample="1")
         assert store.finished_keys(0, "select") == {("", ""), ("b", "1")}
-        with pytest.raises(ValueError, match="is not a turn of the store"):
+        with pytest.raises(ValueError, match="of a selection is not in the store"):
             store.select(1, "select", [Selection("nowhere", "Alice")])
 
 
@@ -186,7 +186,7 @@ def test_images_are_kept_by_their_hash(tmp_path):
     tree.add(make_turn(tree.root, Speaker("environment", "world"), [Part("a cat", image=name)]))
     with Store.open(tmp_path / "s.db") as store:
         without = Tree("t", "rollout", 0, dict(tree.turns))
-        with pytest.raises(ValueError, match=f"image {name} that is not in the store"):
+        with pytest.raises(ValueError, match=f"image {name} of turn .* is not in the store"):
             store.finish(key("t"), tree=without)
         store.finish(key("t"), tree=tree)
         store.finish(key("t", 1), tree=without)  # its bytes are there already
@@ -208,7 +208,7 @@ def test_a_score_is_any_number_or_none(tmp_path):
         assert (outcome.ending, outcome.score) == (ending, score)
         assert [o.score for o, _ in tree.graded()] == [score] * (score is not None)
     for score in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="is no measure"):
+        with pytest.raises(ValueError, match="it must be finite"):
             Outcome("leaf", 0, Ending("lost"), None, score)
 
 
@@ -267,7 +267,7 @@ def test_a_sample_whose_logprobs_are_not_its_tokens_is_refused(tmp_path):
     tree.add(make_turn(tree.root, Speaker("agent", "A"), [], sample=short), request)
     with (
         Store.open(tmp_path / "s.db") as store,
-        pytest.raises(ValueError, match="the log-probs differ"),
+        pytest.raises(ValueError, match="log-probs do not match"),
     ):
         store.finish(key("t"), tree=tree)
 

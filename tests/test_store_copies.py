@@ -3,8 +3,8 @@
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey
-from coterie.trajectories.merging import copy_step
 from coterie.trajectories.store import Store
+from coterie.trajectories.store_copy import copy_step
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Tree, hash_of, shown_images
 from coterie.trajectories.turn import Message, Part, Request, Speaker, make_turn

@@ -66,8 +66,8 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     for path, reason in [
         (foreign, "not a coterie store"),
         (text, "is not an SQLite file"),
-        (newer, "store schema 99; this coterie knows schema 4"),
-        (older, "store schema 2; this coterie knows schema 4\n.*run again into a new folder"),
+        (newer, "store schema 99; this version of coterie reads schema 4"),
+        (older, "store schema 2; this version of coterie reads schema 4\n.*start a new run folder"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "s.db", "does not exist"),
     ]:
@@ -99,7 +99,7 @@ def test_damage_is_named(tmp_path):
         path.write_bytes(whole_file)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             assert db.execute(f"UPDATE {change}").rowcount, change
-        said = rf"{path} is damaged: .*item 0/rollout/.* is not as it was written"
+        said = rf"{path} is damaged: .*item 0/rollout/.* differs from its digest"
         with Store.open(path) as store, pytest.raises(UserError, match=said):
             _ = list(store.trees(0, "rollout")), store.items(0, "rollout")
     path.write_bytes(whole_file[:8192] + os.urandom(len(whole_file) - 8192))
@@ -110,7 +110,7 @@ def test_damage_is_named(tmp_path):
 def test_a_store_opened_to_be_read_cannot_be_written(tmp_path):
     Store.open(tmp_path / "s.db").close()
     reader = Store.open(tmp_path / "s.db", read_only=True)
-    with reader, pytest.raises(UserError, match="read only"):
+    with reader, pytest.raises(UserError, match="read-only"):
         reader.finish(key("t"))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coterie.environments.gold import gold_answer
-from coterie.evaluation.picking import PickerSettings, read_pick
+from coterie.evaluation.picker import PickerSettings, read_pick
 from coterie.evaluation.self_consistency import Draw, scaling
 from coterie.progress import Silent
 from coterie.runs.benchmark import BenchmarkSettings, Consistency, benchmark_settings, evaluate

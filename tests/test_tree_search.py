@@ -17,7 +17,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.search import SearchSettings, Value, choose, growth, node_values
-from coterie.rollout.tree_search import Judged, TreeSearch, path_tree
+from coterie.rollout.tree_search import Judgment, TreeSearch, path_tree
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Outcome, Tree
@@ -154,10 +154,11 @@ def test_the_gate_lets_only_right_utterances_be_chosen() -> None:
 # -- whole searches ---------------------------------------------------------------------------
 
 
-async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     """The answer's score, less a little for each token."""
     return [
-        Judged(o.score - sum(len(turn.ids) for turn in tree.path(o.leaf)) / 1000) for o in outcomes
+        Judgment(o.score - sum(len(turn.ids) for turn in tree.path(o.leaf)) / 1000)
+        for o in outcomes
     ]
 
 

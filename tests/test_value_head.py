@@ -20,7 +20,7 @@ from coterie.training.loop import train
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.labelled import Labelled
+from coterie.trajectories.labeled_trajectory import LabeledTrajectory
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row, Target
 from tests import heads_side
@@ -41,11 +41,11 @@ def with_head(seed: int = 0, **config: object):
     return model
 
 
-def some_labelled() -> list[Labelled]:
+def some_labelled() -> list[LabeledTrajectory]:
     """Trajectories of three own turns; those of one tree share beginnings."""
     pairs = some_pairs()
-    chosen = [Labelled(p.chosen, True, p.weight, p.group) for p in pairs]
-    return chosen + [Labelled(p.rejected, False, p.weight, p.group) for p in pairs]
+    chosen = [LabeledTrajectory(p.chosen, True, p.weight, p.group) for p in pairs]
+    return chosen + [LabeledTrajectory(p.rejected, False, p.weight, p.group) for p in pairs]
 
 
 def values_by_hand(model, row: Row) -> list[torch.Tensor]:
@@ -68,7 +68,7 @@ def regression_by_hand(model, pairs: list[Pair]) -> torch.Tensor:
     return torch.stack(losses).sum() / sum(pair.weight for pair in pairs)
 
 
-def classifier_by_hand(model, items: list[Labelled]) -> torch.Tensor:
+def classifier_by_hand(model, items: list[LabeledTrajectory]) -> torch.Tensor:
     """Cross-entropy at the last token of each turn."""
     total, count = torch.zeros(()), 0.0
     for item in items:
@@ -121,7 +121,7 @@ def test_losses_of_given_values_are_those_worked_out_by_hand():
     found = Regression().losses([pair], [[values, torch.tensor([0.5, 0.5, 0.5])]])
     assert found.tolist() == pytest.approx([2 * math.log1p(math.exp(-0.5))])
     for success, expected in ((True, (-3, 1)), (False, (3, -1))):
-        item = Labelled((row,), success, weight=0.5)
+        item = LabeledTrajectory((row,), success, weight=0.5)
         assert Classifier().count(item) == 1.0
         hand = 0.5 * sum(math.log1p(math.exp(x)) for x in expected)
         assert Classifier().losses([item], [[values]]).tolist() == pytest.approx([hand])

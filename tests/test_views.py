@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.labelled import labelled
+from coterie.trajectories.labeled_trajectory import labeled_trajectory
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
 from coterie.trajectories.row import Row, Target, rows
 from coterie.trajectories.tree import Ending, Outcome, Tree
@@ -291,9 +291,9 @@ def test_a_pair_has_the_better_side_first():
     assert (last.weight, last.group) == (0.5, "g")
     assert [row.targets for row in last.chosen] == [(Target(5, 6, "policy@2", better.id),)]
     assert [row.ids[-2:] for row in last.rejected] == [(31, 32)]
-    with pytest.raises(ValueError, match="of one agent"):
+    with pytest.raises(ValueError, match="needs one agent"):
         trajectory_pair(chosen, view(tree, worse.id, "Bob"))
-    with pytest.raises(ValueError, match="said nothing"):
+    with pytest.raises(ValueError, match="has no turn"):
         turn_pair(view(tree, tree.path(better.id)[0].id, "Bob"), view(tree, worse.id, "Bob"))
 
 
@@ -308,7 +308,7 @@ def test_a_labelled_trajectory_is_of_the_segments_in_which_its_agent_speaks():
     tree, turns = talk()
     silent = Request.make("Alice", turns[3].id, None, (30,), (HEARD,))
     end = say(tree, turns[3].id, ALICE, (), silent)
-    found = labelled(view(tree, end.id, "Alice"), True, weight=0.5, group="g")
+    found = labeled_trajectory(view(tree, end.id, "Alice"), True, weight=0.5, group="g")
     assert [row.ids for row in found.rows] == [(1, 2, 3, 4, 5, 7), (1, 2, 5, 5, *THIRD)]
     assert (found.success, found.weight, found.group) == (True, 0.5, "g")
 

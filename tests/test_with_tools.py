@@ -88,7 +88,7 @@ async def spoken(
     made, left, heard = equipped(game, source, **keys), list(lines), []
 
     def line(prompt: Prompt) -> str:
-        shown = [utterance(message, prompt) for message in prompt.shown]
+        shown = [utterance(message, prompt) for message in prompt.messages]
         heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
         return left.pop(0)
 
@@ -216,7 +216,7 @@ def test_a_session_is_forked_or_replayed_and_calls_that_only_look_are_not_run_ag
             at = await say(grown, at, '<push>{"what": "b"}</push>')
             first = await say(grown, at, "2")
             other = await say(grown, at, "3")
-            return first.state.turns[-1].text, other.state.turns[-1].text, grown.replayed
+            return first.state.turns[-1].text, other.state.turns[-1].text, grown.replays
 
     first, other, replayed = asyncio.run(test())
     assert (first, other, replayed) == ("now 2", "now 3", 0 if forks else replayed)
@@ -375,7 +375,7 @@ def test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results
         """Stands for a model with a short context."""
 
         async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-            text = "\n".join(utterance(message, prompt).text for message in prompt.shown)
+            text = "\n".join(utterance(message, prompt).text for message in prompt.messages)
             if len(text) > 3000:
                 raise OutOfContext("out of context")
             lengths.append(len(text))

@@ -15,8 +15,8 @@ from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -48,11 +48,11 @@ def made(
     return benchmark_settings(BenchmarkSettings, dataset, given).build_environment()
 
 
-def play(environment: Environment, *scripts: Sequence[str]) -> list[Finished]:
+def play(environment: Environment, *scripts: Sequence[str]) -> list[EpisodeResult]:
     """One dialogue of the first task for each script, all at the same time."""
     renderer, _ = load_renderer("tiny-exchange")
 
-    async def work() -> list[Finished]:
+    async def work() -> list[EpisodeResult]:
         task, *_ = environment.tasks("heldout", 1, 0)
         found = {}
         async with AsyncExitStack() as stack:
@@ -71,7 +71,7 @@ def play(environment: Environment, *scripts: Sequence[str]) -> list[Finished]:
     return asyncio.run(work())
 
 
-def outcome(found: Finished) -> Outcome:
+def outcome(found: EpisodeResult) -> Outcome:
     assert found.failure is None and found.tree is not None, found.failure
     (one,) = found.tree.outcomes.values()
     return one

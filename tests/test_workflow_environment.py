@@ -23,7 +23,7 @@ from coterie.environments.workflow.measures import measures
 from coterie.environments.workflow.trace import call
 from coterie.errors import UserError
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.finding import tags_of_sources
@@ -59,7 +59,9 @@ class Said:
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         turns = prompt.tree.turns
-        own = [one for one in prompt.shown if one.turn and turns[one.turn].speaker.kind == "agent"]
+        own = [
+            one for one in prompt.messages if one.turn and turns[one.turn].speaker.kind == "agent"
+        ]
         text = self.messages[min(len(own), len(self.messages) - 1)]
         turn = make_turn(
             prompt.parent,
@@ -73,8 +75,8 @@ class Said:
 
 def play(
     environment: Environment, *messages: str, judge: AnswerJudge | None = None, **keys: bool
-) -> Finished:
-    async def work() -> Finished:
+) -> EpisodeResult:
+    async def work() -> EpisodeResult:
         task = environment.tasks("heldout", 1, 0)[0]
         async with AsyncExitStack() as stack:
             openers = environment.openers(Path())  # type: ignore[attr-defined]
@@ -343,7 +345,7 @@ class Judging:
         return Answer(self.replies.pop(0), truncated=False)
 
 
-def judged(corpus: Path, *replies: str) -> tuple[Finished, Judging]:
+def judged(corpus: Path, *replies: str) -> tuple[EpisodeResult, Judging]:
     chat = Judging(list(replies))
     environment = made(corpus, "environment.score=judge", "environment.judge.model=tiny-exchange")
     return play(environment, "<answer>x</answer>", judge=AnswerJudge(chat)), chat  # type: ignore[arg-type]

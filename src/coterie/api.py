@@ -22,13 +22,13 @@ from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Sampler, TokenSampler
-from coterie.rollout.scripted import Script, ScriptedSampler
+from coterie.rollout.scripted_sampler import Script, ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.export import asked, chat
+from coterie.trajectories.export import begin_with_user, chat
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -176,7 +176,7 @@ def _demonstration(played: Played, agent: str) -> dict[str, Any]:
             "use calls='tags', or write messages with tool_calls yourself",
         )
     shown = (*played.tree.messages(request), Message("assistant", turn=last.id))
-    return {"messages": asked(chat(played.tree, shown, agent))}
+    return {"messages": begin_with_user(chat(played.tree, shown, agent))}
 
 
 def by_task(played: Sequence[Played]) -> list[list[Played]]:
@@ -216,6 +216,6 @@ def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
-def _told(one: Finished) -> Played:
+def _told(one: EpisodeResult) -> Played:
     episode = one.episode
     return Played(episode.task, episode.sample, one.tree, one.failure, one.tokens, one.metrics)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from coterie.models.loading import LoadedModel
-from coterie.rewards.advantages import Sampled, gae
-from coterie.rewards.placing import trained_values, turn_ends, with_advantages
+from coterie.rewards.advantages import SampledPath, gae
+from coterie.rewards.row_advantages import trained_values, turn_ends, with_advantages
 from coterie.tools.tags import Tag, Tags
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
@@ -125,7 +125,7 @@ def advantaged(found: list[Row]) -> list[Row]:
         for row in found
     ]
     values, ends = trained_values(found), turn_ends(found)
-    path = Sampled("task", "leaf", 1.0, tuple((place, 0.25) for place in ends.values()))
+    path = SampledPath("task", "leaf", 1.0, tuple((place, 0.25) for place in ends.values()))
     return with_advantages(found, *gae(path.token_rewards(len(values)), values, 0.99, 0.95))
 
 

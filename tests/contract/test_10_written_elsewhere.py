@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.chat import ChatRenderer
-from coterie.rollout.recorded import recorded
+from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.trajectories import jsonl
 from coterie.trajectories.item import ItemKey
@@ -39,7 +39,7 @@ def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
             for turn in turns
         )
         prompt = Prompt(tree, node, agent, (*opening(agent), *heard), 0, 0)
-        response = recorded(prompt, contexts[agent], text, AUTHOR, renderer)
+        response = recorded_response(prompt, contexts[agent], text, AUTHOR, renderer)
         tree.add(response.turn, response.request)
         turns.append(response.turn)
         node = response.turn.id

@@ -127,7 +127,7 @@ def grown(name: str, way: str) -> tuple[Tree, Heard]:
                 return 100 * depth + (one.number >> (depth // 2)) % 2 * (depth < 4)
 
             grower = TreeGrower(branches, lambda *_: cast, seed)
-            for done in await grower.roll(tree.root, [Rollout(0, n, tree.root) for n in range(4)]):
+            for done in await grower.play(tree.root, [Rollout(0, n, tree.root) for n in range(4)]):
                 assert done.leaf is not None, done.failure
                 end = (await branches.position(done.leaf)).state.end
                 assert end is not None

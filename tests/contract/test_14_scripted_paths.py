@@ -23,9 +23,9 @@ from coterie.environments.workflow.gold_passages import gold_titles, has_passage
 from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
-from coterie.rollout.scripted import EXPERT, Script, ScriptedSampler
+from coterie.rollout.scripted_sampler import EXPERT, Script, ScriptedSampler
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 from coterie.tools.tags import Tags
@@ -122,15 +122,15 @@ class Policy:
 
 def scripted(
     tool: RetrieverTool, renderer: ChatRenderer, row: QuestionRow, script: Script
-) -> Finished:
+) -> EpisodeResult:
     """One episode of a row's question that the expert plays."""
     return play(tool, row, ScriptedSampler(renderer, script))
 
 
-def play(tool: RetrieverTool, row: QuestionRow, sampler: Sampler) -> Finished:
+def play(tool: RetrieverTool, row: QuestionRow, sampler: Sampler) -> EpisodeResult:
     """One episode of a row's question with the tool inline."""
 
-    async def played() -> Finished:
+    async def played() -> EpisodeResult:
         settings = ToolsSettings(calls="inline")
         environment = with_tools(Asked(), [tool], settings, syntax_of(tool))
         task = Task(row.id, {"question": row.question, "gold": row.answer})
@@ -142,7 +142,7 @@ def play(tool: RetrieverTool, row: QuestionRow, sampler: Sampler) -> Finished:
     return asyncio.run(played())
 
 
-def path_of(one: Finished) -> tuple[Tree, list[Turn]]:
+def path_of(one: EpisodeResult) -> tuple[Tree, list[Turn]]:
     assert one.tree is not None, one.failure
     ((_, path),) = one.tree.trajectories()
     return one.tree, path
@@ -250,9 +250,12 @@ def test_the_answer_is_graded_as_any_other(row: QuestionRow, tool: RetrieverTool
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (["<wiki_search>a</wiki_search>"], "has 1 messages, and one more"),
-        (["<wiki_search>a</wiki_search> and", "<answer>b</answer>"], "message 1 .* goes on after"),
-        (["<answer>b</answer> and more"], "message 1 .* goes on after"),
+        (["<wiki_search>a</wiki_search>"], "has 1 messages, but another"),
+        (
+            ["<wiki_search>a</wiki_search> and", "<answer>b</answer>"],
+            "message 1 .* continues after",
+        ),
+        (["<answer>b</answer> and more"], "message 1 .* continues after"),
     ],
 )
 def test_what_could_not_be_sampled_so_fails_its_episode(

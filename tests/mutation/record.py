@@ -138,7 +138,9 @@ FAULTS = (
     Fault(f"{R}pair:_check_agents", returns(None), [PAIR]),
     Fault(f"{R}pair:_trained", result(lambda sides: [ids for ids, _ in sides]), [SIDES_EQUAL]),
     Fault(
-        f"{R}labelled:labelled", given(success=lambda success: not success), [LABELLED_TRAJECTORY]
+        f"{R}labeled_trajectory:labeled_trajectory",
+        given(success=lambda success: not success),
+        [LABELLED_TRAJECTORY],
     ),
     # Secrets.
     Fault(f"{R}task:Secret.__str__", around(lambda original, self: self._text), [SECRET_REDACTS]),

@@ -96,7 +96,7 @@ def _repeats_counted(original, self, path, reward):
 
 
 def _visits_unseen(original, self, node):
-    self._chosen.clear()
+    self._starts.clear()
     return original(self, node)
 
 
@@ -113,20 +113,20 @@ FAULTS = (
     Fault(f"{R}search:_near", returns(False), [NEAR]),
     Fault(f"{R}search:_has_grandchild", returns(True), [FIRST_SEARCH]),
     Fault(f"{R}search:_same", given(distance=0.0), [MERGE]),
-    Fault(f"{R}tree_search:TreeSearch.seed_of", given(place=0), [SEEDS]),
+    Fault(f"{R}tree_search:TreeSearch.seed_of", given(index=0), [SEEDS]),
     Fault(f"{R}tree_search:TreeSearch.seed_of", given(rollout=edited(number=0)), [SEEDS]),
-    Fault(f"{R}tree_search:TreeSearch.begin", without_first, [EVERY_ROLLOUT]),
+    Fault(f"{R}tree_search:TreeSearch.plan", without_first, [EVERY_ROLLOUT]),
     # Dense trees: values, promise, labels, the end of a search.
     Fault(f"{R}tree_values:TreeValues.add", around(_repeats_counted), [ROLLOUTS]),
     Fault(f"{R}tree_values:TreeValues.add", given(reward=lambda reward: -reward), [ROLLOUTS]),
     Fault(f"{R}tree_values:TreeValues.__init__", given(rule="rollouts"), [VALUE_CAN]),
     Fault(f"{R}tree_values:TreeValues.siblings", returns([]), [PROMISE]),
-    Fault(f"{R}dense_search:DenseSearch.promise", around(_visits_unseen), [PROMISE]),
+    Fault(f"{R}dense_search:DenseSearch.priority", around(_visits_unseen), [PROMISE]),
     Fault(f"{R}dense_search:DEPTH", becomes(0.0), [PROMISE]),
     Fault(f"{R}dense_search:DenseSearch.best_first", reverse, [PROMISE]),
-    Fault(f"{R}dense_search:DenseSearch.known_to", returns(None), [ONCE]),
-    Fault(f"{R}dense_search:DenseSearch.covered", returns(False), [ONCE]),
-    Fault(f"{R}dense_search:DenseSearch.enough", returns(False), [ENOUGH]),
+    Fault(f"{R}dense_search:DenseSearch.known_turn", returns(None), [ONCE]),
+    Fault(f"{R}dense_search:DenseSearch.is_covered", returns(False), [ONCE]),
+    Fault(f"{R}dense_search:DenseSearch.is_done", returns(False), [ENOUGH]),
     Fault(f"{R}dense_search:DenseSearch._first", reverse, [FIRST]),
     Fault(f"{R}dense_search:DenseSearchSettings.temperature", returns(0.0), [FIRST_CHILD]),
     # Episodes and branches: seeds, who sees what, limits, rewards on the way.
@@ -134,14 +134,14 @@ FAULTS = (
     Fault(f"{R}driver:Driver._seed", around(_one_seed_for_all_turns), [WHAT_PERSON]),
     Fault(f"{R}episodes:dialogue_tokens", given(path=lambda path: path[-1:]), [PROBE_SAYS]),
     Fault(f"{R}transitions:_rewards", returns({}), [PLAY]),
-    Fault(f"{R}transitions:_rewards", given(taken=lambda taken: taken[::-1]), [PLAYERS_WHO]),
+    Fault(f"{R}transitions:_rewards", given(actions=lambda actions: actions[::-1]), [PLAYERS_WHO]),
     Fault(f"{R}transitions:_limit", returns(None), [LIMIT_ENDS]),
     Fault(f"{R}transitions:_check_frozen", returns(None), [DATA_CAN]),
     Fault(f"{R}driver:_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
     # Candidates and best of n.
     Fault(f"{R}candidates:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]),
     Fault(f"{R}candidates:FIRST_DRAW", becomes(1), [PROMPT]),
-    Fault(f"{R}candidates:Branching.branch", given(played=edited(sample=0)), [PROMPT]),
+    Fault(f"{R}candidates:CandidateSampling.branch", given(dialogue=edited(sample=0)), [PROMPT]),
     Fault(f"{R}best_of:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
     # Text cannot forge a turn; sampled tokens are spliced into later prompts as they are.
     Fault(

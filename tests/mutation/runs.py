@@ -115,5 +115,5 @@ FAULTS = (
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),
-    Fault(f"{V}picking:Picker._picked", returns(0), [JUDGE_PICKS]),
+    Fault(f"{V}picker:Picker._pick", returns(0), [JUDGE_PICKS]),
 )

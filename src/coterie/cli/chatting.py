@@ -25,7 +25,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.rollout.opening import Opening, first_prompts
+from coterie.rollout.first_prompts import FirstPrompt, first_prompts
 from coterie.terminal.console import notes
 from coterie.tools.checking import checked
 from coterie.tools.finding import sources_of, syntax_of
@@ -137,7 +137,7 @@ class Conversation:
 
     engine: InProcessEngine
     manner: Manner
-    opening: Opening
+    opening: FirstPrompt
     reader: str = READER
     tools: ChatTools | None = None
     said: list[Message] = field(default_factory=list)
@@ -262,7 +262,7 @@ def talk(
         opening, reader = _opening(source, manner)
     else:
         told = (Message.of("system", manner.system),) if manner.system else ()
-        opening, reader = Opening(told, Tree("chat", "chat", 0)), READER
+        opening, reader = FirstPrompt(told, Tree("chat", "chat", 0)), READER
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner, _opened(runner, engine, tools, manner) as has:
@@ -325,7 +325,7 @@ def _lines() -> Iterator[str]:
             yield input("> ").strip()
 
 
-def _opening(source: str, manner: Manner) -> tuple[Opening, str]:
+def _opening(source: str, manner: Manner) -> tuple[FirstPrompt, str]:
     """What the run's agent is shown at the beginning of a held-out task, which is printed, and its name."""
     if manner.system:
         raise UserError("--system and --task both say what the model is told", "give one of them")

@@ -49,7 +49,7 @@ from coterie.environments.registry import (
 from coterie.environments.traits import Scripted, check_graded
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
-from coterie.evaluation.picking import NOBODY, PickerSettings
+from coterie.evaluation.picker import NOBODY, PickerSettings
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.description import RunCritic
 from coterie.recipes.recorded_run import recorded_run

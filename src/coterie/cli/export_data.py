@@ -15,14 +15,14 @@ from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.folder import Run
 from coterie.trajectories import jsonl, reader
 from coterie.trajectories.export import (
     LLAMAFACTORY,
     Form,
-    Trained,
-    asked,
+    TrainedSelection,
+    begin_with_user,
     chat,
     export_pair,
     export_rows,
@@ -143,13 +143,13 @@ def _info(name: str, tools: bool) -> dict[str, Any]:
     return {"file_name": f"{name}.jsonl", **LLAMAFACTORY, **ranking, "columns": columns}
 
 
-def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[Trained]:
+def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[TrainedSelection]:
     args = recipe.settings.engine.template_args
     renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):
             edit = None if one.context is None else recipe.edits[one.context]
-            yield Trained(role, tree, one, renderers[role].render, edit)
+            yield TrainedSelection(role, tree, one, renderers[role].render, edit)
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
@@ -190,7 +190,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
     extra = {"index": task.id, "split": split, "question": question_of(task)}
     return {
         "data_source": recipe.settings.played,
-        "prompt": asked(chat(opening.tree, opening.messages, agent)),
+        "prompt": begin_with_user(chat(opening.tree, opening.messages, agent)),
         "ability": "qa" if answers else "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {**extra, "answer": list(answers)},

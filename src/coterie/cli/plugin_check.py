@@ -66,9 +66,9 @@ def look(kind: str, name: str) -> None:
 
         plugin(recipe_kind(), name)
     elif kind == "reward":
-        from coterie.rewards.own import found_terms
+        from coterie.rewards.custom_rewards import load_terms
 
-        found_terms((name,), ())
+        load_terms((name,), ())
     else:
         from coterie.tools.own import own_tools
 

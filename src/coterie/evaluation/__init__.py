@@ -1,1 +1,1 @@
-"""Judging a policy: intervals, paired tests."""
+"""Evaluation of policies: intervals, paired tests, self-consistency, best of n."""

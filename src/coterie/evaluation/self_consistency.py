@@ -1,17 +1,14 @@
-"""What more than one dialogue a task is worth: coverage and majority by number of dialogues.
+"""Test-time scaling: coverage and majority by number of dialogues of a task.
 
-Self-consistency of several agents, as in Optima (arXiv 2410.08115, section 3.3): of the first k
-dialogues of each task,
+Self-consistency of several agents, as in Optima (arXiv 2410.08115, section 3.3). For the first k dialogues of a task:
 
-* *coverage* is the best score, as if somebody could tell which one is right; so is *fraction*, of shares of tests
-  (ColBench's best-of-k);
-* *majority* is the score of the answer that most of them give;
-* *average* is their mean score (avg@k), and *spread* the standard deviation of the scores of the k rounds, if a
-  round is the i-th dialogue of every task (AFM's five rounds on the web);
-* *tokens* are those of all k.
+* *coverage* is the best score, as from an oracle; *fraction* is the best share of passed tests (ColBench's best-of-k);
+* *majority* is the score of the most frequent answer;
+* *average* is the mean score (avg@k), and *spread* the standard deviation of the scores of the k rounds, where round i
+  has the i-th dialogue of every task (AFM's five rounds on the web);
+* *tokens* is the total number of tokens.
 
-Each is a mean over tasks, for k = 1, 2, ..., K. How answers are grouped is in
-``environments.votes``.
+Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.votes`` groups the answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,21 +22,21 @@ from coterie.evaluation.statistics import bootstrap_interval
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One dialogue of a task, as far as votes go."""
+    """A dialogue's answer and score."""
 
     answer: str | None
-    """``None`` if it ended without one: it has no vote."""
+    """``None`` if it ended without an answer; it has no vote."""
     score: float
     tokens: int
     fraction: float | None = None
-    """Share of tests that its answer passes, where there are tests."""
+    """Share of tests that its answer passes, if there are tests."""
     failed: bool = False
-    """Whether it failed for good or could not be graded."""
+    """True if it failed for good or could not be graded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPoint:
-    """What the first k dialogues of one task come to."""
+    """Metrics of the first k dialogues of one task."""
 
     coverage: float
     majority: float
@@ -50,7 +47,7 @@ class TaskPoint:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks; its 95% bootstrap interval where it was computed."""
+    """A mean over tasks, with an optional 95% bootstrap interval."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -58,7 +55,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What k dialogues a task come to, over all tasks."""
+    """Means over all tasks with k dialogues of each."""
 
     k: int
     coverage: Estimate
@@ -67,14 +64,13 @@ class Point:
     fraction: float | None
     average: float
     spread: float | None = None
-    """Sample standard deviation of the rounds' scores; ``None`` of one round."""
+    """Sample standard deviation of the rounds' scores; ``None`` for k = 1."""
 
 
 def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
-    """Points for k = 1 to ``len(draws)`` of one task.
+    """Return the points of one task for k = 1 to ``len(draws)``.
 
-    The majority's score is the mean score of the dialogues whose answers are in the winning group;
-    0 as long as no dialogue has an answer.
+    The majority's score is the mean score of the dialogues in the winning group; 0 while no dialogue has an answer.
     """
     vote = Vote(similarity)
     points: list[TaskPoint] = []
@@ -92,24 +88,24 @@ def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]
 
 
 def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list[Point]:
-    """Points for k = 1 to K over tasks that have K dialogues each, with intervals at :func:`marks`.
+    """Return points for k = 1 to K over tasks with K dialogues each, with intervals at :func:`marks`.
 
-    Raises ``ValueError`` if there are no tasks, or some have more dialogues than others.
+    Raises ``ValueError`` if there are no tasks, or their numbers of dialogues differ.
     """
     sizes = {len(draws) for draws in tasks.values()}
     if len(sizes) != 1:
-        raise ValueError(f"need tasks with equally many dialogues; got {sorted(sizes)}")
+        raise ValueError(f"tasks must have equal numbers of dialogues; got {sorted(sizes)}")
     curves = [task_curve(draws, similarity) for draws in tasks.values()]
     max_samples = sizes.pop()
-    shown = set(marks(max_samples))
+    marked = set(marks(max_samples))
     rounds = [
         float(np.mean([some[i].score for some in tasks.values()])) for i in range(max_samples)
     ]
     return [
         Point(
             k,
-            _estimate([curve[k - 1].coverage for curve in curves], k in shown),
-            _estimate([curve[k - 1].majority for curve in curves], k in shown),
+            _estimate([curve[k - 1].coverage for curve in curves], k in marked),
+            _estimate([curve[k - 1].majority for curve in curves], k in marked),
             float(np.mean([curve[k - 1].tokens for curve in curves])),
             _mean_of_known([curve[k - 1].fraction for curve in curves]),
             float(np.mean([curve[k - 1].average for curve in curves])),
@@ -120,13 +116,13 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
 
 
 def marks(max_samples: int) -> list[int]:
-    """The numbers of dialogues to show: powers of two up to ``max_samples``, and ``max_samples``."""
+    """Return the numbers of dialogues to report: powers of two up to ``max_samples``, and ``max_samples``."""
     powers = [2**power for power in range(max_samples.bit_length())]
     return powers if powers[-1] == max_samples else [*powers, max_samples]
 
 
 def _mean_of_known(shares: Sequence[float | None]) -> float | None:
-    """``None`` if no task has tests; one without a share, for its dialogues failed, counts with 0."""
+    """Return the mean share; ``None`` if no task has tests. A task whose dialogues all failed counts as 0."""
     if all(share is None for share in shares):
         return None
     return float(np.mean([share or 0.0 for share in shares]))

@@ -1,7 +1,7 @@
-"""Intervals and tests for scores: how sure we may be of a mean, or of a difference.
+"""Confidence intervals and tests of mean scores and their differences.
 
-Everything random takes a seed; equal arguments give equal results. Intervals are percentile
-bootstrap intervals (Efron & Tibshirani 1993, chapter 13).
+All random functions take a seed; equal arguments give equal results. Intervals are percentile bootstrap intervals
+(Efron & Tibshirani 1993, chapter 13).
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 _DRAWS_AT_ONCE = 2_000_000
-"""How many indices are drawn at a time, which bounds memory (16 MB)."""
+"""Maximum indices drawn at a time, to bound memory (16 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """How much better ``a`` is than ``b``, and how sure that is."""
+    """Result of a paired test of ``a`` against ``b``."""
 
     effect: float
     """Mean of ``a - b`` over the tasks of each seed, then over seeds."""
@@ -33,7 +33,7 @@ class PairedTest:
 def bootstrap_interval(
     values: ArrayLike, *, confidence: float = 0.95, seed: int, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Interval of the mean of ``values`` (shape ``[n]``), by resampling them with replacement."""
+    """Return the interval of the mean of ``values`` (shape ``[n]``)."""
     array = _floats(values, "values")
     means = _resampled_means(array, resamples, np.random.default_rng(seed))
     return _percentiles(means, confidence)
@@ -51,21 +51,17 @@ def paired_bootstrap(
 ) -> PairedTest:
     """Test whether ``a`` exceeds ``b`` by more than ``margin``, over tasks and seeds.
 
-    ``a[i]`` and ``b[i]`` are the scores of two methods on the same task under the same seed, and
-    ``clusters[i]`` is that seed. Each resample has two levels: it draws seeds with replacement,
-    then, afresh within each seed drawn, tasks with replacement, so that both the luck of a
-    training run and the luck of its test tasks count. Every seed weighs the same, however many
-    tasks it has. Without ``clusters`` all items are tasks of one seed and nothing is said about
-    other seeds.
+    ``a[i]`` and ``b[i]`` are the scores of two methods on the same task with the same seed, and ``clusters[i]`` is this
+    seed. Each resample has two levels: it draws seeds with replacement, then tasks with replacement within each drawn
+    seed, so it includes the variance of training runs and of test tasks. All seeds have equal weight, whatever their
+    number of tasks. Without ``clusters``, all items are tasks of one seed, and the test does not cover other seeds.
 
-    ``p`` is the share of resamples whose effect is at most ``margin`` (Koehn 2004, "Statistical
-    significance tests for machine translation evaluation"), counting one more such resample, so
-    that it is never 0. It agrees with the interval: ``p < 0.025`` where the 95% interval lies
-    above the margin.
+    ``p`` is the share of resamples whose effect is at most ``margin`` (Koehn 2004, "Statistical significance tests for
+    machine translation evaluation"), with one more such resample added, so it is never 0. It agrees with the interval:
+    ``p < 0.025`` where the 95% interval is above the margin.
 
-    Two limits to know. Draw the tasks of each seed independently: tasks that all seeds share are
-    treated as if they were new. And with very few seeds, resampling them understates how much they
-    vary (by the factor ``(k - 1) / k`` in variance for ``k`` seeds).
+    Two limitations: Draw the tasks of each seed independently, since shared tasks are treated as new ones. With few
+    seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds).
     """
     first, second = _floats(a, "a"), _floats(b, "b")
     if first.shape != second.shape:
@@ -74,7 +70,7 @@ def paired_bootstrap(
     means = _two_level_means(groups, resamples, np.random.default_rng(seed))
     low, high = _percentiles(means, confidence)
     effect = float(np.mean([group.mean() for group in groups]))
-    # Rounding must not decide a tie: an effect of exactly the margin is not above it.
+    # An effect equal to the margin must count as at most the margin despite rounding.
     at_most = int(np.count_nonzero(means <= margin + 1e-12))
     return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)
 
@@ -100,13 +96,13 @@ def _groups(differences: Floats, clusters: Sequence[Hashable] | None) -> list[Fl
 
 
 def _resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Means of ``count`` resamples of ``values``, shape ``[count]``."""
+    """Return the means of ``count`` resamples of ``values``, shape ``[count]``."""
     step = max(1, _DRAWS_AT_ONCE // len(values))
     means = np.empty(count)
     for start in range(0, count, step):
         stop = min(start + step, count)
-        drawn = rng.integers(len(values), size=(stop - start, len(values)))
-        means[start:stop] = values[drawn].mean(axis=1)
+        indices = rng.integers(len(values), size=(stop - start, len(values)))
+        means[start:stop] = values[indices].mean(axis=1)
     return means
 
 
@@ -114,19 +110,15 @@ def _two_level_means(groups: list[Floats], count: int, rng: np.random.Generator)
     chosen = rng.integers(len(groups), size=(count, len(groups)))
     means = np.empty(chosen.shape)
     for index, group in enumerate(groups):
-        drawn = chosen == index
-        means[drawn] = _resampled_means(group, int(drawn.sum()), rng)
+        mask = chosen == index
+        means[mask] = _resampled_means(group, int(mask.sum()), rng)
     overall: Floats = means.mean(axis=1)
     return overall
 
 
 def _percentiles(means: Floats, confidence: float) -> tuple[float, float]:
-    tail = (1 - _checked(confidence)) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _checked(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95; got {confidence}")
-    return confidence
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)

@@ -31,7 +31,7 @@ from coterie.models.loading import (
     skeleton,
 )
 from coterie.recipes.settings import RecipeSettings
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.roles import check_roles
 from coterie.runs.stage import check_stages

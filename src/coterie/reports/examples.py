@@ -15,7 +15,7 @@ from coterie.environments.gold import question_of
 from coterie.environments.protocol import Environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.rollout.opening import first_prompts
+from coterie.rollout.first_prompts import first_prompts
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Outcome, Tree

@@ -1,16 +1,16 @@
-"""Advantages of sampled paths: how much better each was than expected, in plain float64 numbers.
+"""Advantages of sampled paths, in plain float64 numbers.
 
-    found = group_advantages([Sampled("task 1", "leaf a", 1.0), Sampled("task 1", "leaf b", 0.0)], "mean")
-    found.values                       # (0.5, -0.5)
+    advantages = group_advantages([SampledPath("task 1", "leaf a", 1.0), SampledPath("task 1", "leaf b", 0.0)], "mean")
+    advantages.values                  # (0.5, -0.5)
 
-Two ways. *Groups*: the paths of one actor on one task are compared with each other, and a path has one advantage for
-all its tokens. *GAE*: a value function says what was expected before each token.
+*Group* advantages compare the paths of one actor on one task; a path has one advantage for all its tokens. *GAE* uses a
+value function that estimates the return before each token.
 
-What is compared is the path of an actor, however many rows (segments) it has: a path that comes twice is refused. GAE
-sees the actor's trained tokens alone, one after another. So observations change nothing (contract 3), however long
-they are, and a reward never stands at one.
+A group compares whole paths of an actor, no matter how many rows (segments) they have; duplicates are refused. GAE uses
+only the actor's trained tokens, in order. Observations therefore change nothing (contract 3), whatever their length,
+and never carry a reward.
 
-Advantages come before any filter. A path that is left out of a training afterwards (weight 0) was still compared.
+Advantages precede filters: a path that is later excluded from training (weight 0) is still compared.
 """
 
 import math
@@ -26,37 +26,36 @@ deviation (GRPO, arXiv 2402.03300), which is at least :data:`STD_FLOOR`. ``leave
 (RLOO, arXiv 2402.14740)."""
 
 STD_FLOOR = 1e-3
-"""Least standard deviation that advantages are divided by: nearly equal rewards are not blown up."""
+"""Minimum standard deviation to divide by, so that nearly equal rewards are not amplified."""
 WHITEN_FLOOR = 1e-4
-"""The same for all tokens of a step (:func:`whiten`)."""
+"""Minimum standard deviation in :func:`whiten`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledPath:
     """One path of one actor, with its rewards."""
 
     group: str
-    """What it is compared within: the task."""
+    """Group of paths to compare with: the task."""
     path: str
     reward: float | None
-    """Of the path as a whole. ``None`` (or NaN): it has none, and the path has failed."""
+    """Reward of the whole path; ``None`` or NaN if the path failed."""
     steps: tuple[tuple[int, float], ...] = ()
-    """Rewards of steps: (place among the path's trained tokens, reward). A step's place is that of its turn's last
-    sampled token."""
+    """Rewards of steps: (index of the turn's last sampled token among the path's trained tokens, reward)."""
     actor: str = ""
-    """Actors of one task are never compared with each other."""
+    """Different actors of a task are never compared."""
 
     @property
     def total(self) -> float | None:
-        """Sum of all rewards; ``None`` if one of them is missing or no finite number."""
-        found = [self.reward, *(reward for _, reward in self.steps)]
-        known = [reward for reward in found if reward is not None and math.isfinite(reward)]
-        return math.fsum(known) if len(known) == len(found) else None
+        """Sum of all rewards; ``None`` if one is missing or not finite."""
+        rewards = [self.reward, *(reward for _, reward in self.steps)]
+        finite = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+        return math.fsum(finite) if len(finite) == len(rewards) else None
 
     def token_rewards(self, tokens: int) -> list[float]:
-        """A reward for each of the path's trained tokens; that of the whole path stands at the last one.
+        """Return a reward for each trained token; the last one includes the reward of the whole path.
 
-        Raises ``ValueError`` for a failed path, one without tokens, and a step that is not among them.
+        Raises ``ValueError`` for a failed path, a path without tokens, and a step outside of them.
         """
         if self.total is None or self.reward is None:
             raise ValueError(f"path {self.path} has failed: it has no reward")
@@ -70,30 +69,23 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvantages:
-    """Advantages of paths, and what became of the groups."""
+    """Advantages of paths, and counts of groups."""
 
     values: tuple[float | None, ...]
-    """Of each path, in the order given; ``None`` for one that is not to be trained: it failed, or its group was left
-    with fewer than two."""
+    """Advantage of each path; ``None`` if it failed or its group has fewer than two paths without a failure."""
     failed: int
-    """Paths without a reward. They left their groups before any mean."""
+    """Number of paths without a reward, which are excluded from the groups."""
     groups: int
     small: int
-    """Groups with fewer than two paths left: dropped."""
+    """Number of dropped groups, with fewer than two paths."""
     flat: int
-    """Compared groups whose rewards were all equal: their advantages are 0 (a divergence from a reference, if there is
-    one in the loss, still counts for them)."""
-
-    @property
-    def telling(self) -> int:
-        """Groups with an advantage that is not 0."""
-        return self.groups - self.flat
+    """Number of compared groups with equal rewards, whose advantages are 0 (a KL term of the loss still applies)."""
 
 
-def group_advantages(paths: Sequence[Sampled], baseline: Baseline) -> GroupAdvantages:
-    """Compare the paths of each group and actor. Equal rewards (their maximum is their minimum) give exactly 0.
+def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupAdvantages:
+    """Compare the paths of each group and actor. Equal rewards give exactly 0.
 
-    Raises :class:`UserError` for a path without a group, and for one that comes twice.
+    Raises :class:`UserError` for a path without a group, and for a duplicate.
     """
     _check(paths)
     members: dict[tuple[str, str], list[int]] = {}
@@ -126,10 +118,10 @@ def gae(
     lam: float,
     bootstrap: float = 0.0,
 ) -> tuple[list[float], list[float]]:
-    """Advantages and returns of the trained tokens of one path, in order (Schulman et al. 2016, equation 16).
+    """Return advantages and returns of one path's trained tokens (Schulman et al. 2016, equation 16).
 
-    ``rewards[t]`` is given for token ``t``, and ``values[t]`` is the value of the state before it. ``bootstrap`` is the
-    value of the state after the last token where a limit cut the path off (``Ending.truncated``), and 0 where it ended.
+    ``rewards[t]`` is the reward of token ``t``, and ``values[t]`` the value of the state before it. ``bootstrap`` is
+    the value of the state after the last token of a truncated path (``Ending.truncated``), else 0.
 
         delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma lam A_{t+1};   return_t = A_t + V_t
     """
@@ -146,18 +138,18 @@ def gae(
 def kl_rewards(
     logprobs: Sequence[float], reference: Sequence[float], weight: float
 ) -> tuple[float, ...]:
-    """What divergence from the reference costs each sampled token: ``-weight * (log p - log p_ref)``, k1 in the reward.
+    """Return the KL cost of each sampled token, ``-weight * (log p - log p_ref)``: the k1 estimator in the reward.
 
-    Both at the temperature of sampling. Its sum over a path is an unbiased estimate of KL(p, p_ref), and as a reward
-    it has that divergence's gradient (Schulman, "Approximating KL Divergence", 2020).
+    Both log-probs are at the sampling temperature. The sum over a path is an unbiased estimate of KL(p, p_ref), and as
+    a reward it has the gradient of this divergence (Schulman, "Approximating KL Divergence", 2020).
     """
     return tuple(-weight * (p - q) for p, q in zip(logprobs, reference, strict=True))
 
 
 def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Advantages of all trained tokens of a step, shifted to mean 0 and scaled to an unbiased standard deviation of 1.
+    """Normalize the advantages of all trained tokens of a step to mean 0 and unbiased standard deviation 1.
 
-    All tokens of all paths together, each once. Equal ones become 0; the deviation is at least :data:`WHITEN_FLOOR`.
+    Equal advantages become 0; the standard deviation is at least :data:`WHITEN_FLOOR`.
     """
     tokens = [value for path in paths for value in path]
     if not tokens:
@@ -166,21 +158,21 @@ def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[next(white) for _ in path] for path in paths]
 
 
-def _check(paths: Iterable[Sampled]) -> None:
-    known: set[tuple[str, str, str]] = set()
+def _check(paths: Iterable[SampledPath]) -> None:
+    keys: set[tuple[str, str, str]] = set()
     for path in paths:
         if not path.group:
             raise UserError(
-                f"path {path.path or '?'} belongs to no group, so there is nothing to compare it with",
-                "give the paths of a task the task's id as their group",
+                f"path {path.path or '?'} has no group to be compared in",
+                "use the task's id as the group",
             )
-        one = (path.group, path.path, path.actor)
-        if one in known:
+        key = (path.group, path.path, path.actor)
+        if key in keys:
             raise UserError(
-                f"path {path.path} of group {path.group} came twice",
-                "give each path of an actor once, however many rows it has",
+                f"path {path.path} of group {path.group} is a duplicate",
+                "pass each path of an actor once, even if it has several rows",
             )
-        known.add(one)
+        keys.add(key)
 
 
 def _against(rewards: Sequence[float], baseline: Baseline) -> list[float]:
@@ -198,6 +190,6 @@ def _standard(values: Sequence[float], floor: float) -> list[float]:
     if max(values) == min(values):
         return [0.0] * len(values)
     mean = math.fsum(values) / len(values)
-    apart = [value - mean for value in values]
-    deviation = math.sqrt(math.fsum(a * a for a in apart) / (len(values) - 1))
-    return [a / max(deviation, floor) for a in apart]
+    deltas = [value - mean for value in values]
+    deviation = math.sqrt(math.fsum(a * a for a in deltas) / (len(values) - 1))
+    return [a / max(deviation, floor) for a in deltas]

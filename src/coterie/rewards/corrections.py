@@ -1,7 +1,4 @@
-"""A critic of actions: are they right, and if not, what should they have been?
-
-A chat model is asked for one decision and, if need be, two lines. Corrections count only if they can be read.
-"""
+"""Critic of actions: a chat model accepts them, or writes corrected subgoals and actions in two lines."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -12,14 +9,14 @@ from coterie.engines.messages import Utterance
 
 Verdict = Literal["accepted", "corrected", "unreadable"]
 Chat = Callable[[list[Utterance]], Awaitable[str]]
-"""A chat model: what is said to it, to what it answers. Raises ``EngineError``."""
+"""Chat model: messages -> reply. Raises ``EngineError``."""
 ACCEPTED = "ACCEPT"
 _LINE = r"^[^\w\n]*corrected {}[^\w\n:]*:[^\w\n]*\n{{0,3}}(?!\W*corrected )(.+)$"
 _SUBGOALS = re.compile(_LINE.format("subgoals"), re.IGNORECASE | re.MULTILINE)
 _ACTIONS = re.compile(_LINE.format("actions"), re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(rf"(\bnot|n't|\bcannot|\bnever)\s+{ACCEPTED}\b", re.IGNORECASE)
 _BEGIN, _END = "<think>", "</think>"
-"""Around thoughts. Some templates end with the first of the two, so that replies begin with thoughts."""
+"""Thought marks. Some templates end with the first one, so replies begin inside the thought."""
 _RULES = (
     "You check the actions that an agent wrote for the subgoals of a task.\n"
     f"- If carrying out the actions answers the task, reply with one word: {ACCEPTED}\n"
@@ -32,7 +29,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a critic says of some actions."""
+    """Verdict of a critic, with its corrections."""
 
     verdict: Verdict
     subgoals: str = ""
@@ -41,14 +38,14 @@ class Correction:
 
 def question(task: str, subgoals: str, actions: str, tools: str) -> list[Utterance]:
     blocks = {"Tools": tools, "Task": task, "Subgoals": subgoals, "Actions": actions or "(none)"}
-    shown = "\n\n".join(f"## {title}\n{text}" for title, text in blocks.items())
-    return [Utterance("system", _RULES), Utterance("user", shown)]
+    text = "\n\n".join(f"## {title}\n{block}" for title, block in blocks.items())
+    return [Utterance("system", _RULES), Utterance("user", text)]
 
 
 def read_correction(reply: str) -> Correction:
-    """What a reply says, thoughts left out: both lines of a correction, or that the actions are right.
+    """Read a reply without its thoughts: both lines of a correction, or acceptance.
 
-    A reply that says both, or neither, or half a correction, is unreadable.
+    A reply with both, with neither, or with half a correction is unreadable.
     """
     text = reply.rpartition(_END)[2].partition(_BEGIN)[0]
     subgoals, actions = _SUBGOALS.findall(text), _ACTIONS.findall(text)

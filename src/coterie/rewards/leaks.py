@@ -1,21 +1,21 @@
-"""Texts that give away what another agent is to write.
+"""Detection of texts that quote the answer of another agent.
 
-A plan that quotes the right actions makes them likely, and leaves the agent who is to write them nothing to do.
+A plan that quotes the right actions makes them likely, and leaves nothing to do for the agent that should write them.
 """
 
 import re
 from collections.abc import Sequence
 
 SHORTEST = 6
-"""Characters, spaces left out, from which on an equal text is a quote."""
+"""Minimum length of a quote in characters, without spaces."""
 _NAME = re.compile(r"^\s*\w+\s*=\s*")
 
 
 def quotes(text: str, hidden: Sequence[str]) -> bool:
-    """Whether a text has one of the hidden texts in it, whatever the spaces and the name of its result."""
-    said = _bare(text)
-    found = (_bare(_NAME.sub("", one)) for one in hidden)
-    return any(len(one) >= SHORTEST and one in said for one in found)
+    """Return True if a text contains a hidden text, ignoring spaces and the name of its result."""
+    bare = _bare(text)
+    needles = (_bare(_NAME.sub("", one)) for one in hidden)
+    return any(len(needle) >= SHORTEST and needle in bare for needle in needles)
 
 
 def _bare(text: str) -> str:

@@ -1,7 +1,7 @@
-"""How surprising each turn is to a frozen model, given its context.
+"""Loss of each turn under a frozen model, given its context.
 
-Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the largest, over turns, of the mean-token
-language-modelling loss of the turn under the initial base model.
+Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the maximum over turns of the turn's mean token loss under the
+initial base model.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from coterie.trajectories.view import Segment, View
 
 
 async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:
-    """Mean loss (nats a token) of each own turn of some views, by turn id.
+    """Return the mean loss (nats a token) of each own turn of some views, by turn id.
 
-    Give all views of a tree at once: what they share is computed once. Raises ``EngineError``.
+    Pass all views of a tree in one call: shared prefixes are computed once. Raises ``EngineError``.
     """
     beginnings: dict[int, list[Segment]] = {}
     for view in views:
@@ -21,14 +21,14 @@ async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]
             beginnings.setdefault(segment.pieces[0].ids[0], []).append(segment)
     losses: dict[str, float] = {}
     for first, segments in beginnings.items():
-        found = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
-        for segment, logprobs in zip(segments, found, strict=True):
+        scores = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
+        for segment, logprobs in zip(segments, scores, strict=True):
             losses |= _of_turns(segment, logprobs)
     return losses
 
 
 def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
-    """Mean loss of each turn of a segment, given the log-probs of all its tokens but the first."""
+    """Return the mean loss of each turn of a segment from the log-probs of all its tokens but the first."""
     losses, position = {}, -1
     for piece in segment.pieces:
         stop = position + len(piece.ids)

@@ -1,11 +1,11 @@
-"""How good each of several replies is at one turn, to rank them: the step critic and its rivals.
+"""Critics that score the candidates of one turn.
 
-A critic may see more than the agent: the prompt is the critic's own (``ChatRenderer.render`` with
-``privileges``), the candidates are the agent's sampled ids.
+A critic may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``), followed by
+the agent's sampled ids.
 
-SWEET-RL (arXiv 2503.15478, equation 3) takes as the advantage of a turn the mean over its tokens of
-log pi_critic - log pi_ref, both given what the critic sees. The rivals are those of its ablations: a
-regression head, a value function (:class:`HeadCritic`), a judge (``rewards.judge``).
+In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over its tokens of log pi_critic - log
+pi_ref under the critic's prompt. Its ablations use a regression head, a value function (:class:`HeadCritic`) or a judge
+(``rewards.judge``).
 """
 
 import asyncio
@@ -23,26 +23,23 @@ from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
 
 SCORED_TOKENS = 1 << 14
-"""Padded tokens of one pass of a :class:`HeadCritic`, unless one candidate needs more."""
+"""Maximum padded tokens of one forward pass of a :class:`HeadCritic`, unless one candidate needs more."""
 
 
 class StepCritic(Protocol):
-    """Scores candidates for one turn; only their order and differences mean something."""
+    """Scores candidates of one turn; only order and differences are meaningful."""
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
     ) -> list[float]:
-        """A number for each candidate that could follow ``prompt``, higher for better.
-
-        Raises :class:`~coterie.engines.protocol.EngineError` for what can't be scored.
-        """
+        """Return a score for each candidate after ``prompt``; higher is better. Raises ``EngineError``."""
         ...
 
 
 class LikelihoodCritic:
-    """A language model trained as a critic (``DPO`` on trajectories), against what it was before.
+    """Log-ratio of a language model trained as a critic (``DPO`` on trajectories) and its reference.
 
-    ``tokens`` takes the mean log-ratio over a candidate's tokens, ``none`` the sum.
+    ``tokens`` takes the mean over a candidate's tokens, ``none`` the sum.
     """
 
     def __init__(
@@ -55,7 +52,7 @@ class LikelihoodCritic:
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
     ) -> list[float]:
-        """Log-ratios in nats, a token or in all; the prompt is read once by each model."""
+        """Return log-ratios in nats, with one pass over the prompt for each model."""
         ours, before = await asyncio.gather(
             self.critic.logprobs(prompt, candidates), self.reference.logprobs(prompt, candidates)
         )
@@ -67,11 +64,10 @@ class LikelihoodCritic:
 
 
 class HeadCritic:
-    """A model with a value head, in this process.
+    """Model with a value head, in this process.
 
-    ``mean`` is the mean value over a candidate's tokens (trained by ``Regression``), ``last`` the
-    value at its last token (trained by ``Classifier``: the logit of success). With a ``rule`` what
-    candidates share is computed once.
+    ``mean`` is the mean value over a candidate's tokens (trained by ``Regression``), ``last`` the value at its last
+    token (trained by ``Classifier``: the logit of success). With a ``rule``, shared prefixes are computed once.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class HeadCritic:
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
     ) -> list[float]:
-        """Pooled values. Raises ``EngineError`` for an empty candidate or one beyond the context."""
+        """Return pooled values. Raises ``EngineError`` for candidates that are empty or exceed the context."""
         if not prompt or not all(map(len, candidates)):
             raise EngineError("values need a prompt and candidates, none of them empty")
         sequences = [(*prompt, *candidate) for candidate in candidates]
@@ -96,11 +92,11 @@ class HeadCritic:
             )
         start = len(prompt)
         splitter = Splitter([[ids] for ids in sequences], self.rule, SCORED_TOKENS)
-        found = [0.0] * len(sequences)
+        scores = [0.0] * len(sequences)
         for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
             for index, value in zip(part, self._pooled(part, sequences, start), strict=True):
-                found[index] = value
-        return _checked(found)
+                scores[index] = value
+        return _checked(scores)
 
     @torch.inference_mode()
     def _pooled(
@@ -113,7 +109,7 @@ class HeadCritic:
 
 
 def _checked(numbers: list[float]) -> list[float]:
-    """The numbers, or ``EngineError`` if one is not finite: it would have some place in any order."""
+    """Return the numbers; raise ``EngineError`` if one is not finite, since it would still sort somewhere."""
     if not all(map(math.isfinite, numbers)):
         raise EngineError(f"the critic's scores are not all numbers: {numbers}")
     return numbers

@@ -1,6 +1,6 @@
-"""Best of n at test time: of several ways to say each turn, the one that a critic scores highest is said.
+"""Best-of-n sampling at test time: for each turn, the candidate with the highest critic score.
 
-SWEET-RL (arXiv 2503.15478), figure 3a. All candidates are in the tree, as siblings of the one that was said.
+SWEET-RL (arXiv 2503.15478), figure 3a. The tree keeps all candidates as siblings of the best one.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
 
 
 class BestOfSampler:
-    """A :class:`~coterie.rollout.samplers.Sampler` that says the best of ``count`` candidates."""
+    """Sampler that returns the best of ``count`` candidates."""
 
     def __init__(self, sampler: TokenSampler, count: int, score: Score) -> None:
         self.sampler = sampler
@@ -22,15 +22,14 @@ class BestOfSampler:
         self.score = score
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The candidate with the highest score; of equal ones the first."""
+        """Return the candidate with the highest score; the first one on ties."""
         seeds = [int(digest("best of", prompt.seed, n)[:15], 16) for n in range(self.count)]
         first = FIRST_DRAW * (prompt.draw + 1)
-        found = await self.sampler.candidates(
-            prompt, context, seeds, range(first, first + self.count)
-        )
-        for response in found:
-            prompt.tree.add(response.turn, response.request)
-        scores = await self.score(prompt.tree, [response.turn for response in found])
-        best = max(range(self.count), key=lambda n: scores[n])
-        context.add(found[best], prompt.shown)
-        return found[best]
+        draws = range(first, first + self.count)
+        candidates = await self.sampler.candidates(prompt, context, seeds, draws)
+        for candidate in candidates:
+            prompt.tree.add(candidate.turn, candidate.request)
+        scores = await self.score(prompt.tree, [candidate.turn for candidate in candidates])
+        best = candidates[max(range(self.count), key=lambda n: scores[n])]
+        context.add(best, prompt.messages)
+        return best

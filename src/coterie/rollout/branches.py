@@ -1,38 +1,45 @@
-"""The branches of one task's tree: where each stands, how it goes on, and what it is worth.
+"""Branches of one task's tree: their positions, their next steps and their grades.
 
-The environment says who acts, what each sees and what an act does; this makes turns of it, asks the samplers, counts
-limits, and has a session at hand where the environment needs one. A branch whose session is gone is **replayed**: a new
-session is fed what was recorded, nobody is asked again, and what the environment says must be what it said then. A
-replay that differs fails its branch alone.
+The environment decides who acts, what each actor sees and what an action does. :class:`Branches` turns this into turns
+of the tree, asks the samplers, counts limits and provides a session where the environment needs one. If the session of
+a branch was closed, the branch is **replayed**: a new session receives the recorded turns, no sampler is asked again,
+and the environment must repeat its recorded observations. A replay that differs fails only its own branch.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment, Grade, Shared
-from coterie.rollout.checked_environment import CheckedEnvironment
-from coterie.rollout.fitting import asked
+from coterie.rollout.environment_proxy import EnvironmentProxy
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
-from coterie.rollout.sessions import OwnedSession, Place, Sessions
-from coterie.rollout.taken import chain, context_at, contexts_after
-from coterie.rollout.transitions import Arrival, Position, environment_seed
+from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
+from coterie.rollout.shrink_prompt import sample_in_context
+from coterie.rollout.transitions import Position, StepResult, environment_seed
+from coterie.rollout.turns import chain, context_at, contexts_after
 from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn
 
+T = TypeVar("T", StepResult, Grade)
 
-class Diverged(EngineError):
-    """A replayed environment said something else than it did when the branch was played."""
+
+class ReplayMismatch(EngineError):
+    """A replayed environment returned other observations than the recorded ones."""
 
 
 class Branches:
-    """All branches of one tree. ``samplers`` plays each actor; ``sessions`` are shared with other trees."""
+    """All branches of one tree.
+
+    Args:
+        samplers: One sampler for each actor.
+        sessions: Shared with other trees.
+        seconds: Time limit of each call of the environment.
+    """
 
     def __init__(
         self,
@@ -55,297 +62,290 @@ class Branches:
         self.shared = shared
         self.sessions = sessions
         self.seconds = seconds
-        """Time limit of what the environment does at a time."""
-        self._checked = CheckedEnvironment(environment, task, self.seed, seconds, variant)
+        self._proxy = EnvironmentProxy(environment, task, self.seed, seconds, variant)
         self.rewards: dict[tuple[str, str], float] = {}
-        """By the last of the turns taken at a time, and by actor: what the environment gave."""
-        self.replayed = 0
-        """How many sessions were brought to a node by replay."""
+        """Rewards from the environment, by (last of the simultaneous turns, actor)."""
+        self.replays = 0
+        """Number of sessions that were brought to a node by replay."""
         self._positions: dict[str, Position] = {}
         self._cut: set[str] = set()
-        """Nodes after which there was no room in a context."""
-        self._after: dict[str, Arrival] = {}
-        """By turn, and the root: what the environment answered, and where that ends."""
-        self._arriving: dict[str, asyncio.Lock] = {}
-
-    # -- going on -----------------------------------------------------------------------------
+        """Nodes whose next prompt did not fit the context."""
+        self._steps: dict[str, StepResult] = {}
+        """Result of the environment's step after each turn, and after the root."""
+        self._locks: dict[str, asyncio.Lock] = {}
 
     async def start(self) -> Position:
-        async def begin() -> Arrival:
-            known = set(self.tree.turns)
-            async with self._live() as (live, stand):
-                found = await self._checked.begin(live, self.tree.root)
-                if known and not known.issuperset(turn.id for turn in found.seen):
-                    raise self._diverged(found.position)
-                return stand(found)
+        """Begin the task, or return its first position."""
 
-        return await self._arrive(self.tree.root, begin)
+        async def begin() -> StepResult:
+            known = set(self.tree.turns)
+
+            async def work(live: Any) -> StepResult:
+                step = await self._proxy.begin(live, self.tree.root)
+                if known and not known.issuperset(turn.id for turn in step.observations):
+                    raise self._mismatch(step.position)
+                return step
+
+            return await self._run(None, work)
+
+        return await self._step_once(self.tree.root, begin)
 
     async def position(self, node: str) -> Position:
-        """Where the branch stands after a node of the tree and what the environment said then.
+        """Return the position after a node of the tree and the observations that follow it.
 
-        It is worked out anew for a tree that was read from the store. Raises :class:`Diverged` if the environment now
-        says something else than it did.
+        In a tree that was read from the store, the position is computed by running the environment again.
+
+        Raises:
+            ReplayMismatch: The environment now returns other observations.
         """
-        here = await self._stands(node)
+        here = await self._find_position(node)
         outcome = self.tree.outcomes.get(here.node)
         if here.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):
-            here = self._cut_off(here)
+            here = self._end_for_context(here)
         if outcome is not None and outcome.ending != here.state.end:
-            raise self._diverged(here)
+            raise self._mismatch(here)
         return here
 
-    async def _stands(self, node: str) -> Position:
-        if node in self._after:
-            return self._after[node].position
+    async def _find_position(self, node: str) -> Position:
+        if node in self._steps:
+            return self._steps[node].position
         if node in self._positions:
             return self._positions[node]
         if node == self.tree.root:
             return await self.start()
         path = [turn.id for turn in self.tree.path(node)]
-        here = self._on(path, await self.start())
+        here = self._check_on_path(path, await self.start())
         while here.node != node:
-            taken = self._next(path, here)
-            here = await self._follow(path, here, taken)
-            if taken[-1].id == node:
+            actions = self._recorded_actions(path, here)
+            here = await self._follow(path, here, actions)
+            if actions[-1].id == node:
                 break
         return here
 
     def cut(self, at: Position, error: OutOfContext) -> Position:
-        """A branch that ends where it stands, since what comes next has no room: what was said stays.
+        """End a branch at its position because its next prompt does not fit the context.
 
-        Where no agent has spoken yet there is nothing to keep: that raises the error.
+        Raises:
+            OutOfContext: No agent has spoken yet, so the branch has nothing to keep.
         """
         if not any(turn.speaker.kind == "agent" for turn in at.state.turns):
             raise error
         self._cut.add(at.node)
-        return self._cut_off(at)
+        return self._end_for_context(at)
 
-    def _cut_off(self, at: Position) -> Position:
+    def _end_for_context(self, at: Position) -> Position:
         end = CONTEXT if at.state.end is None else at.state.end
         return replace(at, state=replace(at.state, end=end))
 
     def nodes(self) -> set[str]:
-        """Where branches are known to stand: not in the middle of what was said at the same time."""
-        return {self.tree.root, *self._after, *self._positions}
+        """Return the nodes with a known position, which excludes nodes within simultaneous turns."""
+        return {self.tree.root, *self._steps, *self._positions}
 
     def acting(self, at: Position) -> tuple[str, ...]:
-        """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
-        return self._checked.acting(at.state)
+        """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
+        return self._proxy.acting(at.state)
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
-        """What a sampler needs to know to speak as ``actor``."""
-        shown, tools = self._checked.shown(at.state, actor)
+        """Build the prompt of an actor."""
+        messages, tools = self._proxy.see(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
         offered = shown_by_template(syntax, tools)
-        return Prompt(self.tree, at.node, actor, shown, seed, draw, offered, stop, self.task)
+        return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
 
     async def respond(
         self, at: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
-        """What all who act now say, asked at the same time; ``seeds`` are theirs."""
-        prompts = [self.prompt(at, actor, seeds[actor], draw) for actor in self.acting(at)]
-        responding = [self._responding(at, prompt) for prompt in prompts]
-        if len(responding) == 1:  # as a task of its own it costs as much as all else here
-            return (await responding[0],)
-        tasks = [asyncio.ensure_future(one) for one in responding]
+        """Sample the turns of the acting actors concurrently; ``seeds`` is by actor, in the order of :meth:`acting`."""
+        prompts = [self.prompt(at, actor, seed, draw) for actor, seed in seeds.items()]
+        samples = [self._sample(at, prompt) for prompt in prompts]
+        if len(samples) == 1:  # a task would double the cost of a step
+            return (await samples[0],)
+        tasks = [asyncio.ensure_future(one) for one in samples]
         try:
             return tuple(await asyncio.gather(*tasks))
-        except BaseException:  # none goes on when another one has failed
+        except BaseException:  # stop the others when one fails
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _responding(self, at: Position, prompt: Prompt) -> Response:
+    async def _sample(self, at: Position, prompt: Prompt) -> Response:
         sampler, context = self.samplers[prompt.agent], context_at(at, prompt.agent)
-        return await asked(
-            self.environment, at.state, prompt, lambda shown: sampler.respond(shown, context)
+        return await sample_in_context(
+            self.environment, at.state, prompt, lambda shorter: sampler.respond(shorter, context)
         )
 
     async def advance(
         self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
     ) -> Position:
-        """Where the branch stands after what was said by those who act, in their order.
+        """Add the responses of the acting actors, in their order, and step the environment.
 
-        ``others_follow``: more branches will go on from ``at``, so a session that stands there is copied,
-        if it can be. Work that was done before is not done again.
+        A step that was done before is not done again. With ``others_follow`` more branches continue from ``at``, so
+        its session is forked if possible.
         """
-        taken = chain(self.environment, at, responses)
-        for turn, one in zip(taken, responses, strict=True):
+        actions = chain(self.environment, at, responses)
+        for turn, one in zip(actions, responses, strict=True):
             self.tree.add(turn, one.request)
 
-        async def act() -> Arrival:
-            async with self._live(at, others_follow=others_follow) as (live, stand):
-                return stand(await self._act(at, taken, live))
+        def act() -> Awaitable[StepResult]:
+            return self._run(at, lambda live: self._act(at, actions, live), others_follow)
 
-        return await self._arrive(taken[-1].id, act)
+        return await self._step_once(actions[-1].id, act)
 
     async def grade(self, at: Position) -> Grade:
-        async with self._live(at) as (live, stand):
-            grade = await self._checked.grade(at.state, live)
-            stand(Arrival(at, (), {}))
-        return grade
+        return await self._run(at, lambda live: self._proxy.grade(at.state, live))
 
     async def prune(self, tree: Tree) -> None:
-        """Go on with a part of the tree; what stands elsewhere is dropped.
+        """Continue with a part of the tree, and close the sessions of dropped branches.
 
-        What the environment said after a turn that is kept stays, and so does its beginning.
+        The beginning and the observations after each remaining turn stay.
         """
-        self._after = {
-            node: after
-            for node, after in self._after.items()
+        self._steps = {
+            node: step
+            for node, step in self._steps.items()
             if node == tree.root or node in tree.turns
         }
-        for after in self._after.values():
-            for turn in after.seen:
+        for step in self._steps.values():
+            for turn in step.observations:
                 tree.add(turn)
         self._cut &= tree.turns.keys()
-        gone = self._positions.keys() - tree.turns.keys() - {tree.root}
-        await self._close(gone)
-        for node in gone:
+        dropped = self._positions.keys() - tree.turns.keys() - {tree.root}
+        await self._close(dropped)
+        for node in dropped:
             del self._positions[node]
         self.tree = tree
 
     async def close(self) -> None:
-        """Close the sessions that wait at its nodes."""
+        """Close the idle sessions of this tree."""
         await self._close(self._positions)
 
     async def _close(self, nodes: Iterable[str]) -> None:
         for node in list(nodes):
-            if (session := self.sessions.take(self._place(node))) is not None:
+            if (session := self.sessions.take(self._session_key(node))) is not None:
                 await self.sessions.drop(session)
 
-    # -- transitions --------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
-    async def _arrive(self, node: str, transition: Callable[[], Awaitable[Arrival]]) -> Position:
-        """Where the environment's answer to a node ends; it is asked once, also when several wait for it."""
-        if node not in self._after:
-            async with self._arriving.setdefault(node, asyncio.Lock()):
-                if node not in self._after:
-                    self._note(node, await transition())
-            self._arriving.pop(node, None)
-        return self._after[node].position
+    async def _step_once(self, node: str, step: Callable[[], Awaitable[StepResult]]) -> Position:
+        """Return the position after the step at a node; concurrent callers share one step."""
+        if node not in self._steps:
+            async with self._locks.setdefault(node, asyncio.Lock()):
+                if node not in self._steps:
+                    self._add_step(node, await step())
+            self._locks.pop(node, None)
+        return self._steps[node].position
 
     async def _act(
-        self, at: Position, taken: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
-    ) -> Arrival:
-        contexts = contexts_after(self.tree, at, taken)
-        return await self._checked.act(at.state, taken, live, contexts, recorded)
+        self, at: Position, actions: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
+    ) -> StepResult:
+        contexts = contexts_after(self.tree, at, actions)
+        return await self._proxy.act(at.state, actions, live, contexts, recorded)
 
-    def _note(self, node: str, arrival: Arrival) -> None:
-        for turn in arrival.seen:
+    def _add_step(self, node: str, step: StepResult) -> None:
+        for turn in step.observations:
             self.tree.add(turn)
-        self.rewards |= arrival.rewards
-        self._positions[arrival.position.node] = arrival.position
-        self._after[node] = arrival
+        self.rewards |= step.rewards
+        self._positions[step.position.node] = step.position
+        self._steps[node] = step
 
-    # -- what was recorded --------------------------------------------------------------------
+    # -- replay -------------------------------------------------------------------------------
 
-    def _next(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
+    def _recorded_actions(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
         if here.state.end is not None:
-            raise self._diverged(here)
+            raise self._mismatch(here)
         at, names = path.index(here.node) + 1 if here.node in path else 0, self.acting(here)
-        taken = tuple(self.tree.turns[node] for node in path[at : at + len(names)])
-        if tuple(turn.speaker.name for turn in taken) != names:
-            raise self._diverged(here)
-        return taken
+        actions = tuple(self.tree.turns[node] for node in path[at : at + len(names)])
+        if tuple(turn.speaker.name for turn in actions) != names:
+            raise self._mismatch(here)
+        return actions
 
     async def _follow(
-        self, path: Sequence[str], here: Position, taken: tuple[Turn, ...]
+        self, path: Sequence[str], here: Position, actions: tuple[Turn, ...]
     ) -> Position:
-        """Where turns of a tree lead, which the environment may have answered before this run."""
+        """Step through recorded actions, whose observations may be recorded from an earlier run."""
 
-        async def act() -> Arrival:
-            async with self._live(here) as (live, stand):
-                found = await self._act(here, taken, live)
-                if taken[-1].id == path[-1]:
-                    self._check_said(path[-1], found)
-                else:
-                    self._on(path, found.position)
-                return stand(found)
+        async def work(live: Any) -> StepResult:
+            step = await self._act(here, actions, live)
+            if actions[-1].id == path[-1]:
+                self._check_observations(path[-1], step)
+            else:
+                self._check_on_path(path, step.position)
+            return step
 
-        return await self._arrive(taken[-1].id, act)
+        return await self._step_once(actions[-1].id, lambda: self._run(here, work))
 
-    def _on(self, path: Sequence[str], found: Position) -> Position:
-        if found.node not in (self.tree.root, *path):
-            raise self._diverged(found)
-        return found
+    def _check_on_path(self, path: Sequence[str], position: Position) -> Position:
+        if position.node not in (self.tree.root, *path):
+            raise self._mismatch(position)
+        return position
 
-    def _check_said(self, node: str, found: Arrival) -> None:
-        """What follows a node of the tree, if anything does, is what was said when the tree grew."""
-        before = {turn.id for turn in self.tree.children(node)}
-        if before and found.seen and found.seen[0].id not in before:
-            raise self._diverged(found.position)
+    def _check_observations(self, node: str, step: StepResult) -> None:
+        recorded = {turn.id for turn in self.tree.children(node)}
+        if recorded and step.observations and step.observations[0].id not in recorded:
+            raise self._mismatch(step.position)
 
-    def _diverged(self, found: Position) -> Diverged:
-        said = found.state.turns[-1].text if found.state.turns else ""
-        return Diverged(
-            f"{self.environment.name} did not do in a replay of task {self.task.id} what it did when the task was "
-            f"played; the replay is at: {said[:200]!r}"
+    def _mismatch(self, position: Position) -> ReplayMismatch:
+        text = position.state.turns[-1].text if position.state.turns else ""
+        return ReplayMismatch(
+            f"{self.environment.name} did not repeat its recorded observations in a replay of task {self.task.id}. "
+            f"Last turn of the replay: {text[:200]!r}"
         )
 
-    async def _replay(self, at: Position) -> OwnedSession:
+    async def _replay(self, at: Position) -> ManagedSession:
         session = await self._open()
         try:
             live = await session.live(self.seconds)
             path = [turn.id for turn in self.tree.path(at.node)]
-            found, then = (
-                await self._checked.begin(live, self.tree.root),
-                self._after[self.tree.root],
-            )
-            while found.same(then) and found.position.node != at.node:
-                taken = self._next(path, found.position)
-                then = self._after[taken[-1].id]
-                found = await self._act(found.position, taken, live, then.seen)
-            if not found.same(then):
-                raise self._diverged(found.position)
+            step = await self._proxy.begin(live, self.tree.root)
+            recorded = self._steps[self.tree.root]
+            while step.same(recorded) and step.position.node != at.node:
+                actions = self._recorded_actions(path, step.position)
+                recorded = self._steps[actions[-1].id]
+                step = await self._act(step.position, actions, live, recorded.observations)
+            if not step.same(recorded):
+                raise self._mismatch(step.position)
         except BaseException:
             await self.sessions.drop(session)
             raise
-        self.replayed += 1
+        self.replays += 1
         return session
 
     # -- sessions -----------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _live(
-        self, at: Position | None = None, *, others_follow: bool = False
-    ) -> AsyncIterator[tuple[Any, Callable[[Arrival], Arrival]]]:
-        """What the environment acts on at ``at`` (``None``: before the beginning), and how to say where it stands
-        then. A session that met an error is closed.
+    async def _run(
+        self, at: Position | None, work: Callable[[Any], Awaitable[T]], others_follow: bool = False
+    ) -> T:
+        """Run ``work`` on the environment's live object at a position (``None``: before the beginning).
+
+        A session moves to the position of a step's result, and is closed after an error.
         """
         if self.environment.pure:
-            yield self.shared, lambda arrival: arrival
-            return
+            return await work(self.shared)
         session = await self._session(at, others_follow)
-        stands: list[str] = []
-
-        def stand(arrival: Arrival) -> Arrival:
-            stands.append(arrival.position.node)
-            return arrival
-
         try:
-            yield await session.live(self.seconds), stand
+            result = await work(await session.live(self.seconds))
         except BaseException:
             await self.sessions.drop(session)
             raise
-        await self.sessions.keep(self._place(stands[-1]), session)
+        here = result.position if isinstance(result, StepResult) else at
+        assert here is not None, "a grade has a position"
+        await self.sessions.keep(self._session_key(here.node), session)
+        return result
 
-    async def _session(self, at: Position | None, others_follow: bool) -> OwnedSession:
+    async def _session(self, at: Position | None, others_follow: bool) -> ManagedSession:
         if at is None:
             return await self._open()
-        place = self._place(at.node)
+        key = self._session_key(at.node)
         with faults_of(self.environment):
-            here = await self.sessions.fork(place) if others_follow else self.sessions.take(place)
-        return here or await self._replay(at)
+            idle = await self.sessions.fork(key) if others_follow else self.sessions.take(key)
+        return idle or await self._replay(at)
 
-    async def _open(self) -> OwnedSession:
+    async def _open(self) -> ManagedSession:
         with faults_of(self.environment):
-            opening = self.environment.open(self.task, self.seed, self.shared)
-        return await self.sessions.open(opening)
+            context = self.environment.open(self.task, self.seed, self.shared)
+        return await self.sessions.open(context)
 
-    def _place(self, node: str) -> Place:
-        """A session's place, which is nobody else's: the beginning of a task is the same node in all its trees."""
+    def _session_key(self, node: str) -> SessionKey:
+        # Trees of one task share their root's id, so a node alone is not unique.
         return self, node

@@ -1,10 +1,10 @@
-"""How DensePolicy's trees grow: children by label, rollouts where values differ, and no work done twice.
+"""Search of DensePolicy's trees: children by label, and more rollouts where values differ.
 
-Each step of the agent has a label in [0, B); a label says how it is sampled, so a path is an index of labels. The first
-search plays one rollout for each label of the first step, greedily afterwards. Each later one begins where it expects
-most (:meth:`DenseSearch.best_first`) and plays a window of random indices that are new. A node's child with a label is
-sampled once. In the released code no rollout after the first ones is ever accepted; the rule here is the one that it
-describes.
+Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
+The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
+the node of the highest priority (:meth:`DenseSearch.best_first`) and plays a window of new random indices. A node's
+child with a label is sampled once. The released code never accepts a rollout after the first search; this is the rule
+that it describes.
 """
 
 import math
@@ -26,52 +26,52 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
-"""Weights of what makes a node worth going on from (DensePolicy's code)."""
+"""Weights of the terms of a node's priority (DensePolicy's code)."""
 Children = Literal[
     "temperature", "sampling", "fixed_instruct", "contrast_instruct", "meta_instruct"
 ]
 PairsAmong = Callable[[Sequence[NodeValue]], int]
-"""How many pairs the children of one node make, by their values."""
+"""(values of a node's children) -> number of preference pairs among them."""
 
 
 class DenseSearchSettings(Settings):
-    """How one task's tree grows."""
+    """Growth of one task's tree."""
 
     base: int = key(
-        10, "Children that a node may have (B).", source="DensePolicy: MATH 10, AlfWorld 8", ge=2
+        10, "Maximum children of a node (B).", source="DensePolicy: MATH 10, AlfWorld 8", ge=2
     )
     children: Children = key(
         "temperature",
-        "How children differ. `temperature`: the first is greedy, the others take `temperatures` in turn. `sampling`: "
-        "all are sampled at temperature 1. With the others the first is greedy, and the rest are asked for a worse "
-        "step (`fixed_instruct`), for a better or a worse one than the greedy one (`contrast_instruct`), or to follow "
-        "a principle that the model writes first (`meta_instruct`); what was asked is not trained on.",
+        "Difference between children. `temperature`: the first is greedy, the others cycle through `temperatures`. "
+        "`sampling`: all are sampled at temperature 1. Otherwise the first is greedy, and the others are instructed "
+        "to write a worse step (`fixed_instruct`), a better or worse step than the greedy one (`contrast_instruct`), "
+        "or to follow a principle that the model writes first (`meta_instruct`). Training removes the instructions.",
         source="DensePolicy: temperature",
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = key(
         (1.0, 0.5, 0.7),
-        "Of the children after the first one, in turn.",
+        "Temperatures of the children after the first, in a cycle.",
         source="DensePolicy's code: 1.0, 0.5, 0.7",
         min_length=1,
     )
     window: int = key(
         8,
-        "Rollouts of a search after the first one.",
+        "Rollouts of each search after the first.",
         source="DensePolicy: 8; GSM8K 16, BabyAI 15, M3ToolEval 5",
         ge=1,
     )
     pairs: int = key(
         512,
-        "A tree that has so many pairs is done.",
+        "Number of pairs that completes a tree.",
         source="DensePolicy: 512; GSM8K, BabyAI and M3ToolEval 256",
         ge=1,
     )
     runs: int = key(
-        1000, "A tree that has so many rollouts is done.", source="DensePolicy's code: 1000", ge=2
+        1000, "Number of rollouts that completes a tree.", source="DensePolicy's code: 1000", ge=2
     )
     value: ValueRule = key(
         "rollouts",
-        "A node's value: the mean reward of the `rollouts` through it, or the mean of the values of its `children`.",
+        "Value of a node: mean reward of the `rollouts` through it, or mean value of its `children`.",
         source="DensePolicy's code: children",
     )
 
@@ -84,16 +84,19 @@ class DenseSearchSettings(Settings):
 
 
 class DenseSearch(Search):
-    """The search of one task's tree by one agent, whose path takes at most ``steps`` steps.
+    """Search of one task's tree for one agent.
 
-    ``speakers`` are the samplers of the agent by label, ``agent`` is its name.
+    Args:
+        agent: Name of the agent.
+        samplers: Samplers of the agent, by label.
+        steps: Maximum agent steps of a path.
     """
 
     def __init__(
         self,
         branches: Branches,
         agent: str,
-        speakers: Sequence[CandidateSampler],
+        samplers: Sequence[CandidateSampler],
         judge: PathJudge,
         settings: DenseSearchSettings,
         pairs_among: PairsAmong,
@@ -103,30 +106,26 @@ class DenseSearch(Search):
         seed: int = 0,
     ) -> None:
         super().__init__(branches, judge, settings.runs, rollouts, seed=seed)
-        self.agent, self.speakers, self.steps = agent, speakers, steps
+        self.agent, self.samplers, self.steps = agent, samplers, steps
         self.settings, self.pairs_among = settings, pairs_among
         self.values = TreeValues(self.tree.root, settings.value)
         self.pairs: dict[str, int] = {}
-        """By node, how many pairs its children make."""
+        """Number of pairs among the children of each node."""
         self._labels: dict[str, tuple[int, ...]] = {self.tree.root: ()}
-        """By node, the index that first led to it."""
+        """Labels of the first path to each node."""
         self._child: dict[tuple[str, int], str] = {}
         self._ended: set[str] = set()
-        self._chosen: dict[str, int] = {}
-        """By node, how many searches began at it."""
-        self._played: set[tuple[int, ...]] = set()
-        """The indices of rollouts, as far as they went."""
-        self._take_in(self.rollouts)
+        self._starts: dict[str, int] = {}
+        """Number of searches that started at each node."""
+        self._indices: set[tuple[int, ...]] = set()
+        """Indices of rollouts, up to their ends."""
+        self._add(self.rollouts)
 
-    # -- what is played next ------------------------------------------------------------------
-
-    def begin(self, search: int, rng: random.Random) -> list[Rollout]:
-        """The first search varies the first step, or plays whole runs where all children are sampled; others go on
-        from the best node that has something new."""
+    def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         if not self.rollouts:
             indices = [self._first(label) for label in range(self.settings.base)]
             return self._rollouts(search, self.tree.root, indices)
-        if self.enough():
+        if self.is_done():
             return []
         known = self.branches.nodes()
         for node in self.best_first(rng):
@@ -134,42 +133,42 @@ class DenseSearch(Search):
                 return self._rollouts(search, node, indices)
         return []
 
-    def enough(self) -> bool:
+    def is_done(self) -> bool:
         s = self.settings
         return sum(self.pairs.values()) >= s.pairs or len(self.rollouts) >= s.runs
 
     def best_first(self, rng: random.Random) -> list[str]:
-        """Nodes that have not ended, those that promise most first; ties are broken at random."""
-        going = (node for node in self.values.nodes() if node not in self._ended)
-        order = [(-self.promise(node), rng.random(), node) for node in going]
+        """Return the nodes that have not ended, highest priority first, ties in random order."""
+        open_nodes = (node for node in self.values.nodes() if node not in self._ended)
+        order = [(-self.priority(node), rng.random(), node) for node in open_nodes]
         return [node for *_, node in sorted(order)]
 
-    def promise(self, node: str) -> float:
+    def priority(self, node: str) -> float:
         """0.8 C^(1/4) + 0.2 D/L + 2 sqrt(1 + N) / (2 + N).
 
-        C is the largest difference of its value from a sibling's, D its mean distance to the end, L the most steps, N
-        how often it was visited or chosen.
+        C is the largest difference between its value and a sibling's, D its mean distance to the end, L the maximum
+        number of steps, and N the number of its visits and of searches that started at it.
         """
         own = self.values[node]
         contrast = max((abs(own.mean - o.mean) for o in self.values.siblings(node)), default=0.0)
-        seen = own.visits + self._chosen.get(node, 0)
+        count = own.visits + self._starts.get(node, 0)
         return (
             CONTRAST * contrast**0.25
             + DEPTH * own.distance / self.steps
-            + NOVELTY * math.sqrt(1 + seen) / (2 + seen)
+            + NOVELTY * math.sqrt(1 + count) / (2 + count)
         )
 
     def new_indices(self, node: str, rng: random.Random) -> list[tuple[int, ...]]:
-        """Up to a window of random indices below a node, none of which leads only where rollouts went before."""
-        begun = self._labels[node]
-        drawn = {
-            (*begun, *rng.choices(range(self.settings.base), k=self.steps - len(begun))): None
+        """Draw up to a window of random indices below a node that earlier rollouts do not cover."""
+        prefix = self._labels[node]
+        indices = {
+            (*prefix, *rng.choices(range(self.settings.base), k=self.steps - len(prefix))): None
             for _ in range(2 * self.settings.window)
         }
-        new = [index for index in drawn if not self.covered(node, index)]
+        new = [index for index in indices if not self.is_covered(node, index)]
         return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
 
-    def covered(self, node: str, index: Sequence[int]) -> bool:
+    def is_covered(self, node: str, index: Sequence[int]) -> bool:
         for label in index[len(self._labels[node]) :]:
             child = self._child.get((node, label))
             if child is None:
@@ -179,33 +178,28 @@ class DenseSearch(Search):
             node = child
         return True
 
-    # -- what the grower asks -----------------------------------------------------------------
-
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
-        """The sampler of the label that comes next."""
-        return {self.agent: self.speakers[self._label(rollout, at)]}
+        return {self.agent: self.samplers[self._label(rollout, at)]}
 
-    def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
-        """One for each node and label, whichever rollout comes there."""
+    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+        """Return the seed of a node and label, which all rollouts share."""
         return int(self.key("dense", self._node(at), self._label(rollout, at))[:15], 16)
 
-    def known_to(self, rollout: Rollout, at: Position) -> Turn | None:
-        """The node's child with the label that comes next, if it has one."""
+    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+        """Return the node's child with the rollout's next label, if any."""
         child = self._child.get((self._node(at), self._label(rollout, at)))
         return None if child is None else self.tree.turns.get(child)
 
-    # -- what was played ----------------------------------------------------------------------
-
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        found, credit = await super().search(search)
-        self._take_in(found)
-        return found, credit
+        rollouts, credit = await super().search(search)
+        self._add(rollouts)
+        return rollouts, credit
 
-    def _take_in(self, rollouts: Sequence[Rollout]) -> None:
+    def _add(self, rollouts: Sequence[Rollout]) -> None:
         changed: dict[str, None] = {}
         for node in {one.search: one.start for one in rollouts}.values():
-            self._chosen[node] = self._chosen.get(node, 0) + (node != self.tree.root)
-        for path, one in distinct(self.tree, rollouts, self._played):
+            self._starts[node] = self._starts.get(node, 0) + (node != self.tree.root)
+        for path, one in distinct_rollouts(self.tree, rollouts, self._indices):
             nodes = (self.tree.root, *path)
             for step, (parent, node) in enumerate(zip(nodes, path, strict=False)):
                 self._child[parent, one.labels[step]] = node
@@ -218,7 +212,7 @@ class DenseSearch(Search):
             self.pairs[node] = self.pairs_among(below)
 
     def _first(self, label: int) -> tuple[int, ...]:
-        """The index of a rollout of the first search: greedy after the first step, or a run of its own."""
+        """Return the index of a rollout of the first search: greedy after its first step, or sampled with one label."""
         rest = label if self.settings.children == "sampling" else 0
         return (label, *(rest,) * (self.steps - 1))
 
@@ -228,30 +222,30 @@ class DenseSearch(Search):
         return [Rollout(search, number, node, labels=index) for number, index in enumerate(indices)]
 
     def _node(self, at: Position) -> str:
-        said = (turn.id for turn in reversed(at.state.turns) if turn.speaker.kind == "agent")
-        return next(said, self.tree.root)
+        agent_turns = (t.id for t in reversed(at.state.turns) if t.speaker.kind == "agent")
+        return next(agent_turns, self.tree.root)
 
     def _label(self, rollout: Rollout, at: Position) -> int:
         return rollout.labels[sum(turn.speaker.kind == "agent" for turn in at.state.turns)]
 
 
-def distinct(
-    tree: Tree, rollouts: Sequence[Rollout], played: set[tuple[int, ...]]
+def distinct_rollouts(
+    tree: Tree, rollouts: Sequence[Rollout], indices: set[tuple[int, ...]]
 ) -> Iterator[tuple[list[str], Rollout]]:
-    """Rollouts that ended, each with the agent's turns on its path, but for those that went the way of an earlier one.
+    """Yield finished rollouts with new paths, each with its agent turns, and add them to ``indices``.
 
-    Two indices of one search may be one way, if it ends before they part. ``played`` is what came before; it grows.
+    Two indices of one search are one path if it ends before they differ.
     """
     for one in rollouts:
         if one.leaf is None:
             continue
         path = agent_path(tree, one.leaf)
         index = one.labels[: len(path)]
-        if index not in played:
-            played.add(index)
+        if index not in indices:
+            indices.add(index)
             yield path, one
 
 
 def agent_path(tree: Tree, leaf: str) -> list[str]:
-    """The agent's turns on the way to a leaf."""
+    """Return the ids of the agent's turns on the path to a leaf."""
     return [turn.id for turn in tree.path(leaf) if turn.speaker.kind == "agent"]

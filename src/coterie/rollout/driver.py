@@ -1,8 +1,8 @@
-"""Plays episodes of an environment: every episode starts at once, the engine batches whatever waits.
+"""Driver that plays episodes of an environment concurrently; the engine batches their requests.
 
-One episode is one sample of one task. Its random numbers come from its key (seed, iteration, stage, task, sample, place
-of the turn), so what is said does not depend on what else runs. A failure ends that episode alone, is reported with its
-reason, and has no score.
+An episode is one sample of one task. Its seeds are hashes of its key (seed, iteration, stage, task, sample, turn
+index), so its turns do not depend on what else runs. A failure ends only its own episode, which then has a reason and
+no score.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.checks import check_environment
 from coterie.environments.protocol import Environment, Grade, Shared
+from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import (
     CUT_OFF,
@@ -20,9 +21,8 @@ from coterie.rollout.episodes import (
     REWARD,
     THOUGHT_TOKENS,
     Episode,
-    Finished,
+    EpisodeResult,
 )
-from coterie.rollout.flight import in_flight
 from coterie.rollout.samplers import OutOfContext, Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.transitions import Position
@@ -33,11 +33,16 @@ from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import digest
 
 SECONDS = 3600.0
-"""Time limit of what an environment does at a time; waiting for what it shares with others counts too."""
+"""Default time limit of each call of an environment, including waits for shared resources."""
 
 
 class Driver:
-    """Plays one environment. ``samplers`` has one for each actor."""
+    """Plays one environment.
+
+    Args:
+        samplers: One sampler for each actor.
+        seconds: Time limit of each call of the environment.
+    """
 
     def __init__(
         self,
@@ -51,17 +56,16 @@ class Driver:
         check_environment(environment, shared)
         missing = environment.actors.keys() - samplers.keys()
         if missing:
-            raise ValueError(f"nobody plays {', '.join(sorted(missing))} of {environment.name}")
+            raise ValueError(f"{environment.name} needs samplers for {', '.join(sorted(missing))}")
         self.environment = environment
         self.samplers = samplers
         self.seed = seed
         self.shared = shared
         self.seconds = seconds
-        """Time limit of what the environment does at a time."""
 
     @asynccontextmanager
     async def sessions(self) -> AsyncIterator[Sessions]:
-        """Sessions for all branches; closed at the end of the block."""
+        """Open the sessions of all branches; the end of the block closes them."""
         async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
             yield sessions
 
@@ -81,30 +85,37 @@ class Driver:
         )
 
     @asynccontextmanager
-    async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[AsyncIterator[Finished]]:
-        """Start all episodes (no more than there are sessions); gives each as it finishes.
+    async def play_all(
+        self, episodes: Sequence[Episode]
+    ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
+        """Play all episodes, at most one per session, and yield each result as it finishes.
 
-        None outlives the block, which raises ``EngineGone`` when the engine will answer nobody.
+        The end of the block cancels unfinished episodes.
+
+        Raises:
+            EngineGone: The engine failed for good.
         """
         limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with (
             self.sessions() as sessions,
-            in_flight((self._guarded(one, sessions) for one in episodes), max(limit, 1)) as playing,
+            bounded_gather(
+                (self._guarded(one, sessions) for one in episodes), max(limit, 1)
+            ) as playing,
         ):
             yield playing
 
-    async def _guarded(self, episode: Episode, sessions: Sessions) -> Finished:
+    async def _guarded(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
         try:
             return await self._play(episode, sessions)
         except EngineGone:
             raise
         except EngineError as error:
-            return Finished(episode, None, str(error))
+            return EpisodeResult(episode, None, str(error))
 
-    async def _play(self, episode: Episode, sessions: Sessions) -> Finished:
+    async def _play(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         branches = self.branches(episode.task, tree, sessions, episode.variant)
-        said: list[Response] = []
+        agent_responses: list[Response] = []
         try:
             at = await branches.start()
             while at.state.end is None:
@@ -115,7 +126,7 @@ class Driver:
                 except OutOfContext as error:
                     at = branches.cut(at, error)
                     continue
-                said += [
+                agent_responses += [
                     response
                     for actor, response in zip(acting, responses, strict=True)
                     if self.environment.actors[actor] == "agent"
@@ -125,9 +136,10 @@ class Driver:
         finally:
             await branches.close()
         tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
-        tokens = sum(response.tokens for response in said)
+        tokens = sum(response.tokens for response in agent_responses)
         credit = _credit(branches, at.node, grade)
-        return Finished(episode, tree, None, tokens, _metrics(grade, said), credit)
+        metrics = _metrics(grade, agent_responses)
+        return EpisodeResult(episode, tree, None, tokens, metrics, credit)
 
     def _seed(self, episode: Episode, at: Position, place: int) -> int:
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
@@ -135,13 +147,13 @@ class Driver:
 
 
 def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
-    given = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
-    given |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
-    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in given.items())
+    rewards = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
+    rewards |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
+    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in rewards.items())
 
 
-def _metrics(grade: Grade, said: Sequence[Response]) -> Metrics:
-    truncated = sum(response.truncated for response in said)
-    thought = sum(response.thought_tokens for response in said)
-    own = {THOUGHT_TOKENS: thought} if thought else {}
-    return {**grade.metrics, MESSAGES: len(said), CUT_OFF: truncated, **own}
+def _metrics(grade: Grade, responses: Sequence[Response]) -> Metrics:
+    truncated = sum(response.truncated for response in responses)
+    thought = sum(response.thought_tokens for response in responses)
+    thoughts = {THOUGHT_TOKENS: thought} if thought else {}
+    return {**grade.metrics, MESSAGES: len(responses), CUT_OFF: truncated, **thoughts}

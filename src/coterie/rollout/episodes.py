@@ -1,4 +1,4 @@
-"""What is played, and what came of it: one sample of one task."""
+"""Episodes and their results: one sample of one task each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
 
 MESSAGES = "messages"
-"""The metric of an episode that counts its agents' messages."""
+"""Metric: number of messages of the agents."""
 CUT_OFF = "cut_off"
-"""The one that counts those that ran to the limit of tokens; of many episodes, the share of all messages."""
+"""Metric: number of messages cut off at a token limit; over many episodes, their share of all messages."""
 THOUGHT_TOKENS = "thought_tokens"
-"""The one that counts the tokens of their thoughts, which ``tokens`` counts too; absent where there are none."""
+"""Metric: number of thought tokens, which ``tokens`` includes; absent without thoughts."""
 
 REWARD = "reward"
-"""The name of credit (``reward:ACTOR``) that an environment gave for an act, at the last turn of those taken then."""
+"""Credit name (``reward:ACTOR``) of a reward for an action, on the last of the simultaneous turns."""
 FINAL_REWARD = "final_reward"
-"""Of credit (``final_reward:ACTOR``) that it gave in grading, at the leaf."""
+"""Credit name (``final_reward:ACTOR``) of a reward of the final grade, on the leaf."""
 ENVIRONMENT = "environment"
-"""What such credit is keyed by: no settings of a later stage change it."""
+"""Settings key of rewards from the environment, which do not depend on settings of later stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Episode:
     iteration: int
     stage: str
     variant: str | None = None
-    """What its prompts ask for besides, such as a format."""
+    """Extra instruction in its prompts, such as a format."""
 
     @property
     def key(self) -> ItemKey:
@@ -41,23 +41,23 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A finished episode: its tree of one path, or why it failed."""
+class EpisodeResult:
+    """A finished episode: its tree of one path, or the reason of its failure."""
 
     episode: Episode
     tree: Tree | None
     failure: str | None = None
     tokens: int = 0
-    """Of all its agents' turns, as their maker counts."""
+    """Tokens of all turns of its agents, as their sampler counts."""
     metrics: Metrics = field(default_factory=dict)
-    """What the environment found in grading it, and how many messages there are and were cut off."""
+    """Metrics of the grade, and the counts above."""
     credit: tuple[Credit, ...] = ()
-    """What the environment gave: :data:`REWARD`, :data:`FINAL_REWARD`."""
+    """Rewards from the environment: :data:`REWARD`, :data:`FINAL_REWARD`."""
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:
-    """Tokens of a dialogue: those of its turns, end-of-turn tokens included.
+    """Return the number of tokens of all turns, including end-of-turn tokens.
 
-    Turns that came as text have none; what their endpoint counted is among the item's metrics.
+    Turns from text endpoints have no tokens; the item's metrics have the endpoint's counts.
     """
     return sum(len(turn.ids) for turn in path)

@@ -1,9 +1,9 @@
-"""Grows the tree of one task: several ways to go on from a node, and rollouts that are played to the end.
+"""Growth of one task's tree: rollouts that branch from a node and run to the end.
 
-Ways to go on are sampled as candidates of one prompt, which is read once. A new turn may be *merged* with a sibling: it
-then is that sibling, and goes on from there (Optima's released code goes on from the new text under the old node; then
-what was sampled does not follow from what the tree says came before). Rollouts go as one group for as long as they say
-the same.
+Continuations of a node are sampled as candidates of one prompt, with one pass over it. A new turn may be *merged* with
+a sibling: the rollout then continues from that sibling. (Optima's released code continues from the new text under the
+old node, so its sampled turns do not follow from their ancestors in the tree.) Rollouts advance as one group as long as
+their turns are equal.
 """
 
 import asyncio
@@ -13,53 +13,53 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.rollout.branches import Branches
-from coterie.rollout.fitting import asked
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
-from coterie.rollout.taken import chain, context_at
+from coterie.rollout.shrink_prompt import sample_in_context
 from coterie.rollout.transitions import Position
+from coterie.rollout.turns import chain, context_at
 from coterie.trajectories.turn import Turn
 
 T = TypeVar("T")
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
-"""Of a new turn and its siblings, all by one speaker: the sibling that it is, or ``None`` if it is a new one."""
+"""(new turn, siblings of the same speaker) -> the sibling to merge with, or ``None`` for a new node."""
 Seed = Callable[["Rollout", Position, int], int]
-"""The seed of a rollout's next turn: where it stands, and the place of who speaks among those who act there."""
+"""(rollout, position, index of the actor among the acting ones) -> seed of the rollout's next turn."""
 Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
 Known = Callable[["Rollout", Position], Turn | None]
-"""The turn that a rollout is to take where it stands, if that was sampled before."""
-Way = tuple[Response, ...]
-"""What all who act at a node say."""
+"""(rollout, position) -> the existing turn that the rollout takes there, if any."""
+Responses = tuple[Response, ...]
+"""Simultaneous responses of all acting actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One path of a search, from the node it began at to its end."""
+    """A path of a search, from its start node to the end."""
 
     search: int
     number: int
     start: str
-    """The node that was chosen (a turn's id, or the root)."""
+    """Start node: a turn's id, or the root."""
     leaf: str | None = None
-    """Its last turn; ``None`` while it is played, and if it failed."""
+    """Id of the last turn; ``None`` until the end, and after a failure."""
     reward: float | None = None
     failure: str | None = None
     sampled: int = 0
-    """Tokens that were sampled for it, those of turns that were merged included."""
+    """Number of sampled tokens, including those of merged turns."""
     labels: tuple[int, ...] = ()
-    """Which child it takes at each step of the agent from the beginning on, in trees whose children have labels."""
+    """Child label at each agent step from the root, in trees with labels."""
 
 
 def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
-    """Every turn is a node of its own, unless it is the same to the last token."""
+    """Merge only turns with equal tokens, which are one node anyway."""
     return None
 
 
-def nothing_known(rollout: Rollout, at: Position) -> Turn | None:
+def no_known_turn(rollout: Rollout, at: Position) -> Turn | None:
     return None
 
 
 class TreeGrower:
-    """Grows the branches of one tree. Only one actor acts at a time where turns are ``known``."""
+    """Grows the branches of one tree. ``known`` requires that one actor acts at a time."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TreeGrower:
         samplers: Samplers,
         seed: Seed,
         merge: Merge = never_merge,
-        known: Known = nothing_known,
+        known: Known = no_known_turn,
     ) -> None:
         self.branches = branches
         self.samplers = samplers
@@ -75,96 +75,100 @@ class TreeGrower:
         self.merge = merge
         self.known = known
 
-    async def roll(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Play rollouts from a node to the end; those that fail have the reason. Raises ``EngineGone``."""
+    async def play(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Play rollouts from a node to the end; failed rollouts have a reason.
+
+        Raises:
+            EngineGone: The engine failed for good.
+        """
         try:
             at = await self.branches.position(node)
         except EngineGone:
             raise
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
-        return await self._roll(at, rollouts)
+        return await self._play(at, rollouts)
 
-    async def ways(
+    async def sample(
         self, at: Position, rollouts: Sequence[Rollout], draws: Sequence[int] = ()
-    ) -> list[Way]:
-        """A way to go on for each rollout, sampled together; none is in the tree yet.
+    ) -> list[Responses]:
+        """Sample the next responses of each rollout in one batch, without adding them to the tree.
 
-        ``draws`` tell equal ones apart; without them they are one turn.
+        Equal turns with different ``draws`` are separate nodes; without ``draws`` they are one node.
         """
-        acting = self.branches.acting(at)
-        found = await together(
-            [self._turns(at, rollouts, actor, place, draws) for place, actor in enumerate(acting)]
+        actors = enumerate(self.branches.acting(at))
+        columns = await gather_all(
+            [self._responses(at, rollouts, actor, index, draws) for index, actor in actors]
         )
-        return list(zip(*found, strict=True))
+        return list(zip(*columns, strict=True))
 
-    async def _roll(self, at: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    async def _play(self, at: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
         if at.state.end is not None:
             return [replace(rollout, leaf=at.node) for rollout in rollouts]
         try:
-            ways = await self.ways(at, rollouts)
-            placed = [self._place(at, way) for way in ways]
+            samples = await self.sample(at, rollouts)
+            merged = [self._add(at, responses) for responses in samples]
         except OutOfContext as error:
             return self._cut(at, rollouts, error)
         except EngineGone:
             raise
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
-        parts: dict[str, tuple[Way, list[Rollout]]] = {}
-        for rollout, way, own in zip(rollouts, ways, placed, strict=True):
-            sampled = rollout.sampled + sum(response.tokens for response in way)
-            part = parts.setdefault(own[-1].turn.id, (own, []))[1]
-            part.append(replace(rollout, sampled=sampled))
-        several = len(parts) > 1
-        going = [self._go(at, way, part, several) for way, part in parts.values()]
-        return [rollout for part in await together(going) for rollout in part]
+        groups: dict[str, tuple[Responses, list[Rollout]]] = {}
+        for rollout, responses, nodes in zip(rollouts, samples, merged, strict=True):
+            sampled = rollout.sampled + sum(response.tokens for response in responses)
+            group = groups.setdefault(nodes[-1].turn.id, (nodes, []))[1]
+            group.append(replace(rollout, sampled=sampled))
+        branching = len(groups) > 1
+        work = [self._advance(at, nodes, group, branching) for nodes, group in groups.values()]
+        return [rollout for group in await gather_all(work) for rollout in group]
 
     def _cut(self, at: Position, rollouts: Sequence[Rollout], error: OutOfContext) -> list[Rollout]:
-        """Rollouts that end where they stand, since nothing more has room; they fail where nothing was said."""
+        """End rollouts without room for a turn; they fail if no agent has spoken."""
         try:
             leaf = self.branches.cut(at, error).node
         except OutOfContext:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
         return [replace(rollout, leaf=leaf) for rollout in rollouts]
 
-    async def _go(
-        self, at: Position, way: Way, rollouts: Sequence[Rollout], others_follow: bool
+    async def _advance(
+        self, at: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
     ) -> list[Rollout]:
         try:
-            then = await self.branches.advance(at, way, others_follow=others_follow)
+            then = await self.branches.advance(at, nodes, others_follow=others_follow)
         except EngineGone:
             raise
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in rollouts]
-        return await self._roll(then, rollouts)
+        return await self._play(then, rollouts)
 
-    async def _turns(
+    async def _responses(
         self,
         at: Position,
         rollouts: Sequence[Rollout],
         actor: str,
-        place: int,
+        index: int,
         draws: Sequence[int],
     ) -> list[Response]:
-        """What an actor says in each rollout: what is known, or a turn that is sampled now.
+        """Return an actor's response in each rollout: a known turn, or a new sample.
 
-        Those that speak by the same sampler are asked together, and with the same seed once.
+        Rollouts with one sampler are sampled in one call, and equal seeds once.
         """
-        found: dict[int, Response] = {}
+        responses: dict[int, Response] = {}
         groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
         for number, rollout in enumerate(rollouts):
             if (turn := self.known(rollout, at)) is not None:
-                found[number] = self._again(turn, 0)
+                responses[number] = self._response(turn, 0)
                 continue
-            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, place)
+            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, index)
             seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
             seeds.setdefault(seed, []).append(number)
-        asked = [self._asked(at, actor, *group, draws) for group in groups.values()]
-        for said in await together(asked):
-            found |= said
-        return [found[number] for number in range(len(rollouts))]
+        work = [self._candidates(at, actor, *group, draws) for group in groups.values()]
+        for candidates in await gather_all(work):
+            responses |= candidates
+        return [responses[number] for number in range(len(rollouts))]
 
-    async def _asked(
+    async def _candidates(
         self,
         at: Position,
         actor: str,
@@ -175,46 +179,45 @@ class TreeGrower:
         prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
         own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
         context = context_at(at, actor)
-        said = await asked(
+        candidates = await sample_in_context(
             self.branches.environment,
             at.state,
             prompt,
-            lambda shown: sampler.candidates(shown, context, list(seeds), own),
+            lambda shorter: sampler.candidates(shorter, context, list(seeds), own),
         )
         return {
             number: response if number == numbers[0] else replace(response, tokens=0)
-            for numbers, response in zip(seeds.values(), said, strict=True)
+            for numbers, response in zip(seeds.values(), candidates, strict=True)
             for number in numbers
         }
 
-    def _again(self, turn: Turn, tokens: int) -> Response:
+    def _response(self, turn: Turn, tokens: int) -> Response:
         request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
         return Response(turn, request, tokens)
 
-    def _place(self, at: Position, way: Way) -> Way:
-        """What is said, as nodes of the tree: siblings that it is merged with, or new ones."""
-        tree, placed = self.branches.tree, tuple[Response, ...]()
-        for response in way:
-            turn = chain(self.branches.environment, at, (*placed, response))[-1]
-            same = None
+    def _add(self, at: Position, responses: Responses) -> Responses:
+        """Add responses to the tree, or replace them by the siblings that they are merged with."""
+        tree, nodes = self.branches.tree, tuple[Response, ...]()
+        for response in responses:
+            turn = chain(self.branches.environment, at, (*nodes, response))[-1]
+            sibling = None
             if turn.id not in tree.turns:
                 siblings = [t for t in tree.children(turn.parent) if t.speaker == turn.speaker]
-                same = self.merge(turn, siblings)
-            if same is None:
+                sibling = self.merge(turn, siblings)
+            if sibling is None:
                 tree.add(turn, response.request)
-                placed += (replace(response, turn=turn),)
+                nodes += (replace(response, turn=turn),)
             else:
-                placed += (self._again(same, len(same.ids)),)
-        return placed
+                nodes += (self._response(sibling, len(sibling.ids)),)
+        return nodes
 
 
-async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of coroutines that run side by side; all have ended when it ends, also if one fails."""
-    if len(work) == 1:  # as a task of its own it costs more
+async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; wait for all even if one fails."""
+    if len(work) == 1:  # cheaper than a task
         return [await work[0]]
-    done = await asyncio.gather(*work, return_exceptions=True)
     results: list[T] = []
-    for one in done:
+    for one in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(one, BaseException):
             raise one
         results.append(one)

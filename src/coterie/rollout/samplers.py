@@ -1,7 +1,7 @@
-"""How an agent's next turn is made: from the tokens of an engine, or as text by an endpoint.
+"""Samplers of an agent's next turn: exact tokens from an engine, or text from an endpoint.
 
-A sampler is asked with messages and gives a turn. It keeps nothing between turns: what an agent has
-seen and said so far is in the :class:`AgentContext` of its episode.
+A sampler maps a prompt to a turn and has no state. The agent's running prompt is in the :class:`AgentContext` of its
+episode.
 """
 
 import json
@@ -36,35 +36,35 @@ SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"
 NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8
-"""Tokens that must be left of the context for a turn to be asked for."""
+"""Minimum number of free tokens of the context for a turn."""
 
 
 @dataclass(slots=True)
 class AgentContext:
-    """What an agent has seen and said so far, for storing its next request as a delta."""
+    """Running prompt of an agent, which its next request is stored as a delta on."""
 
     turn: str | None = None
     ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
 
-    def add(self, response: "Response", shown: tuple[Message, ...]) -> None:
-        """Take in a turn of the agent's own, said when it was shown these messages."""
+    def add(self, response: "Response", messages: tuple[Message, ...]) -> None:
+        """Append the prompt's messages and the agent's turn."""
         assert response.request is not None, "only turns with tokens are stored as deltas"
         self.turn = response.turn.id
         self.ids = self.ids[: response.request.keep] + response.request.ids + response.turn.ids
-        self.messages = (*shown, Message("assistant", turn=response.turn.id))
+        self.messages = (*messages, Message("assistant", turn=response.turn.id))
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A turn that was just made."""
+    """A new turn with its request."""
 
     turn: Turn
     request: Request | None
     tokens: int
-    """How many tokens it has, as its maker counts."""
+    """Number of tokens, as the sampler counts."""
     reasoning_tokens: int = 0
-    """Tokens of the thought, as a server counts them."""
+    """Number of thought tokens, as a server counts."""
 
     @property
     def thought_tokens(self) -> int:
@@ -72,36 +72,36 @@ class Response:
 
     @property
     def truncated(self) -> bool:
-        """Whether it ran to the limit of tokens, or of the context."""
+        """True if a token limit or the context cut the turn off."""
         return self.turn.truncated
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a sampler needs to know to speak."""
+    """Input of a sampler."""
 
     tree: Tree
     parent: str
-    """The node after which the turn comes."""
+    """Node that the turn is added to."""
     agent: str
-    shown: tuple[Message, ...]
+    messages: tuple[Message, ...]
     seed: int
     draw: int
     tools: tuple[Tool, ...] = ()
-    """What the agent may call in its model's own syntax; none where calls are tags, which its messages teach."""
+    """Tools called in the model's own syntax; empty where calls are tags, which the messages explain."""
     stop: tuple[str, ...] = ()
-    """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
+    """Stop strings in addition to the sampler's own; a turn includes the stop string that ended it."""
     task: Task | None = None
-    """For scripts, which know more than they are shown."""
+    """The whole task, for scripts and user simulators."""
 
     def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
-        """The request of a turn, once the messages are rendered: a delta on what the agent had before."""
+        """Build the request of the rendered messages, as a delta on the agent's context."""
         return Request.make(
             self.agent,
             self.parent,
             context.turn,
             prompt_ids,
-            self.shown,
+            self.messages,
             context.ids,
             context.messages,
             self.tools,
@@ -109,40 +109,46 @@ class Prompt:
 
 
 ReadCalls = Callable[[str, Finish, Sequence[Tool]], tuple[ToolCall, ...]]
-"""(text, why it ended, tools) -> the calls of a message."""
+"""(text, finish reason, tools) -> calls of a message."""
 
 
 SplitTurn = Callable[[str, str, str, Sequence[int]], tuple[Part, ...]]
-"""(text, agent, source, ids) -> the parts of a turn, its thought apart."""
+"""(text, agent, source, ids) -> parts of a turn, with its thought as a separate part."""
 
 
 class Sampler(Protocol):
-    """Makes turns. Raises ``EngineError`` if it can't."""
+    """Makes turns; raises ``EngineError`` on failure."""
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The agent's next turn; ``context`` is brought up to date."""
+        """Return the agent's next turn and update ``context``."""
         ...
 
 
 class CandidateSampler(Sampler, Protocol):
-    """Makes several turns of one prompt, which trees grow by."""
+    """Makes several turns for one prompt, which trees branch with."""
 
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """Several ways to say the turn, one for each seed; ``context`` stays as it is.
+        """Return one turn for each seed; ``context`` is unchanged.
 
-        ``draws`` tell equal ones apart; without them they are one turn.
+        Equal turns with different ``draws`` are separate nodes; without ``draws`` they are one node.
         """
         ...
 
 
 class OutOfContext(EngineError):
-    """A prompt leaves no room for a turn in the model's context."""
+    """The prompt leaves too little room for a turn in the model's context."""
 
 
 class TokenSampler:
-    """Speaks by an engine: exact tokens in, exact tokens out."""
+    """Sampler with an engine: exact tokens in, exact tokens out.
+
+    Args:
+        context_length: Maximum tokens of prompt and turn.
+        calls: Reads the calls of a message (``ChatRenderer.calls``); needed for tools of the model's own syntax.
+        parts: Separates thoughts (``ChatRenderer.parts``); without it, all text is visible to everyone.
+    """
 
     def __init__(
         self,
@@ -153,10 +159,6 @@ class TokenSampler:
         calls: ReadCalls | None = None,
         parts: SplitTurn | None = None,
     ) -> None:
-        """``calls`` reads the calls of a message (``ChatRenderer.calls``), where agents have tools of their model's.
-
-        ``parts`` takes thoughts apart (``ChatRenderer.parts``); without it a message is all said to everybody.
-        """
         self.engine = engine
         self.render = render
         self.sampling = sampling
@@ -171,24 +173,22 @@ class TokenSampler:
         )
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """One completion of the rendered messages, at most as long as the context has room."""
+        """Sample one completion of the rendered messages, within the free context."""
         (response,) = await self.candidates(prompt, context, [prompt.seed])
-        context.add(response, prompt.shown)
+        context.add(response, prompt.messages)
         return response
 
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """Several ways to say the turn, one for each seed; the prompt is read once.
+        """Sample one turn for each seed with one pass over the prompt.
 
-        ``draws`` tell equal ones apart; without them they are one turn. ``context`` stays as it is, for
-        only some of them may be gone on from (:meth:`AgentContext.add`).
+        ``context`` is unchanged; call :meth:`AgentContext.add` for the turn that the dialogue continues from.
         """
-        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
+        prompt_ids = self.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
-        completions = await self.engine.sample(
-            prompt_ids, seeds, self._within(prompt_ids, prompt.stop)
-        )
+        sampling = self._sampling_within(prompt_ids, prompt.stop)
+        completions = await self.engine.sample(prompt_ids, seeds, sampling)
         draws = draws or [prompt.draw] * len(seeds)
         return [
             self._response(prompt, request, *one) for one in zip(completions, draws, strict=True)
@@ -200,7 +200,7 @@ class TokenSampler:
         stop = completion.stop if completion.stop in prompt.stop else ""
         calls: tuple[ToolCall, ...] = ()
         if prompt.tools:
-            assert self.calls is not None, "a prompt with tools of the model's own needs its syntax"
+            assert self.calls is not None, "tools of the model's own syntax need a reader of calls"
             calls = self.calls(completion.text, completion.finish, prompt.tools)
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
@@ -214,7 +214,7 @@ class TokenSampler:
         )
         return Response(turn, request, len(completion.ids))
 
-    def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
+    def _sampling_within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
         if room < MIN_ROOM:
             raise OutOfContext(
@@ -241,9 +241,9 @@ class TokenSampler:
 
 
 class TextSampler:
-    """Speaks by an endpoint: text in, text out, no tokens; for evaluation, never for training.
+    """Sampler with an endpoint: text in, text out, no tokens. For evaluation, never for training.
 
-    A turn's end is what the endpoint says; a seed is passed on, and may be ignored there.
+    The endpoint reports the finish reason, and may ignore the seed.
     """
 
     def __init__(self, endpoint: Endpoint, sampling: Sampling) -> None:
@@ -280,7 +280,7 @@ class TextSampler:
 
 
 def _calls(reply: Reply) -> tuple[ToolCall, ...]:
-    """The calls of a reply; the last one of a reply that was cut off is not run."""
+    """Convert the calls of a reply; the last call of a truncated reply is not run."""
     last = len(reply.calls) - 1 if reply.finish == "length" else -1
     return tuple(
         ToolCall(
@@ -294,16 +294,16 @@ def _calls(reply: Reply) -> tuple[ToolCall, ...]:
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """A text before the first stop string in it, and that string: some endpoints go on after it."""
-    found = [(text.index(stop), stop) for stop in stops if stop in text]
-    if not found:
+    """Split a text at its first stop string, which some endpoints ignore."""
+    matches = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not matches:
         return text, ""
-    place, stop = min(found)
+    place, stop = min(matches)
     return text[:place], stop
 
 
 def _text_for(reader: str, turn: Turn) -> str:
-    """Return the text of a turn for a reader without thoughts, or the results of calls."""
+    """Return a turn's text or results for a reader, without thoughts."""
     if not turn.parts:
         return "\n".join(result.text for result in turn.results)
     parts = (part for part in turn.parts if part.source != THOUGHT)
@@ -311,42 +311,42 @@ def _text_for(reader: str, turn: Turn) -> str:
 
 
 def utterances(prompt: Prompt) -> list[Utterance]:
-    """Messages as plain text, and with tools of the model's own calls and results as such.
+    """Convert messages to plain text, and calls and results of the model's own syntax to structured ones.
 
-    Calls are numbered through the dialogue, in nine letters and digits, which every server takes.
+    Call ids number the calls of the dialogue in nine letters and digits, which every server accepts.
     """
-    found: list[Utterance] = []
-    asked = 0
-    for message in prompt.shown:
+    result: list[Utterance] = []
+    calling = 0
+    for message in prompt.messages:
         turn = None if message.turn is None else prompt.tree.turns[message.turn]
         if turn is None or not prompt.tools:
-            found.append(utterance(message, prompt))
+            result.append(utterance(message, prompt))
         elif turn.calls and message.role == "assistant":
-            asked += 1
+            calling += 1
             calls = tuple(
-                EndpointCall(_call_name(asked, number), one.name or "unnamed", _arguments(one))
+                EndpointCall(_call_name(calling, number), one.name or "unnamed", _arguments(one))
                 for number, one in enumerate(turn.calls)
             )
-            found.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
+            result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
             instead = "".join(part.text for part in message.parts)
-            found += [
+            result += [
                 Utterance(
-                    "tool", instead or one.text, call_id=_call_name(asked, place(one.call_id))
+                    "tool", instead or one.text, call_id=_call_name(calling, place(one.call_id))
                 )
                 for one in turn.results
             ]
         else:
-            found.append(utterance(message, prompt))
-    return found
+            result.append(utterance(message, prompt))
+    return result
 
 
-def _call_name(asked: int, number: int) -> str:
-    return f"c{asked:04}{number:04}"
+def _call_name(turn: int, number: int) -> str:
+    return f"c{turn:04}{number:04}"
 
 
 def _arguments(call: ToolCall) -> str:
-    """A call's arguments as servers take them: what is no JSON object is a text in one."""
+    """Return a call's arguments as a JSON object; other text becomes its ``text`` field."""
     try:
         if isinstance(shallow(json.loads(call.arguments)), dict):
             return call.arguments
@@ -356,7 +356,11 @@ def _arguments(call: ToolCall) -> str:
 
 
 def utterance(message: Message, prompt: Prompt) -> Utterance:
-    """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
+    """Convert a message to plain text.
+
+    Raises:
+        PrivilegeError: The agent may not see a part of it.
+    """
     role = "user" if message.role == "tool" or message.role == "inline" else message.role
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]

@@ -1,7 +1,7 @@
-"""How Optima's trees grow: the values of nodes, the choice of one, and which turns are one.
+"""Growth rule of Optima's trees: node values, choice of a start node, and merging of similar turns.
 
-Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts
-through it; one of the best is drawn by softmax, leaving out those that say nearly what was chosen before.
+Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts through it. A start
+node is drawn by softmax from the best ones, without those similar to earlier start nodes.
 """
 
 import math
@@ -20,29 +20,31 @@ from coterie.trajectories.turn import Turn
 
 
 class SearchSettings(Settings):
-    """How one task's tree grows."""
+    """Growth of one task's tree."""
 
-    searches: int = key(8, "Searches of a task: each chooses a node to go on from.",
+    searches: int = key(8, "Searches of a task; each chooses a start node.",
                         source="Optima's code: 8", ge=1)  # fmt: skip
-    rollouts: int = key(3, "Dialogues played to the end from a chosen node.",
+    rollouts: int = key(3, "Rollouts of a search, from its start node to the end.",
                         source="Optima's code: 3", ge=1)  # fmt: skip
-    best: int = key(10, "A node is drawn among so many of the highest value.",
+    best: int = key(10, "Number of nodes of the highest value to draw from.",
                     source="Optima section 3.3 (10)", ge=1)  # fmt: skip
     softmax_temperature: float = key(
-        1.0, "Of the draw: the lower, the more often the best.", source="Optima section 3.3", gt=0
+        1.0,
+        "Temperature of the draw; lower values prefer the best node.",
+        source="Optima section 3.3",
+        gt=0,
     )
     choice_distance: float = key(
         0.25,
-        "A node is not chosen if its edit distance to one that was, over the longer text plus 1, is "
-        "below this.",
+        "Minimum edit distance of a start node to earlier ones, divided by the length of the longer text plus 1.",
         source="Optima section 3.3 (0.25)",
         ge=0,
         le=1,
     )
     merge_distance: float = key(
         0.1,
-        "An utterance is taken for a sibling of it if their edit distance, over its length plus 1, is "
-        "below this; 0 merges equal ones only.",
+        "An utterance is merged with a sibling if their edit distance, divided by its length plus 1, is below this. "
+        "0: only equal ones.",
         source="Optima's code: 0.1",
         ge=0,
         le=1,
@@ -51,11 +53,11 @@ class SearchSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the rollouts through a node came to."""
+    """Value of a node, from the rollouts through it."""
 
     mean: float
     visits: int
-    """How many rollouts went through it."""
+    """Number of rollouts through it."""
 
 
 def growth(settings: SearchSettings) -> GrowthRule:
@@ -74,13 +76,13 @@ def _choose(
     nodes: Container[str],
     rng: Random,
 ) -> str:
-    chosen = [rollout.start for rollout in rollouts]
+    starts = [rollout.start for rollout in rollouts]
     values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
-    return choose(tree, values, chosen, settings, rng)
+    return choose(tree, values, starts, settings, rng)
 
 
 def _near_sibling(distance: float, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
-    """The first sibling that says nearly the same; what was cut off is never the same."""
+    """Return the first sibling with similar text. Truncated turns are never similar."""
     if turn.truncated:
         return None
     near = (s for s in siblings if not s.truncated and _same(turn.text, s.text, distance))
@@ -92,36 +94,34 @@ def _same(new: str, old: str, distance: float) -> bool:
 
 
 def node_values(tree: Tree, rollouts: Iterable[Rollout]) -> dict[str, Value]:
-    """Values of all nodes that a finished rollout went through, the root included."""
+    """Return the values of all nodes on finished rollouts, including the root."""
     rewards: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.leaf is not None and rollout.reward is not None:
             for node in (tree.root, *(turn.id for turn in tree.path(rollout.leaf))):
                 rewards.setdefault(node, []).append(rollout.reward)
-    return {
-        node: Value(math.fsum(found) / len(found), len(found)) for node, found in rewards.items()
-    }
+    return {node: Value(math.fsum(own) / len(own), len(own)) for node, own in rewards.items()}
 
 
 def choose(
     tree: Tree,
     values: Mapping[str, Value],
-    chosen: Sequence[str],
+    starts: Sequence[str],
     settings: SearchSettings,
     rng: Random,
 ) -> str:
-    """The node that the next search begins at.
+    """Choose the start node of the next search.
 
-    Candidates are the root and utterances that at least two more followed; those that say nearly
-    what a ``chosen`` one says are left out. Where none is left, and at first, it is the root.
+    Candidates are nodes with a grandchild whose text is not similar to an earlier start node's. The first search, and
+    a search without candidates, starts at the root.
     """
-    texts = [_text(tree, node) for node in dict.fromkeys(chosen)]
+    texts = [_text(tree, node) for node in dict.fromkeys(starts)]
     eligible = [
         node
         for node in values
         if _has_grandchild(tree, node) and not _near(_text(tree, node), texts, settings)
     ]
-    if not eligible or not chosen:
+    if not eligible or not starts:
         return tree.root
     best = sorted(eligible, key=lambda node: (-values[node].mean, node))[: settings.best]
     highest = values[best[0]].mean

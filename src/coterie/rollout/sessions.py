@@ -1,8 +1,8 @@
-"""Live sessions of an environment: so many at most, each opened and closed by a task of its own.
+"""Pool of an environment's live sessions, each opened and closed by an asyncio task of its own.
 
-A session that nobody uses stays where its branch stands, until its place is needed: then the one that was used last
-the longest ago is closed, and its branch is replayed if it goes on. A session is busy only while the environment acts,
-and every act has a time limit, so who waits for a place gets one.
+An idle session stays at the node of its branch. When the pool is full, the least recently used idle session is closed;
+its branch is replayed if it continues. A session is busy only during a call of the environment, and calls have a time
+limit, so every waiter gets a session.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import Session
 
-Opening = AbstractAsyncContextManager[Session]
-Place = Hashable
-"""Where a session stands: a node of the branches of one tree."""
+SessionContext = AbstractAsyncContextManager[Session]
+SessionKey = Hashable
+"""Key of an idle session: the branches of a tree and a node."""
 
 
 class SessionError(EngineError):
-    """A session did not open, or an act did not end in time: its branch fails, and no other."""
+    """A session did not open, or a call timed out; only its own branch fails."""
 
 
 @dataclass(eq=False, slots=True)
-class OwnedSession:
-    """A session with the task that opened it, which closes it too (some libraries insist on that)."""
+class ManagedSession:
+    """A session whose opening and closing run in one task, as some libraries require."""
 
-    opening: Opening
+    context: SessionContext
     _opened: "asyncio.Future[Session]" = field(init=False)
     _over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _owner: "asyncio.Task[None]" = field(init=False)
@@ -37,14 +37,18 @@ class OwnedSession:
         self._owner = asyncio.create_task(self._own())
 
     async def live(self, seconds: float) -> Session:
-        """The session, when it is open. Raises :class:`SessionError`."""
+        """Wait until the session is open and return it.
+
+        Raises:
+            SessionError: The session did not open.
+        """
         done, _ = await asyncio.wait([self._opened], timeout=seconds)
         if not done:
             raise SessionError(f"a session did not open within {seconds:g} seconds")
         return self._opened.result()
 
     async def close(self, seconds: float) -> None:
-        """End it; one that does not end in time, or is not open yet, is cancelled, and left if that does not help."""
+        """Close the session. Cancel it if it is not open yet or does not close in time, then wait once more."""
         self._over.set()
         if self._opened.done():
             await asyncio.wait([self._owner], timeout=seconds)
@@ -53,89 +57,92 @@ class OwnedSession:
 
     async def _own(self) -> None:
         try:
-            async with self.opening as session:
+            async with self.context as session:
                 self._opened.set_result(session)
                 await self._over.wait()
-        except Exception as error:  # of a library that we know nothing of
+        except Exception as error:  # from any library
             if not self._opened.done():
                 failed = SessionError(f"a session did not open: {type(error).__name__}: {error}")
                 failed.__cause__ = error
                 self._opened.set_exception(failed)
-                self._opened.exception()  # whoever waits for it is told; nobody may
+                self._opened.exception()  # mark it as retrieved: there may be no waiter
 
 
 class Sessions:
-    """The sessions of one environment, of all its branches."""
+    """Sessions of all branches of one environment."""
 
     def __init__(self, max_sessions: int, seconds: float) -> None:
         self.max_sessions = max_sessions
         self.seconds = seconds
-        """Time limit of opening one, and of closing one."""
+        """Time limit of opening, and of closing, a session."""
         self.opened = self.forked = self.closed_early = 0
-        """How many were opened, were forked, and had to make room."""
-        self._all: set[OwnedSession] = set()
+        """Counts of opened sessions, forks, and idle sessions closed to make room."""
+        self._all: set[ManagedSession] = set()
         self._ended = False
-        self._idle: OrderedDict[Place, OwnedSession] = OrderedDict()
-        """By the node that they stand at, the longest unused first."""
+        self._idle: OrderedDict[SessionKey, ManagedSession] = OrderedDict()
+        """Idle sessions, least recently used first."""
         self._changed = asyncio.Event()
 
-    def take(self, node: Place) -> OwnedSession | None:
-        return self._idle.pop(node, None)
+    def take(self, key: SessionKey) -> ManagedSession | None:
+        return self._idle.pop(key, None)
 
-    async def open(self, opening: Opening) -> OwnedSession:
-        """A new session, when there is room. Raises :class:`SessionError`."""
-        session = await self._admit(opening)
+    async def open(self, context: SessionContext) -> ManagedSession:
+        """Open a session as soon as there is room.
+
+        Raises:
+            SessionError: The session did not open.
+        """
+        session = await self._admit(context)
         self.opened += 1
         return session
 
-    async def fork(self, node: Place) -> OwnedSession | None:
-        """A copy of the idle session at ``node``, which stays there; ``None`` if there is none.
+    async def fork(self, key: SessionKey) -> ManagedSession | None:
+        """Return a copy of the idle session at ``key``; ``None`` without an idle session.
 
-        Where it can't be copied, or there is no room beside it, it is the session itself. Whatever its copying
-        raises is raised, and closes it.
+        If it can't be copied or the pool is full, the session itself is returned. An error while copying closes it.
         """
-        session = self.take(node)
+        session = self.take(key)
         if session is None or len(self._all) >= self.max_sessions:
             return session
         try:
-            opening = (await session.live(self.seconds)).fork()
+            context = (await session.live(self.seconds)).fork()
         except BaseException:
             await self.drop(session)
             raise
-        if opening is None:
+        if context is None:
             return session
         try:
-            forked = await self._admit(opening)
+            forked = await self._admit(context)
         finally:
-            await self.keep(node, session)
+            await self.keep(key, session)
         self.forked += 1
         return forked
 
-    async def keep(self, node: Place, session: OwnedSession) -> None:
-        """Leave a session that stands at ``node`` there; there may be one already."""
-        if node in self._idle:
+    async def keep(self, key: SessionKey, session: ManagedSession) -> None:
+        """Store an idle session at ``key``, or close it if the key has one."""
+        if key in self._idle:
             await self.drop(session)
             return
-        self._idle[node] = session
+        self._idle[key] = session
         self._changed.set()
 
-    async def drop(self, session: OwnedSession) -> None:
-        """Close a session that is not idle. It gives its place back even if who waits here is cancelled."""
+    async def drop(self, session: ManagedSession) -> None:
+        """Close a session that is not idle, even if the caller is cancelled."""
         await asyncio.shield(asyncio.ensure_future(self._drop(session)))
 
     async def close(self) -> None:
-        """Close all of them, those in use too; none opens any more."""
+        """Close all sessions, also busy ones, and refuse new ones."""
         self._ended = True
         self._changed.set()
         self._idle.clear()
         await asyncio.gather(*(self.drop(session) for session in list(self._all)))
 
-    async def _drop(self, session: OwnedSession) -> None:
+    async def _drop(self, session: ManagedSession) -> None:
         await session.close(self.seconds)
         self._all.discard(session)
         self._changed.set()
 
-    async def _admit(self, opening: Opening) -> OwnedSession:
+    async def _admit(self, context: SessionContext) -> ManagedSession:
         while len(self._all) >= self.max_sessions and not self._ended:
             if self._idle:
                 _, oldest = self._idle.popitem(last=False)
@@ -145,8 +152,8 @@ class Sessions:
             self._changed.clear()
             await self._changed.wait()
         if self._ended:
-            raise SessionError("the run has ended: no session opens any more")
-        session = OwnedSession(opening)
+            raise SessionError("the run has ended, so no session can be opened")
+        session = ManagedSession(context)
         self._all.add(session)
         try:
             await session.live(self.seconds)
@@ -158,7 +165,7 @@ class Sessions:
 
 @asynccontextmanager
 async def sessions_of(max_sessions: int, seconds: float) -> AsyncIterator[Sessions]:
-    """Sessions that are all closed at the end of the block, whatever ends it."""
+    """Provide a pool whose sessions are closed at the end of the block."""
     sessions = Sessions(max_sessions, seconds)
     try:
         yield sessions

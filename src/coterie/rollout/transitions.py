@@ -1,4 +1,4 @@
-"""What an environment did, checked and turned into the record: turns, limits, a state that nobody can change."""
+"""Conversion of an environment's transition into the record: turns, limits, an immutable state."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,70 +18,76 @@ CALLS = Ending("calls", truncated=True)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a branch stands after a whole transition."""
+    """Position of a branch after a whole transition."""
 
     node: str
-    """The last turn's id, or the tree's root."""
+    """Id of the last turn, or of the tree's root."""
     state: State
     contexts: Mapping[str, AgentContext] = field(default_factory=dict)
-    """By actor: what it has seen and said, for storing its next request as a delta."""
+    """Running prompt of each actor, which its next request is stored as a delta on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """Where a transition leads, what the environment says on the way, and what it gives for the turns before."""
+class StepResult:
+    """Result of one transition."""
 
     position: Position
-    seen: tuple[Turn, ...]
+    observations: tuple[Turn, ...]
     rewards: Mapping[tuple[str, str], float]
-    """By the last of the turns taken, and by actor: what others did at the same time counts."""
+    """Rewards by (last of the simultaneous turns, actor), since they may depend on all of these turns."""
 
-    def same(self, other: "Arrival") -> bool:
-        here, there = self.position.state, other.position.state
-        said = (self.position.node, self.seen, self.rewards, here.answer, here.end)
-        return said == (
-            *(other.position.node, other.seen, other.rewards),
-            *(there.answer, there.end),
-        )
+    def same(self, other: "StepResult") -> bool:
+        return self._content() == other._content()
+
+    def _content(self) -> tuple[object, ...]:
+        state = self.position.state
+        return (self.position.node, self.observations, self.rewards, state.answer, state.end)
 
 
-def arrive(
+def make_step_result(
     node: str,
-    now: State,
-    taken: Sequence[Turn],
-    found: Transition,
+    state: State,
+    actions: Sequence[Turn],
+    transition: Transition,
     contexts: Mapping[str, AgentContext],
     syntax: Syntax | None,
-) -> Arrival:
-    """What comes of a transition after ``node``. Raises ``TypeError`` or ``ValueError`` for one that can't be."""
-    _check_frozen(found.data)
-    rewards = _rewards(taken, found.rewards)
-    seen = _observed(node, found.seen, syntax)
-    end = _limit(now.left) if found.end is None else found.end
-    answer = now.answer if found.answer is None else found.answer
-    state = replace(now, turns=(*now.turns, *seen), data=found.data, answer=answer, end=end)
-    return Arrival(Position(seen[-1].id if seen else node, state, contexts), seen, rewards)
+) -> StepResult:
+    """Apply a transition after ``node``.
+
+    Raises:
+        TypeError, ValueError: The transition is invalid.
+    """
+    _check_frozen(transition.data)
+    rewards = _rewards(actions, transition.rewards)
+    observations = _observation_turns(node, transition.seen, syntax)
+    end = _limit(state.left) if transition.end is None else transition.end
+    answer = state.answer if transition.answer is None else transition.answer
+    turns = (*state.turns, *observations)
+    state = replace(state, turns=turns, data=transition.data, answer=answer, end=end)
+    last = observations[-1].id if observations else node
+    return StepResult(Position(last, state, contexts), observations, rewards)
 
 
 def check_grade(grade: Grade, actors: Iterable[str]) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for a grade that can't be."""
-    if grade.score is not None and not _finite("score", grade.score):
-        raise ValueError(f"the score is {grade.score}; what can't be graded has None")
+    """Raise ``TypeError`` or ``ValueError`` for an invalid grade."""
+    if grade.score is not None and not _is_finite("score", grade.score):
+        raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
     for name, reward in grade.rewards.items():
-        if name not in actors or not _finite(f"reward of {name}", reward):
+        if name not in actors or not _is_finite(f"reward of {name}", reward):
             raise ValueError(f"the grade gives {name!r} {reward}")
 
 
-def _finite(name: str, value: object) -> bool:
+def _is_finite(name: str, value: object) -> bool:
     try:
-        return math.isfinite(value)  # type: ignore[arg-type]  # what a plug-in gave
+        return math.isfinite(value)  # type: ignore[arg-type]  # returned by a plug-in
     except TypeError:
         raise TypeError(f"the {name} is {value!r:.80}, which is not a number") from None
 
 
-def left_after(left: Mapping[str, int], taken: Sequence[Turn]) -> Mapping[str, int]:
+def left_after(left: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str, int]:
+    """Count actions against the limits."""
     now = dict(left)
-    for turn in taken:
+    for turn in actions:
         for key in ("turns", f"turns:{turn.speaker.name}"):
             if key in now:
                 now[key] = max(0, now[key] - 1)
@@ -91,56 +97,58 @@ def left_after(left: Mapping[str, int], taken: Sequence[Turn]) -> Mapping[str, i
 
 
 def environment_seed(seed: int, task: Task) -> int:
-    """The environment's seed: of the run and the task, whatever the sample and the branch."""
+    """Return the environment's seed, which all samples and branches of a task share."""
     return int(digest("environment", seed, task.id)[:15], 16)
 
 
-def _observed(parent: str, seen: Iterable[Observation], syntax: Syntax | None) -> tuple[Turn, ...]:
-    """What the environment says, as turns. Their results are shown as the syntax shows them."""
+def _observation_turns(
+    parent: str, observations: Iterable[Observation], syntax: Syntax | None
+) -> tuple[Turn, ...]:
+    """Chain observations as turns. Results without parts are rendered by the syntax."""
     turns: list[Turn] = []
-    for one in seen:
+    for one in observations:
         parts, results = one.parts, in_order(one.results)
         if results and not parts and syntax is not None and (text := syntax.show(results)):
             parts = (Part(text, source="results"),)
         try:
             turn = make_turn(parent, one.speaker, parts, results=results, author="environment")
-        except UserError as error:  # of this item alone: the environment said what is not text
+        except UserError as error:  # invalid text: the fault of this item alone
             raise ValueError(error.what) from error
         turns.append(turn)
         parent = turn.id
     return tuple(turns)
 
 
-def _rewards(taken: Sequence[Turn], given: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """Rewards by last turn and actor; none may be for somebody who did not act, or be no number."""
-    names = {turn.speaker.name for turn in taken}
-    for name, reward in given.items():
+def _rewards(actions: Sequence[Turn], rewards: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Key rewards by last turn and actor. Each must be finite and for an actor who acted."""
+    names = {turn.speaker.name for turn in actions}
+    for name, reward in rewards.items():
         if name not in names:
             raise ValueError(f"a reward is for {name!r}, who did not act")
         if not math.isfinite(reward):
             raise ValueError(f"the reward of {name!r} is {reward}")
-    return {(taken[-1].id, name): float(reward) for name, reward in given.items()}
+    return {(actions[-1].id, name): float(reward) for name, reward in rewards.items()}
 
 
 def _check_frozen(data: object) -> None:
-    """Refuse data that can be changed: a branch would change others.
+    """Refuse mutable data, which would leak changes between branches.
 
-    Found out by its hash: what can be changed has none, or has an object's own.
+    Mutable objects have no hash, or the identity hash of ``object``.
     """
-    kind, do = type(data), "give a tuple or a frozen dataclass, or keep it in a session"
+    kind, fix = type(data), "give a tuple or a frozen dataclass, or keep it in a session"
     try:
         hash(data)
     except TypeError as error:
-        raise TypeError(f"the state's data is not frozen ({error}): {do}") from error
+        raise TypeError(f"the state's data is not frozen ({error}): {fix}") from error
     if data is None:
         return
     params = getattr(kind, "__dataclass_params__", None)
     if kind.__hash__ is object.__hash__ and not (params is not None and params.frozen):
-        raise TypeError(f"the state's data is not frozen (a {kind.__name__}): {do}")
+        raise TypeError(f"the state's data is not frozen (a {kind.__name__}): {fix}")
 
 
 def _limit(left: Mapping[str, int]) -> Ending | None:
-    met = [key for key, count in left.items() if count <= 0]
-    if not met:
+    exhausted = [key for key, count in left.items() if count <= 0]
+    if not exhausted:
         return None
-    return CALLS if met == ["calls"] else TURNS
+    return CALLS if exhausted == ["calls"] else TURNS

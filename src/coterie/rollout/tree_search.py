@@ -1,9 +1,8 @@
-"""Searches the tree of one task: from promising nodes, new rollouts to the end, whose rewards give the nodes values.
+"""Search of one task's tree, as in Optima (arXiv 2410.08115), section 3.3 and algorithm 4.
 
-Optima (arXiv 2410.08115), section 3.3 and algorithm 4. A search picks a node (the task's beginning first), plays a few
-rollouts from it to the end, and adds their rewards to the values of all that they went through. The next search picks
-by these values. What is sampled depends on the task's key and on the tree alone, so a search that was cut off is done
-again alike.
+A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
+nodes on their paths. The next search chooses by these values. Samples depend only on the task's key and the tree, so an
+interrupted search is repeated exactly.
 """
 
 import random
@@ -22,25 +21,25 @@ from coterie.trajectories.turn import Turn, digest
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What a path came to."""
+class Judgment:
+    """Reward of a path."""
 
     reward: float
     credit: tuple[Credit, ...] = ()
-    """What is to be kept of it: the reward's parts at its leaf, losses at its turns."""
+    """Credit to store: the reward's terms on the leaf, losses on the turns."""
 
 
-PathJudge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judged]]]
-"""Rewards of finished paths of a tree, in order; raises ``EngineError``."""
+PathJudge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judgment]]]
+"""(tree, finished paths) -> their rewards, in order; raises ``EngineError``."""
 OnSearch = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
-"""Is told of each finished search: the tree as it is now, the new rollouts, and their credit."""
+"""Callback after each search: (tree, new rollouts, their credit)."""
 Choose = Callable[[Tree, Sequence[Rollout], Container[str], random.Random], str]
-"""The node that the next search begins at, given all rollouts so far, and the nodes after which a branch can go on."""
+"""(tree, all rollouts so far, nodes to branch from, rng) -> start node of the next search."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthRule:
-    """How a tree grows: how often, where, and which turns are one."""
+    """Number of searches, rollouts of a search, choice of its start node, and merging of turns."""
 
     searches: int
     rollouts: int
@@ -49,10 +48,12 @@ class GrowthRule:
 
 
 class Search(ABC):
-    """A search of one task's tree, from the beginning or from what its branches have already.
+    """Search of one task's tree, which may continue an earlier search.
 
-    ``rollouts`` are those of the finished searches, of which the tree has the paths. Kinds of searches say where
-    rollouts begin, who speaks in them and with which random numbers.
+    A subclass decides where rollouts begin, and their samplers and seeds.
+
+    Args:
+        rollouts: Rollouts of finished searches, whose paths are in the tree.
     """
 
     def __init__(
@@ -70,45 +71,44 @@ class Search(ABC):
         self.searches = searches
         self.rollouts = list(rollouts)
         self.seed = seed
-        self.grower = TreeGrower(branches, self.samplers_of, self.seed_of, merge, self.known_to)
-        self.judged: dict[str, Judged] = {}
-        """By leaf, of the rollouts of this process."""
-
-    # -- what a kind of search says -----------------------------------------------------------
+        self.grower = TreeGrower(branches, self.samplers_of, self.seed_of, merge, self.known_turn)
+        self.judgments: dict[str, Judgment] = {}
+        """Rewards by leaf."""
 
     @abstractmethod
-    def begin(self, search: int, rng: random.Random) -> list[Rollout]:
-        """The rollouts of a search, all from one node; none if there is nothing left to play."""
+    def plan(self, search: int, rng: random.Random) -> list[Rollout]:
+        """Return the rollouts of a search, all from one node; empty when the tree is complete."""
 
     @abstractmethod
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
-        """By actor, who speaks for a rollout where it stands."""
+        """Return the samplers of a rollout at a position, by actor."""
 
     @abstractmethod
-    def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
-        """The seed of a rollout's next turn; ``place`` is that of its actor among those who act."""
+    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+        """Return the seed of a rollout's next turn; ``index`` is the actor's among the acting ones."""
 
-    def known_to(self, rollout: Rollout, at: Position) -> Turn | None:
-        """The turn that a rollout takes where it stands, if that was sampled before."""
+    def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
+        """Return the existing turn that a rollout takes at a position, if any."""
         return None
-
-    # -- how it goes --------------------------------------------------------------------------
 
     @property
     def tree(self) -> Tree:
         return self.branches.tree
 
     async def grow(self, record: OnSearch) -> None:
-        """Do the searches that are left; ``record`` is called after each.
+        """Run the remaining searches; ``record`` is called after each.
 
-        A rollout whose engine fails is recorded with the reason. Raises ``EngineGone``.
+        Rollouts that fail are recorded with the reason.
+
+        Raises:
+            EngineGone: The engine failed for good.
         """
         for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
             assert reward is not None, "a rollout with a leaf has a reward"
-            self.judged[leaf] = Judged(reward)
+            self.judgments[leaf] = Judgment(reward)
         done = max((rollout.search for rollout in self.rollouts), default=-1) + 1
         try:
-            await self._stand()
+            await self._restore_positions()
             for search in range(done, self.searches):
                 new, credit = await self.search(search)
                 if not new:
@@ -117,69 +117,69 @@ class Search(ABC):
         finally:
             await self.branches.close()
 
-    async def _stand(self) -> None:
-        """Work out where the branches of a tree that was read from the store stand."""
-        for leaf in self.judged:
+    async def _restore_positions(self) -> None:
+        """Compute the positions of a tree that was read from the store."""
+        for leaf in self.judgments:
             try:
                 await self.branches.position(leaf)
             except EngineGone:
                 raise
-            except EngineError:  # of a drifted environment: no search begins on that path
+            except EngineError:  # the environment has changed: no search begins on that path
                 continue
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        """One search: choose a node, play rollouts from it, value what they went through."""
-        blank = self.begin(search, random.Random(self.key("choose", search)))
-        if not blank:
+        """Run one search: choose a node, play rollouts from it, add their rewards."""
+        planned = self.plan(search, random.Random(self.key("choose", search)))
+        if not planned:
             return [], []
-        played = await self.grower.roll(blank[0].start, blank)
-        found, credit = await self._valued(sorted(played, key=lambda r: r.number))
-        self.rollouts += found
-        if any(rollout.leaf is None for rollout in found):
+        played = await self.grower.play(planned[0].start, planned)
+        rollouts, credit = await self._reward(sorted(played, key=lambda r: r.number))
+        self.rollouts += rollouts
+        if any(rollout.leaf is None for rollout in rollouts):
             await self._prune()
-        return found, credit
+        return rollouts, credit
 
-    # -- values -------------------------------------------------------------------------------
+    async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
+        """Return the rollouts with rewards, and the credit of new leaves.
 
-    async def _valued(self, played: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
-        """The rollouts with their rewards, and the credit of leaves that are new.
-
-        A path that can't be graded fails alone. Rewards are computed together, and fail together.
+        A path that can't be graded fails alone. Rewards are computed in one call, and fail together.
         """
-        new, failures = await self._graded(played)
+        new, failures = await self._grade(rollouts)
         try:
-            judged = await self.judge(self.tree, list(new.values())) if new else []
+            judgments = await self.judge(self.tree, list(new.values())) if new else []
         except EngineGone:
             raise
         except EngineError as error:
             failures |= dict.fromkeys(new, f"no reward: {error}")
-            new, judged = {}, []
-        self.judged |= zip(new, judged, strict=True)
+            new, judgments = {}, []
+        self.judgments |= zip(new, judgments, strict=True)
         for outcome in new.values():
             self.tree.end(outcome)
-        found = [self._rewarded(rollout, failures) for rollout in played]
-        return found, [credit for one in judged for credit in one.credit]
+        rollouts = [self._with_reward(rollout, failures) for rollout in rollouts]
+        return rollouts, [credit for one in judgments for credit in one.credit]
 
-    async def _graded(self, played: Sequence[Rollout]) -> tuple[dict[str, Outcome], dict[str, str]]:
-        graded, failures = dict[str, Outcome](), dict[str, str]()
-        for rollout in played:
+    async def _grade(
+        self, rollouts: Sequence[Rollout]
+    ) -> tuple[dict[str, Outcome], dict[str, str]]:
+        outcomes, failures = dict[str, Outcome](), dict[str, str]()
+        for rollout in rollouts:
             leaf = rollout.leaf
-            if leaf is None or leaf in self.judged or leaf in graded or leaf in failures:
+            if leaf is None or leaf in self.judgments or leaf in outcomes or leaf in failures:
                 continue
             try:
-                graded[leaf] = await self._outcome(leaf, rollout)
+                outcomes[leaf] = await self._outcome(leaf, rollout)
             except EngineGone:
                 raise
             except EngineError as error:
                 failures[leaf] = f"no reward: {error}"
-        return graded, failures
+        return outcomes, failures
 
-    def _rewarded(self, rollout: Rollout, failures: Mapping[str, str]) -> Rollout:
+    def _with_reward(self, rollout: Rollout, failures: Mapping[str, str]) -> Rollout:
         if rollout.leaf is None:
             return rollout
         if rollout.leaf in failures:
             return replace(rollout, leaf=None, failure=failures[rollout.leaf])
-        return replace(rollout, reward=self.judged[rollout.leaf].reward)
+        return replace(rollout, reward=self.judgments[rollout.leaf].reward)
 
     async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
         at = await self.branches.position(leaf)
@@ -191,18 +191,18 @@ class Search(ABC):
         return Outcome(leaf, sample, at.state.end, at.state.answer, score)
 
     async def _prune(self) -> None:
-        """Drop the turns of rollouts that failed, so that a tree is what the record has of it."""
+        """Drop the turns of failed rollouts, so that the tree equals its record."""
         leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
         await self.branches.prune(path_tree(self.tree, leaves))
 
-    def key(self, *what: object) -> str:
-        """A digest of the tree and of what of it is meant."""
+    def key(self, *parts: object) -> str:
+        """Return a hash of the tree's key and of ``parts``."""
         tree = self.tree
-        return digest("tree", self.seed, tree.iteration, tree.stage, tree.task, *what)
+        return digest("tree", self.seed, tree.iteration, tree.stage, tree.task, *parts)
 
 
 class TreeSearch(Search):
-    """A search by a rule, in which every rollout speaks with the same samplers and random numbers of its own."""
+    """Search by a rule, with the same samplers for all rollouts and a separate seed for each turn of each."""
 
     def __init__(
         self,
@@ -218,24 +218,24 @@ class TreeSearch(Search):
         self.samplers = samplers
         self.rule = rule
 
-    def begin(self, search: int, rng: random.Random) -> list[Rollout]:
-        """As many rollouts as the rule says, from the node that it chooses."""
+    def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)
         return [Rollout(search, number, node) for number in range(self.rule.rollouts)]
 
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
         return self.samplers
 
-    def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
-        depth = len(at.state.turns) + place
+    def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
+        depth = len(at.state.turns) + index
         return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)
 
 
 def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
-    found = Tree(tree.task, tree.stage, tree.iteration)
+    """Return the part of a tree with the paths to some leaves."""
+    result = Tree(tree.task, tree.stage, tree.iteration)
     for leaf in leaves:
         for turn in tree.path(leaf):
-            found.add(turn, None if turn.prompt is None else tree.requests[turn.prompt])
+            result.add(turn, None if turn.prompt is None else tree.requests[turn.prompt])
         if leaf in tree.outcomes:
-            found.end(tree.outcomes[leaf])
-    return found
+            result.end(tree.outcomes[leaf])
+    return result

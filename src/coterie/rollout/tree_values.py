@@ -1,9 +1,8 @@
-"""What the nodes of a growing tree are worth: kept up to date, rollout by rollout.
+"""Values of the nodes of a growing tree, updated rollout by rollout.
 
-A rollout changes its own path only, so taking it in costs as much as the path is long. The value of a node is the mean
-reward of the rollouts through it, each counted once, or the unweighted mean of its children (DensePolicy).
-Visits are the distinct leaves below a node: labels that led to the same words are one way to go on, however often it
-was gone. (DensePolicy's counter counts passes, every one but the first twice.)
+A rollout updates only the nodes of its path. The value of a node is the mean reward of the rollouts through it, each
+counted once, or the unweighted mean of its children's values (DensePolicy). Visits count the distinct leaves below a
+node, so labels that led to equal turns count once. (DensePolicy's code counts passes, and all but the first one twice.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +14,14 @@ ValueRule = Literal["rollouts", "children"]
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """What the rollouts through a node came to."""
+    """Value of a node, from the rollouts through it."""
 
     mean: float
-    """The node's value, in units of reward."""
+    """Value, in units of reward."""
     visits: int
-    """Distinct leaves that the rollouts through it reached."""
+    """Number of distinct leaves below it."""
     distance: float
-    """Mean number of the agent's turns from it to the end."""
+    """Mean number of agent turns from it to the end."""
 
 
 @dataclass(slots=True)
@@ -36,18 +35,18 @@ class _Sums:
 
 @dataclass(slots=True)
 class TreeValues:
-    """Values of the nodes of one tree; a node is a turn of the agent, or the root."""
+    """Values of a tree's nodes: turns of the agent, and the root."""
 
     root: str
     rule: ValueRule = "rollouts"
     children: dict[str, list[str]] = field(default_factory=dict)
-    """By node, those that a rollout went through."""
+    """Children of each node on a rollout."""
     parents: dict[str, str] = field(default_factory=dict)
     _sums: dict[str, _Sums] = field(default_factory=dict)
     _leaves: set[str] = field(default_factory=set)
 
     def add(self, path: Sequence[str], reward: float) -> None:
-        """Take in a rollout: the agent's turns from the beginning to the end."""
+        """Add a rollout: ids of the agent's turns, from first to last."""
         for parent, node in zip((self.root, *path), path, strict=False):
             if node not in self.parents:
                 self.parents[node] = parent
@@ -78,7 +77,7 @@ class TreeValues:
         return self._sums
 
     def siblings(self, node: str) -> list[NodeValue]:
-        """The values of the other children of a node's parent."""
+        """Return the values of a node's siblings."""
         if node not in self.parents:
             return []
         return [self[one] for one in self.children[self.parents[node]] if one != node]

@@ -16,8 +16,8 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.rollout.driver import Driver
-from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import Sampler
+from coterie.rollout.user_sampler import UserSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ async def open_actors(
         persons: dict[str, Sampler] = {}
         for name in persons_of(environment):
             simulator = await _simulator(environment, user_simulator, logs, stack)
-            persons[name] = PersonSampler(simulator)
+            persons[name] = UserSampler(simulator)
         known = {**openers_of(environment, logs), **(openers or {})}
         opened = [
             await stack.enter_async_context(known[need]())

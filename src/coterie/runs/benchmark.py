@@ -38,7 +38,7 @@ from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode
-from coterie.rollout.opening import opening
+from coterie.rollout.first_prompts import first_prompts_async
 from coterie.rollout.samplers import Sampler
 from coterie.runs.actors import open_actors
 from coterie.runs.evaluation_results import (
@@ -227,7 +227,7 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     same = settings.model_copy(update={"samples": 1})
     environment = settings.build_environment()
     (task,) = environment.tasks(split, 1, settings.seed)
-    first_prompts = await opening(environment, task)
+    first_prompts = await first_prompts_async(environment, task)
     prompts = [
         part.text
         for agent in agents_of(environment)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.engines.chat_model import open_chat
 from coterie.environments.gold import question_of
-from coterie.evaluation.picking import Picker, PickerSettings, Try
+from coterie.evaluation.picker import Picker, PickerSettings, Try
 from coterie.evaluation.statistics import bootstrap_interval
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import LENGTH, Tree

@@ -12,7 +12,7 @@ from coterie.config.folders import whole_file
 from coterie.environments.gold import known_answers
 from coterie.environments.protocol import Environment
 from coterie.environments.traits import agents_of
-from coterie.rollout.opening import opening
+from coterie.rollout.first_prompts import first_prompts_async
 from coterie.trajectories.store import Store
 from coterie.trajectories.turn import Message, Turn
 
@@ -42,7 +42,7 @@ async def dialogue_rows(
     several = len(agents_of(environment)) > 1
     for tree in store.outlines(iteration, stage):
         task = store.task(tree.task)
-        first = next(iter((await opening(environment, task)).values()))
+        first = next(iter((await first_prompts_async(environment, task)).values()))
         task_fields: Mapping[str, Any] = {
             "step": step,
             "data_source": source,

@@ -9,7 +9,7 @@ from typing import Any
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.rollout import flight
+from coterie.rollout.bounded_gather import bounded_gather
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
@@ -55,7 +55,7 @@ async def do_items(
     }
     progress.start(len(left), title)
     with going_on(title, progress):
-        async with flight.in_flight((do() for do in left.values()), in_flight) as done:
+        async with bounded_gather((do() for do in left.values()), in_flight) as done:
             await record(store, done, progress, what, sampled_tokens)
 
 

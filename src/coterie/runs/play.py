@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.progress import Progress
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.runs.evaluation_results import grade_means
 from coterie.runs.items import Done, going_on, record
 from coterie.trajectories.store import Metrics, Store
@@ -56,7 +56,7 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
     }
 
 
-async def _items(playing: AsyncIterator[Finished]) -> AsyncIterator[Done]:
+async def _items(playing: AsyncIterator[EpisodeResult]) -> AsyncIterator[Done]:
     async for one in playing:
         metrics = {"tokens": one.tokens, **one.metrics}
         yield Done(one.episode.key, metrics, one.tree, one.credit, one.failure)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search, path_tree
@@ -83,7 +83,7 @@ async def grow_trees(
 
     async with (
         driver.sessions() as sessions,
-        in_flight((one(task, sessions) for task in tasks), max_trees) as done,
+        bounded_gather((one(task, sessions) for task in tasks), max_trees) as done,
     ):
         async for search in done:
             if on_finish is not None:

@@ -1,8 +1,8 @@
-"""Demonstrations for SFT: each task's best trajectory, if it is good enough.
+"""Demonstrations for SFT: each task's best trajectory, above a threshold.
 
-Optima (arXiv 2410.08115), algorithm 1: per task the sample of the highest reward; those of at
-least the threshold; of these the top share by reward. The released code takes the top share first
-and the threshold second; the paper's order is used here.
+Optima (arXiv 2410.08115), algorithm 1: take each task's sample with the highest reward, keep those at or above the
+threshold, then the top share by reward. The released code takes the top share before the threshold; this follows the
+paper.
 """
 
 import random
@@ -15,7 +15,7 @@ from coterie.config.settings import Settings, key
 
 
 class Rewarded(Protocol):
-    """A trajectory with the numbers that decide whether it is trained on."""
+    """A trajectory with its reward and score."""
 
     @property
     def sample(self) -> int: ...
@@ -31,12 +31,12 @@ R = TypeVar("R", bound=Rewarded)
 
 
 class SelectSettings(Settings):
-    """Which trajectories become training rows."""
+    """Selection of trajectories to train on."""
 
     rule: Literal["best", "random"] = key(
         "best",
-        "`best` takes each task's sample of the highest reward; `random` is the control: `counts` "
-        "trajectories, drawn at random, at most one a task.",
+        "`best` takes each task's sample with the highest reward; `random` is the control: `counts` random "
+        "trajectories, at most one a task.",
         source="Optima algorithm 1; `random` is ours",
     )
     top_share: float = key(
@@ -48,40 +48,39 @@ class SelectSettings(Settings):
     )
     skip_share: float = key(
         0.0,
-        "Share of the selected tasks, those of the highest reward, to leave out as too easy.",
+        "Share of the selected tasks with the highest rewards to exclude as too easy.",
         source="Optima's code: 0.1 on MATH",
         ge=0,
         lt=1,
     )
     threshold: float = key(
-        0.5, "Least reward of a trained trajectory (theta_sft).", source="Optima table 8"
+        0.5, "Minimum reward of a selected trajectory (theta_sft).", source="Optima table 8"
     )
     min_score: float = key(
         0.0,
-        "Gate: least task score of a trained trajectory, whatever its reward. 0 is the paper's rule, "
-        "by which only the reward counts; with 1 no wrong one is ever selected.",
+        "Minimum task score of a selected trajectory, whatever its reward. 0: only the reward counts, as in the "
+        "paper; 1: no wrong trajectory is selected.",
         ge=0,
         le=1,
     )
     counts: tuple[int, ...] = key(
         (),
-        "For `random`: how many trajectories to take in each iteration, such as those that the run "
-        "it is compared with took.",
+        "For `random`: number of trajectories in each iteration, such as the numbers of the run to compare with.",
     )
 
     @model_validator(mode="after")
-    def _refuse_what_cannot_work(self) -> Self:
+    def _check_rule(self) -> Self:
         if (self.rule == "random") != bool(self.counts):
-            raise ValueError("select.counts goes with select.rule=random, and only with it")
+            raise ValueError("select.rule=random needs select.counts, and no other rule allows it")
         if self.skip_share >= self.top_share:
-            raise ValueError("select.skip_share must be below select.top_share, or nothing is left")
+            raise ValueError("select.skip_share must be below select.top_share")
         return self
 
 
 def best_demonstrations(
     rewards: Mapping[str, Sequence[R]], settings: SelectSettings
 ) -> list[tuple[str, R]]:
-    """The selected (task, trajectory), highest reward first.
+    """Return the selected (task, trajectory), highest reward first.
 
     Ties go to the earlier sample, then to the smaller task id.
     """
@@ -96,7 +95,7 @@ def best_demonstrations(
 def random_demonstrations(
     rewards: Mapping[str, Sequence[R]], count: int, seed: int
 ) -> list[tuple[str, R]]:
-    """``count`` tasks at random (fewer if there are not as many), one trajectory at random each."""
+    """Draw up to ``count`` tasks, and one trajectory of each."""
     generator = random.Random(seed)
     tasks = sorted(task for task, rs in rewards.items() if rs)
     chosen = sorted(generator.sample(tasks, min(count, len(tasks))))

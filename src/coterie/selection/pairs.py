@@ -1,10 +1,9 @@
-"""Preference pairs for DPO: two ways to say the next utterance, of which one led to more reward.
+"""Preference pairs for DPO from the siblings of a dialogue tree.
 
-Optima (arXiv 2410.08115), section 3.3 and algorithm 5: siblings of a dialogue tree make a pair if the
-better one's value is above theta_filter and better by more than theta_diff; of a task's pairs the top
-share by the better one's value is kept. The paper pairs all siblings, the released code each parent's
-best with its worst; both are here. Values are those of the finished tree (the code keeps pointers that
-go stale while the tree grows).
+Optima (arXiv 2410.08115), section 3.3 and algorithm 5: siblings are a pair if the better value is above theta_filter
+and exceeds the other by more than theta_diff; a task keeps the top share of its pairs by the better value. The paper
+pairs all siblings, the released code the best with the worst child of each parent; both rules are available. Values are
+from the finished tree (the released code uses outdated values of the growing tree).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,28 +16,26 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
 
 
-class Valued(Protocol):
-    """What the dialogues through a node came to."""
+class Value(Protocol):
+    """Value of a node, from the rollouts through it."""
 
     @property
-    def mean(self) -> float:
-        """The node's value: their mean reward."""
-        ...
+    def mean(self) -> float: ...
 
 
 class PairSettings(Settings):
-    """Which siblings make a pair, and how many pairs of a task are kept."""
+    """Conditions of a preference pair, and the share of a task's pairs to keep."""
 
     rule: Literal["all", "best_worst"] = key(
         "all",
-        "Pairs of one parent: any two of its children, or the best with the worst.",
+        "Pairs of one parent: any two of its children, or the best and the worst.",
         source="Optima algorithm 5: all; its code: best_worst",
     )
     theta_filter: float = key(
-        0.4, "Least value of a chosen utterance (exclusive).", source="Optima table 8"
+        0.4, "Minimum value of a chosen utterance (exclusive).", source="Optima table 8"
     )
     theta_diff: float = key(
-        0.2, "Least difference of the two values (exclusive).", source="Optima table 8", ge=0
+        0.2, "Minimum difference of the two values (exclusive).", source="Optima table 8", ge=0
     )
     top_share: float = key(
         0.5,
@@ -49,8 +46,8 @@ class PairSettings(Settings):
     )
     min_score: float = key(
         0.0,
-        "Gate: least mean task score of the rollouts through a chosen utterance. 0 is the paper's "
-        "rule, by which only the reward counts.",
+        "Minimum mean task score of the rollouts through a chosen utterance. 0: only the reward counts, as in the "
+        "paper.",
         ge=0,
         le=1,
     )
@@ -58,42 +55,41 @@ class PairSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """One utterance over a sibling of it."""
+    """An utterance preferred to its sibling."""
 
     chosen: Turn
     rejected: Turn
     value: float
     difference: float
-    """Of the two values, above 0."""
+    """Difference of the two values, above 0."""
 
 
 def sibling_pairs(
     tree: Tree,
-    values: Mapping[str, Valued],
+    values: Mapping[str, Value],
     settings: PairSettings,
     score: Callable[[str], float] = lambda _: 1.0,
 ) -> list[Preference]:
-    """The pairs of a task's tree, the chosen one of the highest value first.
+    """Return the pairs of a tree, the highest chosen value first. Siblings without a value make no pair.
 
-    ``score(node)`` is the mean task score of the rollouts through a node, for the gate. Siblings
-    without a value make no pair.
+    ``score(node)`` is the mean task score of the rollouts through a node, for ``min_score``.
     """
-    found: list[Preference] = []
+    pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
-        found += [
+        pairs += [
             pair
             for pair in _pairs(children, values, settings)
             if pair.value > settings.theta_filter
             and pair.difference > settings.theta_diff
             and (not settings.min_score or score(pair.chosen.id) >= settings.min_score)
         ]
-    found.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
-    return found[: max(int(len(found) * settings.top_share), 1)]
+    pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
+    return pairs[: max(int(len(pairs) * settings.top_share), 1)]
 
 
 def _pairs(
-    children: list[Turn], values: Mapping[str, Valued], settings: PairSettings
+    children: list[Turn], values: Mapping[str, Value], settings: PairSettings
 ) -> list[Preference]:
     if settings.rule == "all":
         return [_pair(a, b, values) for a, b in permutations(children, 2)]
@@ -103,6 +99,6 @@ def _pairs(
     return [_pair(order[0], order[-1], values)]
 
 
-def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Valued]) -> Preference:
+def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Value]) -> Preference:
     value = values[chosen.id].mean
     return Preference(chosen, rejected, value, value - values[rejected.id].mean)

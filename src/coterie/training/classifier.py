@@ -15,21 +15,21 @@ from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.training.objective import Reads, TargetValue
-from coterie.trajectories.labelled import Labelled
+from coterie.trajectories.labeled_trajectory import LabeledTrajectory
 from coterie.trajectories.row import Row
 
 
 class Classifier:
-    """The item is a :class:`Labelled` trajectory; each turn of one of weight 1 counts 1."""
+    """The item is a :class:`LabeledTrajectory` trajectory; each turn of one of weight 1 counts 1."""
 
     name = "classifier"
     reads: Reads = "values"
     needs: Sequence[TargetValue] = ()
 
-    def rows(self, item: Labelled) -> Sequence[Row]:
+    def rows(self, item: LabeledTrajectory) -> Sequence[Row]:
         return item.rows
 
-    def count(self, item: Labelled) -> float:
+    def count(self, item: LabeledTrajectory) -> float:
         """Weighted number of turns that have something before them."""
         if not item.weight >= 0:  # NaN too
             raise UserError(
@@ -38,17 +38,17 @@ class Classifier:
             )
         return item.weight * sum(len(row.predicted) for row in item.rows)
 
-    def group(self, item: Labelled) -> str:
+    def group(self, item: LabeledTrajectory) -> str:
         return item.group
 
     def losses(
-        self, items: Sequence[Labelled], values: Sequence[Sequence[torch.Tensor]]
+        self, items: Sequence[LabeledTrajectory], values: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
         """Per trajectory, weight * summed cross-entropy of its turns, in nats; ``(trajectories,)``."""
         return torch.stack([_loss(item, rows) for item, rows in zip(items, values, strict=True)])
 
 
-def _loss(item: Labelled, values: Sequence[torch.Tensor]) -> torch.Tensor:
+def _loss(item: LabeledTrajectory, values: Sequence[torch.Tensor]) -> torch.Tensor:
     turns = torch.cat(list(values)).split([len(t) for row in item.rows for t in row.predicted])
     logits = torch.stack([turn[-1] for turn in turns])
     return -item.weight * logsigmoid(logits if item.success else -logits).sum()

@@ -1,1 +1,1 @@
-"""The record: tasks and their secrets, turns, trees, views, rows, credit, and a run's store."""
+"""Record of a run: tasks with secrets, turns, trees, views, rows, credit, and the store."""

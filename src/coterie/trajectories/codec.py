@@ -1,4 +1,4 @@
-"""How pieces of the record are written in the store: ids and log-probs as blobs, parts as JSON."""
+"""Encoding of the record in the store: ids and log-probs as blobs, parts as JSON."""
 
 import dataclasses
 import hashlib
@@ -27,22 +27,22 @@ METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
 
 
 class BrokenRecord(Exception):
-    """A value in the store that no coterie wrote: the file was damaged or edited."""
+    """An invalid value in the store: the file was damaged or edited."""
 
 
 def digest_of(*values: object) -> bytes:
-    """Return a digest of a row's values, as SQLite gives them back."""
+    """Return a digest of a row's values as SQLite returns them."""
     back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
     return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
 def ids_blob(ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32."""
+    """Encode token ids as little-endian int32."""
     return np.array(ids, dtype="<i4").tobytes()
 
 
 def logprobs_blob(logprobs: Sequence[float]) -> bytes:
-    """Log-probs as little-endian float32."""
+    """Encode log-probs as little-endian float32."""
     return np.array(logprobs, dtype="<f4").tobytes()
 
 
@@ -51,12 +51,11 @@ def ids_of(blob: bytes) -> tuple[int, ...]:
 
 
 def logprobs_of(blob: bytes) -> tuple[float, ...]:
-    """Log-probs of :func:`logprobs_blob`."""
     return tuple(_numbers(blob, "<f4"))
 
 
 def plain(value: object) -> object:
-    """JSON-able form of a dataclass of the record; fields at their default are left out."""
+    """Convert a dataclass of the record to JSON-able values, without fields at their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             name: plain(getattr(value, name))
@@ -73,12 +72,12 @@ def plain(value: object) -> object:
 
 
 def json_of(value: object) -> str:
-    """Compact JSON of :func:`plain`."""
+    """Return :func:`plain` as compact JSON."""
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def value_of(adapter: TypeAdapter[T], text: str) -> T:
-    """The value that :func:`json_of` wrote, checked; raises :class:`BrokenRecord`."""
+    """Parse and check a value of :func:`json_of`; raises :class:`BrokenRecord`."""
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:
@@ -87,7 +86,7 @@ def value_of(adapter: TypeAdapter[T], text: str) -> T:
 
 @cache
 def _defaults(kind: type) -> list[tuple[str, object]]:
-    """Fields of a dataclass with their defaults (``MISSING``, which equals nothing, if none)."""
+    """Return the fields of a dataclass with their defaults (``MISSING`` without one)."""
     return [
         (
             field.name,

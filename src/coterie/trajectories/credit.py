@@ -1,4 +1,4 @@
-"""Credit: a named number on a node, keyed by the settings that it was computed with."""
+"""Credit: named numbers on nodes, keyed by the settings they were computed with."""
 
 import math
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """One annotation. A new settings hash adds a number and never overwrites an old one."""
+    """One number on a node. A new settings hash adds a number and never overwrites one."""
 
     node: str
     """Id of a turn, or of a tree's root."""
     name: str
-    """What is measured: ``task``, ``tokens``, ``loss``, ``advantage``, ``value``, ``visits``."""
+    """Name of the measure: ``task``, ``tokens``, ``loss``, ``advantage``, ``value``, ``visits``."""
     value: float
     settings: str
     """Fingerprint of the settings of the stage that computed it."""

@@ -1,4 +1,4 @@
-"""The ground under a store: which file systems are safe, who writes, and what an error means."""
+"""Disk access of a store: safe file systems, the writer lock, and explanations of SQLite errors."""
 
 import fcntl
 import os
@@ -21,13 +21,13 @@ UNSAFE = frozenset(
         *("vboxsf", "vmhgfs"),
     }
 )
-"""File systems without the shared memory or the locks that SQLite's WAL mode needs."""
+"""File systems that lack the shared memory or locks of SQLite's WAL mode."""
 SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
-"""FUSE file systems over a local disk; any other ``fuse.*`` may lie on another machine."""
+"""FUSE file systems on a local disk; others may be remote."""
 
 
 class Mount(Protocol):
-    """What is needed of an entry of the mount table (as psutil gives it)."""
+    """Entry of the mount table, as in psutil."""
 
     @property
     def mountpoint(self) -> str: ...
@@ -39,19 +39,19 @@ class Mount(Protocol):
 
 
 def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
-    """The type of the file system under ``path`` if WAL mode is unsafe on it, else ``None``."""
-    real, found = path.resolve(), ("", "")
+    """Return the type of the file system of ``path`` if WAL mode is unsafe there, else ``None``."""
+    real, best = path.resolve(), ("", "")
     for mount in mounts:
-        # With equal mount points the later one hides the earlier one.
-        if real.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(found[0]):
-            found = (mount.mountpoint, mount.fstype.lower())
-    kind = found[1]
+        # Of equal mount points, the later one hides the earlier one.
+        if real.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
+            best = (mount.mountpoint, mount.fstype.lower())
+    kind = best[1]
     foreign_fuse = kind.startswith("fuse.") and kind not in SAFE_FUSE
     return kind if kind in UNSAFE or foreign_fuse else None
 
 
 def check_place(path: Path) -> None:
-    """Refuse, with :class:`UserError`, a place where a store cannot safely be."""
+    """Raise :class:`UserError` for a path where a store is unsafe."""
     if not path.parent.is_dir():
         raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
     if path.is_dir():
@@ -59,9 +59,8 @@ def check_place(path: Path) -> None:
     kind = unsafe_filesystem(path, psutil.disk_partitions(all=True))
     if kind:
         raise UserError(
-            f"{path} lies on a {kind} file system, on which SQLite can lose committed work",
-            "put the run folder on a local disk; copy it over when the run has ended, "
-            "or export it there as JSONL",
+            f"{path} is on a {kind} file system, where SQLite can lose committed work",
+            "put the run folder on a local disk; copy or export it when the run has ended",
         )
 
 
@@ -85,8 +84,8 @@ class WriterLock:
             pid = self._file.read().strip() or "unknown"
             self._file.close()
             raise UserError(
-                f"{path} is being written by process {pid} (or by a child that it left behind)",
-                "wait for it or end it; to look at the store meanwhile, open it read-only",
+                f"{path} is being written by process {pid} (or by a child process of it)",
+                "wait for it or end it; to read the store meanwhile, open it read-only",
             ) from error
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
@@ -98,7 +97,7 @@ class WriterLock:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an SQLite error that a person can fix into a :class:`UserError`; let others pass."""
+    """Convert SQLite errors that users can fix to :class:`UserError`."""
     try:
         yield
     except BrokenRecord as error:
@@ -106,20 +105,20 @@ def explained(path: Path) -> Iterator[None]:
             f"{path} is damaged: {error}", "restore it from a copy or from a JSONL export"
         ) from error
     except sqlite3.DatabaseError as error:
-        meaning = _meaning(path, error)
-        if meaning is None:
+        explanation = _explanation(path, error)
+        if explanation is None:
             raise
-        raise meaning from error
+        raise explanation from error
 
 
-def _meaning(path: Path, error: sqlite3.DatabaseError) -> UserError | None:
-    """What an SQLite error means to a person; ``None`` for a mistake of the program."""
+def _explanation(path: Path, error: sqlite3.DatabaseError) -> UserError | None:
+    """Explain an SQLite error; ``None`` for a bug of the program."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         free = shutil.disk_usage(path.parent).free / 2**20
         return UserError(
             f"could not write or read {path}: {error} ({free:.1f} MiB free on its disk); "
-            "the item in hand was rolled back, and nothing committed is lost",
+            "the current item was rolled back, and nothing committed is lost",
             "free some space or fix the disk, then run again: the run resumes where it stopped",
         )
     if code == sqlite3.SQLITE_NOTADB:

@@ -1,4 +1,4 @@
-"""An item of work: the unit that is finished, committed and resumed as a whole."""
+"""Items of work: each is finished, committed and resumed as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ Metrics = Mapping[str, float | int | str]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ItemKey:
-    """Unique key of one finished item; keys sort in the order in which results are merged."""
+    """Unique key of an item; results are merged in the sort order of keys."""
 
     iteration: int
     stage: str
     """``rollout``, ``evaluate``, ..."""
     task: str
     sample: str = ""
-    """Which of the task's samples, or ``SEARCH/ROLLOUT``; empty where a task is one item."""
+    """Sample number of the task, or ``SEARCH/ROLLOUT``; empty if the task is one item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A finished item: it has a failure, or what it made is in the store."""
+    """A finished item: it failed, or its result is in the store."""
 
     key: ItemKey
     failure: str | None = None
-    """Why it failed, for a person to read; ``None`` if it did not."""
+    """Readable reason of the failure; ``None`` for success."""
     metrics: Metrics = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""Export of a store to JSONL, one object a line, and import of such a file into a new store.
+"""Export of a store to JSONL, and import of such a file into a new store.
 
     with Store.open("runs/a/store.db", read_only=True) as store:
         export(store, "a.jsonl", iterations=[0], stages=["rollout"])
     import_("a.jsonl", "runs/b/store.db", tokenize=tokenizer.encode)
 
-A line is a JSON object with its ``kind`` and the fields of that kind's class below; a field at its
-default may be left out, an unknown one is an error. A line may refer only to lines before it.
+A line is a JSON object with its ``kind`` and the fields of that kind's class below. Fields at their default may be
+omitted; unknown fields are errors. A line may refer only to earlier lines.
 """
 
 import base64
@@ -40,7 +40,7 @@ Wanted = Callable[[int, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class HeaderLine:
-    """The first line of an export; a file written by hand may leave it out."""
+    """First line of an export, optional on import."""
 
     format: Literal["coterie-2"] = "coterie-2"
     kind: Literal["header"] = "header"
@@ -48,7 +48,7 @@ class HeaderLine:
 
 @dataclass(frozen=True, slots=True)
 class SecretText:
-    """A secret that is let out of the house on purpose."""
+    """An exported secret."""
 
     text: str
     readers: frozenset[str] = Field(min_length=1)
@@ -56,7 +56,7 @@ class SecretText:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task; ``secrets`` are there only if the export was asked for them."""
+    """A task; ``secrets`` are exported only on request."""
 
     id: str
     public: dict[str, object]
@@ -66,7 +66,7 @@ class TaskLine:
 
 @dataclass(frozen=True, slots=True)
 class BlobLine:
-    """Bytes that parts name by their SHA-256, such as an image's."""
+    """Bytes of an image."""
 
     base64: str
     kind: Literal["blob"] = "blob"
@@ -74,7 +74,7 @@ class BlobLine:
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A request of the tree that ``item`` belongs to."""
+    """A request of the tree of ``item``."""
 
     item: ItemKey
     request: Request
@@ -83,7 +83,7 @@ class RequestLine:
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """A turn, with the item that it is filed under."""
+    """A turn with its item."""
 
     item: ItemKey
     turn: Turn
@@ -92,7 +92,7 @@ class TurnLine:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeLine:
-    """Outcome of a path in the tree of ``item``."""
+    """An outcome in the tree of ``item``."""
 
     item: ItemKey
     outcome: Outcome
@@ -101,7 +101,7 @@ class OutcomeLine:
 
 @dataclass(frozen=True, slots=True)
 class CreditLine:
-    """A number on a node."""
+    """Credit of a node."""
 
     credit: Credit
     kind: Literal["credit"] = "credit"
@@ -109,7 +109,7 @@ class CreditLine:
 
 @dataclass(frozen=True, slots=True)
 class ItemLine:
-    """An item that is finished."""
+    """A finished item."""
 
     item: Item
     kind: Literal["item"] = "item"
@@ -117,7 +117,7 @@ class ItemLine:
 
 @dataclass(frozen=True, slots=True)
 class SelectionLine:
-    """The next thing that an item selected."""
+    """The next selection of an item."""
 
     item: ItemKey
     selection: Selection
@@ -141,14 +141,14 @@ _ADAPTER: TypeAdapter[Line] = TypeAdapter(
 
 
 def dumps(line: Line) -> str:
-    """A line as text, without its newline."""
+    """Return a line as text, without newline."""
     fields = plain(line)
     assert isinstance(fields, dict), "a line is a dataclass"
     return json.dumps({"kind": line.kind, **fields}, ensure_ascii=False, separators=(",", ":"))
 
 
 def loads(data: bytes) -> Line:
-    """The line in ``data``, every value checked by type; raises ``ValueError`` with the place and the reason."""
+    """Parse a line and check all types; raises ``ValueError`` with field and reason."""
     try:
         return _ADAPTER.validate_json(data.removeprefix(BOM), strict=True)
     except ValidationError as error:
@@ -169,9 +169,8 @@ def export(
 ) -> None:
     """Write the record, or some iterations and stages of it, to a new file.
 
-    A part of the record comes with the tasks and credit of its trees, and with the selections among
-    them. Without ``secrets``, the tasks' secrets and the prompts that show them are left out
-    (:func:`redact`). The file appears when it is whole.
+    A part of the record includes the tasks and credit of its trees, and the selections among them. Without ``secrets``,
+    secrets of tasks and prompts with secrets are omitted (:func:`redact`). The file appears when it is complete.
     """
 
     def is_selected(iteration: int, stage: str) -> bool:
@@ -196,15 +195,16 @@ def export(
 
 
 def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None) -> None:
-    """Make a new store of a JSONL file; it appears when all lines have been read and checked.
+    """Create a store from a JSONL file; it appears when all lines are read and checked.
 
-    ``tokenize`` encodes the agents' turns that were not sampled and have no ids; node ids stay as in
-    the file. Raises :class:`UserError` with the line number and the reason for a line that is broken or
-    does not fit the lines before it; then there is no store.
+    ``tokenize`` encodes agents' unsampled turns without ids; node ids stay as in the file. Raises :class:`UserError`
+    with line number and reason for a line that is invalid or contradicts earlier lines.
     """
     source, target = Path(source), Path(target)
     if target.exists():
-        raise UserError(f"{target} exists already", "an import makes a new store: give a new name")
+        raise UserError(
+            f"{target} exists already", "an import creates a new store; choose another name"
+        )
     if not source.is_file():
         raise UserError(f"there is no file {source}", "check the path")
     check_place(target)
@@ -230,8 +230,8 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
 def copy(source: Store, target: Store, steps: Collection[tuple[int, str]]) -> None:
     """Copy the record of some (iteration, stage) from one store to another, secrets included.
 
-    What a stage stores under names that begin with its own (``STAGE/00001``) belongs to it. All or nothing. Raises
-    ``ValueError`` if the target holds some of it already.
+    Names that begin with the stage's (``STAGE/00001``) are included. Raises ``ValueError``, without copying anything,
+    if the target has some of it already.
     """
 
     def is_selected(iteration: int, stage: str) -> bool:
@@ -247,7 +247,7 @@ def _lines(
 ) -> Iterator[Line]:
     """Yield the lines of the selected (iteration, stage) pairs in the order of their references.
 
-    ``whole`` adds the tasks without any work.
+    ``whole`` adds tasks without items.
     """
     yield HeaderLine()
     trees = [row for row in reader.tree_keys(db) if is_selected(row[1], row[2])]
@@ -272,7 +272,7 @@ def _lines(
 
 def _task_line(db: sqlite3.Connection, id_: str, secrets: bool) -> TaskLine:
     task = reader.task(db, id_)
-    assert task is not None, "its id was just listed"
+    assert task is not None, "the store lists its id"
     texts = {
         name: SecretText(secret.reveal(min(secret.readers)), secret.readers)
         for name, secret in task.secrets.items()
@@ -290,7 +290,7 @@ def _tree_lines(
     tree = reader.tree(db, row) if secrets else redact(reader.tree(db, row))
     for image in sorted(shown_images(tree) - images):
         data = reader.blob(db, image)
-        assert data is not None, "a part's image was checked when it was written"
+        assert data is not None, "the image was checked when it was written"
         yield BlobLine(base64.b64encode(data).decode())
         images.add(image)
     samples = {turn.id: sample for sample, turn in reader.turns(db, row)}
@@ -346,16 +346,13 @@ def _tokenized(turn: Turn, tokenize: Tokenize | None) -> Turn:
 
 
 def redact(tree: Tree) -> Tree:
-    """Return a copy of a tree in which no part or prompt has a secret as its source.
+    """Return a copy of a tree without parts and prompts from secrets.
 
-    A prompt that shows a secret is taken out whole, for its ids spell the secret out, and so is every later prompt of
-    that agent, which is stored as a delta on it. The turns that answer such prompts stay, as text by their writer
-    (``POLICY@VERSION`` of a sampled one). What a role that knows a secret then *said* stays as it was said.
+    A prompt with a secret is removed, since its ids contain the secret, and so are the agent's later prompts, which are
+    deltas on it. The turns for such prompts stay as text of their writer (``POLICY@VERSION`` of a sampled turn), even
+    if their own text repeats the secret.
     """
-    hidden: set[str] = set()
-    for request in tree.requests.values():
-        if _shows_secret(tree, request):
-            hidden.add(request.id)
+    hidden = {r.id for r in tree.requests.values() if _shows_secret(tree, r)}
     result = Tree(tree.task, tree.stage, tree.iteration)
     result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
     for turn in tree.turns.values():

@@ -1,7 +1,7 @@
-"""A preference pair: two ways to go on, of which one was better.
+"""Preference pairs of trajectories or turns.
 
-A side is all segments of one agent's view of a path (usually one), so a pair may be of whole
-multi-turn trajectories or of single turns; only the agent's own sampled tokens are compared.
+A side has all segments of one agent's view of a path (usually one), so pairs compare whole multi-turn trajectories or
+single turns. Only the agent's own tokens are targets.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,15 @@ from coterie.trajectories.view import View
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Rows of the better and of the worse side."""
+    """Rows of the chosen and the rejected side."""
 
     chosen: tuple[Row, ...]
     rejected: tuple[Row, ...]
     reference: tuple[float, float] | None = None
-    """Log-probs (nats) of the targets of each side under the reference model, reduced to one number as
-    the objective reduces the policy's (a sum, for plain DPO)."""
+    """Log-prob (nats) of each side's targets under the reference model, reduced like the policy's (a sum, for DPO)."""
     weight: float = 1.0
     group: str = ""
-    """Pairs of one group (a tree's) are trained in one step, so that what they share runs once."""
+    """Pairs of one group (a tree's) are trained in one step, so that shared prefixes are computed once."""
 
     @property
     def name(self) -> str:
@@ -32,18 +31,18 @@ class Pair:
 
     @property
     def equal_sides(self) -> bool:
-        """Whether both sides are the same tokens and targets, so that nothing can be learned."""
+        """True if both sides have equal tokens and targets, so the gradient is zero."""
         return _trained(self.chosen) == _trained(self.rejected)
 
 
 def trajectory_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str = "") -> Pair:
-    """Two whole trajectories of one agent; its own tokens of every turn are compared."""
+    """Pair two trajectories of one agent; the targets are its tokens of all turns."""
     _check_agents(chosen, rejected)
     return Pair(_side(chosen), _side(rejected), None, weight, group)
 
 
 def turn_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str = "") -> Pair:
-    """Two ways to say one turn: of each view, only the last sampled turn is compared."""
+    """Pair two alternatives of one turn; the targets are the last turn of each view."""
     _check_agents(chosen, rejected)
     sides = [(replace(_side(v)[-1], targets=_side(v)[-1].targets[-1:], logprobs=None),)
              for v in (chosen, rejected)]  # fmt: skip
@@ -51,15 +50,17 @@ def turn_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str =
 
 
 def _side(view: View) -> tuple[Row, ...]:
-    found = tuple(row for row in rows(view) if row.targets)
-    if not found:
-        raise ValueError(f"{view.agent} said nothing on the path to {view.leaf}: no side of a pair")
-    return found
+    side = tuple(row for row in rows(view) if row.targets)
+    if not side:
+        raise ValueError(
+            f"{view.agent} has no turn on the path to {view.leaf}, so it can't be a side of a pair"
+        )
+    return side
 
 
 def _check_agents(chosen: View, rejected: View) -> None:
     if chosen.agent != rejected.agent:
-        raise ValueError(f"a pair is of one agent, not of {chosen.agent} and {rejected.agent}")
+        raise ValueError(f"a pair needs one agent, got {chosen.agent} and {rejected.agent}")
 
 
 def _trained(side: Sequence[Row]) -> list[tuple[object, ...]]:

@@ -1,7 +1,7 @@
-"""Reading the record out of the tables of a store.
+"""Reads of the record from the tables of a store.
 
-Every function takes a connection and returns the dataclasses of the record, in an order that does
-not depend on the order in which items finished.
+Functions take a connection and return dataclasses of the record, in an order that does not depend on the order in which
+items finished.
 """
 
 import json
@@ -34,7 +34,7 @@ from coterie.trajectories.tree import Ending, Outcome, Tree, hash_of
 from coterie.trajectories.turn import Request, Sample, Speaker, Turn
 
 NONE = "[]"
-"""No calls or results: those of most turns."""
+"""JSON of no calls or results, as in most turns."""
 TreeKey = tuple[int, int, str, str]
 """A tree's (key, iteration, stage, task)."""
 
@@ -42,8 +42,8 @@ TreeKey = tuple[int, int, str, str]
 def task(db: sqlite3.Connection, id_: str) -> Task | None:
     where = f"task {id_}"
     rows = db.execute(f"SELECT public, {whole('task', 'task')} FROM task WHERE id = ?", (id_,))
-    found = next(_checked(rows, where), None)
-    if found is None:
+    row = next(_checked(rows, where), None)
+    if row is None:
         return None
     secrets = _checked(
         db.execute(
@@ -54,7 +54,7 @@ def task(db: sqlite3.Connection, id_: str) -> Task | None:
     )
     return Task(
         id_,
-        value_of(PUBLIC, found[0]),
+        value_of(PUBLIC, row[0]),
         {
             name: Secret(text, name=name, readers=value_of(READERS, readers))
             for name, text, readers in secrets
@@ -67,13 +67,13 @@ def task_ids(db: sqlite3.Connection) -> list[str]:
 
 
 def iterations(db: sqlite3.Connection, stage: str) -> list[int]:
-    """The iterations in which an item of a stage is finished, sorted."""
+    """Return the iterations with finished items of a stage, sorted."""
     find = "SELECT DISTINCT iteration FROM item WHERE stage = ? ORDER BY iteration"
     return [iteration for (iteration,) in db.execute(find, (stage,))]
 
 
 def tasks_of(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
-    """Ids of the tasks on which items of a stage are finished, sorted."""
+    """Return the ids of tasks with finished items of a stage, sorted."""
     find = "SELECT DISTINCT task FROM item WHERE (iteration, stage) = (?, ?) AND task != '' ORDER BY task"
     return [id_ for (id_,) in db.execute(find, (iteration, stage))]
 
@@ -84,14 +84,14 @@ def tree_keys(
     stage: str | None = None,
     task_: str | None = None,
 ) -> list[TreeKey]:
-    """The trees of an iteration, stage and task, sorted; ``None`` is all of them."""
+    """Return the trees of an iteration, stage and task, sorted; ``None`` matches all."""
     where, values = _where("tree", iteration=iteration, stage=stage, task=task_)
     find = f"SELECT key, iteration, stage, task FROM tree {where} ORDER BY iteration, stage, task"
     return db.execute(find, values).fetchall()
 
 
 def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
-    """A tree; its turns are in the order of the items that made them, then in theirs."""
+    """Return a tree with turns in the order of items, then in order within each item."""
     key, iteration, stage, task_ = row
     result = Tree(task_, stage, iteration)
     rows = db.execute(
@@ -103,11 +103,11 @@ def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
     for values in _checked(rows, _name(row)):
         request = _request(*values)
         result.requests[request.id] = request
-    return _filled(result, (turn for _, turn in turns(db, row)), db, row)
+    return _fill(result, (turn for _, turn in turns(db, row)), db, row)
 
 
 def outline(db: sqlite3.Connection, row: TreeKey) -> Tree:
-    """A tree as :func:`tree` gives it, of whose turns there is only who said what: no tokens, samples or prompts."""
+    """Return a tree whose turns have only speakers and parts, no tokens, samples or requests."""
     key, iteration, stage, task_ = row
     result = Tree(task_, stage, iteration)
     rows = db.execute(
@@ -115,16 +115,16 @@ def outline(db: sqlite3.Connection, row: TreeKey) -> Tree:
         "ORDER BY sample, position",
         (key,),
     )
-    spoken = (
+    outlines = (
         Turn(id_, parent, Speaker(kind, speaker), value_of(PARTS, parts))
         for id_, parent, kind, speaker, parts in _checked(rows, _name(row))
     )
-    return _filled(result, spoken, db, row)
+    return _fill(result, outlines, db, row)
 
 
-def _filled(tree_: Tree, found: Iterable[Turn], db: sqlite3.Connection, row: TreeKey) -> Tree:
+def _fill(tree_: Tree, turns_: Iterable[Turn], db: sqlite3.Connection, row: TreeKey) -> Tree:
     try:
-        for turn in found:
+        for turn in turns_:
             tree_.add(turn)
     except KeyError as error:
         raise BrokenRecord(f"a turn of {_name(row)} is missing: {error}") from error
@@ -138,15 +138,15 @@ def _name(row: TreeKey) -> str:
 
 
 def _checked(rows: Iterable[Any], where: str) -> Iterator[Any]:
-    """Yield rows without their last column, which is true of a row that is as it was written."""
+    """Yield rows without their last column, the digest check; raise :class:`BrokenRecord` if it is false."""
     for *values, is_whole in rows:
         if not is_whole:
-            raise BrokenRecord(f"a row of {where} is not as it was written")
+            raise BrokenRecord(f"a row of {where} differs from its digest")
         yield values
 
 
 def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
-    """How many trees a stage has, and how many turns these."""
+    """Return the numbers of trees and turns of a stage."""
     where, values = _where("tree", iteration=iteration, stage=stage)
     find = f"SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key {where}"
     trees, turns_ = db.execute(find, values).fetchone()
@@ -155,14 +155,13 @@ def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
 
 def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
     rows = db.execute(
-        f"SELECT asked.calls, told.results, {whole('turn', 'asked')} AND {whole('turn', 'told')} "
-        "FROM turn told JOIN turn asked ON asked.id = told.parent "
-        "WHERE told.results != ? AND asked.calls != ?",
+        f"SELECT c.calls, r.results, {whole('turn', 'c')} AND {whole('turn', 'r')} "
+        "FROM turn r JOIN turn c ON c.id = r.parent WHERE r.results != ? AND c.calls != ?",
         (NONE, NONE),
     )
-    for asked, told in _checked(rows, "the tool calls"):
-        results = {result.call_id: result for result in value_of(RESULTS, told)}
-        for call in value_of(CALLS, asked):
+    for call_text, result_text in _checked(rows, "the tool calls"):
+        results = {result.call_id: result for result in value_of(RESULTS, result_text)}
+        for call in value_of(CALLS, call_text):
             if call.id in results:
                 yield call, results[call.id]
 
@@ -177,7 +176,7 @@ def scores(db: sqlite3.Connection, iteration: int, stage: str) -> dict[str, floa
 
 
 def turns(db: sqlite3.Connection, row: TreeKey) -> Iterator[tuple[str, Turn]]:
-    """The turns of a tree in order, each with the sample of the item that it is filed under."""
+    """Yield the turns of a tree in order, each with the sample name of its item."""
     rows = db.execute(
         f"SELECT *, {whole('turn', 'turn')} FROM turn WHERE tree = ? ORDER BY sample, position",
         row[:1],
@@ -187,7 +186,7 @@ def turns(db: sqlite3.Connection, row: TreeKey) -> Iterator[tuple[str, Turn]]:
 
 
 def outcomes(db: sqlite3.Connection, row: TreeKey) -> list[Outcome]:
-    """The outcomes of a tree, in order of sample."""
+    """Return the outcomes of a tree, in order of sample."""
     rows = db.execute(
         f"SELECT leaf, sample, reason, truncated, answer, score, {whole('outcome', 'outcome')} "
         "FROM outcome WHERE tree = ? ORDER BY sample, leaf",
@@ -200,11 +199,11 @@ def outcomes(db: sqlite3.Connection, row: TreeKey) -> list[Outcome]:
 
 
 def blob(db: sqlite3.Connection, hash_: str) -> bytes | None:
-    """The bytes with this SHA-256; ``None`` if they are not there."""
-    found = db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
-    if found and hash_of(found[0]) != hash_:
-        raise BrokenRecord(f"image {hash_} is not as it was written")
-    return found[0] if found else None
+    """Return the bytes with this SHA-256, if any."""
+    row = db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
+    if row and hash_of(row[0]) != hash_:
+        raise BrokenRecord(f"image {hash_} differs from its digest")
+    return row[0] if row else None
 
 
 def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
@@ -219,7 +218,7 @@ def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
 def credit(
     db: sqlite3.Connection, settings: str, name: str, iteration: int | None, stage: str | None
 ) -> dict[str, float]:
-    """One kind of credit on the nodes of an iteration's or stage's trees."""
+    """Return one kind of credit on the nodes of an iteration's or stage's trees."""
     where, values = _where("tree", iteration=iteration, stage=stage)
     rows = db.execute(
         f"SELECT c.node, c.value, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN tree CROSS JOIN credit c "
@@ -252,7 +251,7 @@ def items(
     sample: str | None = None,
     task: str | None = None,
 ) -> Iterator[tuple[int, Item]]:
-    """Finished items with their keys in the tables, in the order of :class:`ItemKey`."""
+    """Yield finished items with their keys in the tables, in the order of :class:`ItemKey`."""
     where, values = _where("item", iteration=iteration, stage=stage, task=task, sample=sample)
     rows = db.execute(
         "SELECT key, iteration, stage, task, sample, failure, metrics, "
@@ -261,18 +260,18 @@ def items(
     )
     for key, *names, failure, metrics, is_whole in rows:
         if not is_whole:
-            raise BrokenRecord(f"item {'/'.join(map(str, names))} is not as it was written")
+            raise BrokenRecord(f"item {'/'.join(map(str, names))} differs from its digest")
         yield key, Item(ItemKey(*names), failure, value_of(METRICS, metrics))
 
 
 def item_keys(db: sqlite3.Connection, iteration: int, stage: str) -> set[tuple[str, str]]:
-    """(task, sample) of the finished items of a stage."""
+    """Return (task, sample) of the finished items of a stage."""
     find = "SELECT task, sample FROM item WHERE (iteration, stage) = (?, ?)"
     return set(db.execute(find, (iteration, stage)))
 
 
 def failures(db: sqlite3.Connection, iteration: int | None) -> list[tuple[ItemKey, str]]:
-    """Items that failed, in the order of :class:`ItemKey`, and why."""
+    """Return failed items with their reasons, in the order of :class:`ItemKey`."""
     rows = db.execute(
         "SELECT iteration, stage, task, sample, failure FROM item WHERE failure IS NOT NULL "
         "AND iteration = coalesce(?, iteration) ORDER BY iteration, stage, task, sample",
@@ -284,7 +283,7 @@ def failures(db: sqlite3.Connection, iteration: int | None) -> list[tuple[ItemKe
 def selections(
     db: sqlite3.Connection, iteration: int | None = None, stage: str | None = None
 ) -> list[tuple[int, int, str, Selection]]:
-    """Selections as (item, tree, the tree's task, selection), in the order they were stored."""
+    """Return (item, tree, the tree's task, selection), in the order of storing."""
     where, values = _where("item", iteration=iteration, stage=stage)
     rows = db.execute(
         f"SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight, s.rejected, {whole('selection', 's')} "
@@ -296,11 +295,11 @@ def selections(
     return [(item, key, task_, Selection(*names)) for item, key, task_, *names in checked]
 
 
-def _where(table: str, **wanted: int | str | None) -> tuple[str, list[int | str]]:
-    """A WHERE clause on the columns that are not ``None``, and its values."""
-    given = {name: value for name, value in wanted.items() if value is not None}
-    tests = " AND ".join(f"{table}.{name} = ?" for name in given)
-    return (f"WHERE {tests}" if tests else ""), list(given.values())
+def _where(table: str, **columns: int | str | None) -> tuple[str, list[int | str]]:
+    """Return a WHERE clause on the columns that are not ``None``, and its values."""
+    filters = {name: value for name, value in columns.items() if value is not None}
+    tests = " AND ".join(f"{table}.{name} = ?" for name in filters)
+    return (f"WHERE {tests}" if tests else ""), list(filters.values())
 
 
 def _request(

@@ -1,4 +1,4 @@
-"""A training row: tokens, exactly which of them are targets, and who wrote each target."""
+"""Training rows: tokens, their targets, and the writer of each target."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,49 +7,48 @@ from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
 
 UNPREDICTED = 0.0
-"""What stands for a target that nothing predicts (a row's first token) among numbers of targets. It is not trained."""
+"""Placeholder value for an untrained target without a token before it (a row's first token)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A half-open range of a row's tokens that is trained."""
+    """A half-open range of trained tokens of a row."""
 
     start: int
     stop: int
     writer: str
-    """``POLICY@VERSION`` of the model that sampled it, or the author of unsampled text."""
+    """``POLICY@VERSION`` of the model that sampled it, or the author of an unsampled turn."""
     turn: str = ""
     temperature: float = 1.0
     top_p: float = 1.0
-    """Share of the probability that it was sampled from."""
+    """Top-p of its sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence of tokens with its targets. Its text is never stored: rows are made on demand."""
+    """A token sequence with targets. Rows are made on demand and never stored."""
 
     ids: tuple[int, ...]
     targets: tuple[Target, ...]
     logprobs: tuple[float, ...] | None = None
-    """Behaviour log-probs at the targets, in order; ``None`` where the context was changed, or where
-    not all targets were sampled."""
+    """Behavior log-probs of the targets, in order; ``None`` if the context was edited or a target was not sampled."""
     weight: float = 1.0
     context: str | None = None
     """Name of the recontext rule, ``None`` for the context as recorded."""
     origin: str = ""
     """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
     advantages: tuple[float, ...] | None = None
-    """How much better each target was than expected, in order."""
+    """Advantages of the targets, in order."""
     reference: tuple[float, ...] | None = None
     """Log-probs of the targets under a reference model, in order."""
     values: tuple[float, ...] | None = None
-    """What a value head said of the state before each target when the row was made, in order."""
+    """Value estimates of the states before the targets, from when the row was made, in order."""
     returns: tuple[float, ...] | None = None
-    """What a value head should say of the state before each target, in order."""
+    """Training targets of the value head for the states before the targets, in order."""
     old: tuple[float, ...] | None = None
-    """Log-probs of the targets as the trainer computed them under the weights that sampled, in order."""
+    """Log-probs of the targets that the trainer computed under the sampling weights, in order."""
     path_tokens: int | None = None
-    """How many predicted targets all rows of its agent's path have; ``None`` where it is of no path."""
+    """Number of predicted targets in all rows of its path; ``None`` for a row without a path."""
 
     def __post_init__(self) -> None:
         position = 0
@@ -70,29 +69,26 @@ class Row:
 
     @property
     def predicted(self) -> list[range]:
-        """Places of each target that have something before them, so that they have log-probs.
-
-        A target that is the row's first token alone has none, and is left out.
-        """
-        places = [range(max(target.start, 1), target.stop) for target in self.targets]
-        return [turn for turn in places if turn]
+        """Positions of each target with a token before them, which have log-probs; without empty ranges."""
+        ranges = [range(max(target.start, 1), target.stop) for target in self.targets]
+        return [positions for positions in ranges if positions]
 
     @property
     def unpredicted(self) -> int:
-        """How many targets have nothing before them: 1 where the row's first token is one."""
+        """Number of targets without a token before them: 1 if the row's first token is a target, else 0."""
         return int(bool(self.targets) and self.targets[0].start == 0)
 
     @property
     def target_count(self) -> int:
-        """Number of trained tokens."""
+        """Number of target tokens."""
         return sum(target.stop - target.start for target in self.targets)
 
 
 def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
-    """The rows of a view: one per segment, the agent's own turns as targets."""
-    made = [_row(view, index, weight) for index in range(len(view.segments))]
-    total = sum(len(turn) for row in made for turn in row.predicted)
-    for row in made:
+    """Yield a row for each segment of a view, with the agent's own turns as targets."""
+    segments = [_row(view, index, weight) for index in range(len(view.segments))]
+    total = sum(len(positions) for row in segments for positions in row.predicted)
+    for row in segments:
         yield replace(row, path_tokens=total)
 
 

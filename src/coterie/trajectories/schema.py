@@ -1,8 +1,8 @@
-"""The tables of a store, and the check that a file is a store this version can read.
+"""Tables of a store, and the check of its schema version.
 
-Turns and requests are filed under their tree; ``sample`` and ``position`` of a turn are the least
-of all items that contain it, so that a tree reads the same whatever order its items finished in.
-Each row has a digest of what it says, without the keys that its places in this file are (:data:`PLACES`).
+Turns and requests belong to their tree. ``sample`` and ``position`` of a turn are the minimum over all items that
+contain it, so a tree reads the same whatever order its items finished in. Each row has a digest of its values, without
+the keys of rows in this file (:data:`PLACES`).
 """
 
 import sqlite3
@@ -141,12 +141,12 @@ CREATE TABLE selection (
 PLACES = {
     "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
 }  # fmt: skip
-"""How many of a table's first columns are no part of its rows' digests."""
+"""Number of first columns of each table that the digest excludes."""
 
 
 @cache
 def whole(table: str, alias: str) -> str:
-    """Return the SQL that is true of a row of a table if its digest is that of its values."""
+    """Return an SQL condition that is true if a row's digest fits its values."""
     db = sqlite3.connect(":memory:")
     db.executescript(TABLES)
     columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
@@ -155,20 +155,20 @@ def whole(table: str, alias: str) -> str:
 
 
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
-    """Write a row, and the digest of its values; return its row id."""
+    """Insert a row with the digest of its values, and return its row id."""
     places = ", ".join("?" * (len(row) + 1))
     values = (*row, digest_of(*row[PLACES[table] :]))
     return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
 
 
 def is_empty(db: sqlite3.Connection) -> bool:
-    """Whether the file holds nothing yet (new, or its creation was interrupted)."""
+    """Return True for a new file, or one whose creation was interrupted."""
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return tables == 0 and _pragma(db, "application_id") == 0 and _pragma(db, "user_version") == 0
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the tables of a new store, in one transaction."""
+    """Create the tables of a new store in one transaction."""
     db.executescript(
         f"BEGIN IMMEDIATE; {TABLES}"
         f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
@@ -176,7 +176,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse, with :class:`UserError`, a file that is not a store or has an unknown schema."""
+    """Raise :class:`UserError` for a file that is not a store or has another schema version."""
     if _pragma(db, "application_id") != APPLICATION:
         raise UserError(
             f"{path} is an SQLite file, but not a coterie store",
@@ -185,8 +185,8 @@ def check(db: sqlite3.Connection, path: Path) -> None:
     version = _pragma(db, "user_version")
     if version != VERSION:
         raise UserError(
-            f"{path} has store schema {version}; this coterie knows schema {VERSION}",
-            "open it with the coterie version that wrote it, or run again into a new folder",
+            f"{path} has store schema {version}; this version of coterie reads schema {VERSION}",
+            "open it with the version that wrote it, or start a new run folder",
         )
 
 

@@ -1,11 +1,11 @@
-"""A selection: a reference to what of a tree is trained on, never a copy of its text."""
+"""References to the paths and turns of a tree to train on."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One agent's view of the path to a leaf, chosen for training; or a turn preferred to another."""
+    """One agent's view of a path to train on, or a preferred turn and a rejected one."""
 
     leaf: str
     """Id of the last turn of the path."""
@@ -14,4 +14,4 @@ class Selection:
     """Name of the recontext rule to apply; ``None`` for the context as recorded."""
     weight: float = 1.0
     rejected: str | None = None
-    """Id of the turn that ``leaf``, then the chosen one, is preferred to; ``None`` for no pair."""
+    """Id of the turn that ``leaf`` is preferred to; ``None`` without a pair."""

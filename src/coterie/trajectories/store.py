@@ -1,12 +1,11 @@
-"""The store of a run: one SQLite file in WAL mode that one process writes and any number read.
+"""Store of a run: one SQLite file in WAL mode with one writing process and any number of readers.
 
-Each finished item of work (:class:`ItemKey`) is one transaction: its turns, credit and metrics are
-all there or none is. A process killed at any instant loses the item in hand and nothing else.
+Each finished item (:class:`ItemKey`) is one transaction with all of its turns, credit and metrics. A killed process
+loses only the current item.
 
-``synchronous`` is NORMAL: a commit has reached the operating system when it returns, so ``kill -9``
-loses nothing that was committed. A loss of power may undo the last commits, in order, never damages
-the file, and costs their recomputation on resume, which is cheaper than waiting for the disk (4 ms
-here) after every item.
+``synchronous`` is NORMAL: a commit has reached the operating system when it returns, so ``kill -9`` loses no committed
+item. A loss of power may undo the last commits, in order, but never damages the file. Recomputing them on resume is
+cheaper than waiting for the disk (4 ms here) after every item.
 """
 
 import sqlite3
@@ -29,11 +28,11 @@ from coterie.trajectories.tree import Tree
 __all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
 
 WAIT = 30.0
-"""Seconds to wait for a foreign program that has the file locked."""
+"""Seconds to wait while another program locks the file."""
 
 
 class Store:
-    """A run's record on disk. Use it in the thread that opened it; nothing is loaded on opening."""
+    """A run's record on disk. Use it only in the thread that opened it."""
 
     def __init__(self, path: Path, db: sqlite3.Connection, lock: WriterLock | None) -> None:
         self.path = path
@@ -43,10 +42,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
-        """Open a store, or make it if there is none (not with ``read_only``).
+        """Open a store, or create it (not with ``read_only``).
 
-        Raises :class:`UserError` for a second writer, an unsafe file system, a file that is not a
-        store, or a schema that this version does not know.
+        Raises :class:`UserError` for a second writer, an unsafe file system, a file that is not a store, or another
+        schema version.
         """
         path = Path(path).absolute()
         check_place(path)
@@ -69,7 +68,7 @@ class Store:
         return cls(path, db, lock)
 
     def close(self) -> None:
-        """Close the file and let others write. Closing twice changes nothing."""
+        """Close the file and release the writer lock. Closing twice is allowed."""
         self._db.close()
         if self._lock is not None:
             self._lock.release()
@@ -87,9 +86,9 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All writes to the connection, or none. For :mod:`table`'s functions; not nested."""
+        """Run writes of :mod:`table` in one transaction; not nested."""
         if self._lock is None:
-            raise UserError(f"{self.path} was opened to be read only", "open it for writing")
+            raise UserError(f"{self.path} is opened read-only", "open it for writing")
         if self._joined:
             yield self._db
             return
@@ -98,7 +97,7 @@ class Store:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Items that are finished within are one transaction: all are there, or none is."""
+        """Finish several items in one transaction."""
         with self.transaction():
             self._joined = True
             try:
@@ -108,13 +107,13 @@ class Store:
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """One state for several reads, whatever a writer does meanwhile; not nested."""
+        """Read one consistent state in several queries; not nested."""
         with self._within("BEGIN"):
             yield self._db
 
     @contextmanager
     def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
-        """As :meth:`transaction`, with another store attached as ``source``, only to be read: for :mod:`merging`."""
+        """Open a :meth:`transaction` with another store attached read-only as ``source``, for :mod:`store_copy`."""
         with explained(other):
             self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
         try:
@@ -132,12 +131,11 @@ class Store:
         metrics: Metrics | None = None,
         failure: str | None = None,
     ) -> None:
-        """Write all that an item made, and that it is finished, in one transaction.
+        """Write the results of an item and mark it as finished, in one transaction.
 
-        Turns, requests and outcomes that are there already are left alone, so that samples of one
-        task may bring the beginnings that they share. Give each sample a tree of its own paths:
-        the stored tree is then the merge of them in key order, whatever order they finish in.
-        Raises ``ValueError`` for a key that is finished, or what contradicts the record.
+        Existing turns, requests and outcomes stay, so samples of a task may share beginnings. Pass only the own paths
+        of a sample as its tree; the stored tree merges the samples in key order, whatever order they finish in. Raises
+        ``ValueError`` for a finished key, and for contradictions to the record.
         """
         with self.transaction() as db:
             table.write_item(db, Item(key, failure, metrics or {}), tree, credit, ())
@@ -152,35 +150,35 @@ class Store:
         sample: str = "",
         metrics: Metrics | None = None,
     ) -> None:
-        """Write what a stage selects, in its order, as one finished item."""
+        """Write the selections of a stage, in order, as one finished item."""
         item = Item(ItemKey(iteration, stage, task, sample), None, metrics or {})
         with self.transaction() as db:
             table.write_item(db, item, None, (), selections)
 
     def put_tasks(self, tasks: Iterable[Task]) -> None:
-        """Write tasks in one transaction; an equal task may be there already."""
+        """Write tasks in one transaction; the store may have equal ones."""
         with self.transaction() as db:
             for task in tasks:
                 table.add_task(db, task)
 
     def task(self, id_: str) -> Task:
-        """One task with its secrets; ``KeyError`` if it is not there."""
+        """Return a task with its secrets; ``KeyError`` for an unknown id."""
         with explained(self.path):
-            found = reader.task(self._db, id_)
-        if found is None:
+            task = reader.task(self._db, id_)
+        if task is None:
             raise KeyError(f"task {id_!r} is not in {self.path}")
-        return found
+        return task
 
     def image(self, hash_: str) -> bytes:
-        """The bytes of an image by their SHA-256; ``KeyError`` if they are not there."""
+        """Return the bytes of an image by SHA-256; ``KeyError`` for an unknown one."""
         with explained(self.path):
-            found = reader.blob(self._db, hash_)
-        if found is None:
+            data = reader.blob(self._db, hash_)
+        if data is None:
             raise KeyError(f"image {hash_} is not in {self.path}")
-        return found
+        return data
 
     def is_empty(self) -> bool:
-        """Whether no item has ever been finished."""
+        """Return True if no item is finished."""
         with explained(self.path):
             return next(iter(reader.items(self._db, None, None)), None) is None
 
@@ -189,27 +187,27 @@ class Store:
             return table.item_row(self._db, key) is not None
 
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
-        """(task, sample) of the finished items of a stage."""
+        """Return (task, sample) of the finished items of a stage."""
         with explained(self.path):
             return reader.item_keys(self._db, iteration, stage)
 
     def iterations(self, stage: str) -> list[int]:
-        """The iterations in which an item of a stage is finished, sorted."""
+        """Return the iterations with finished items of a stage, sorted."""
         with explained(self.path):
             return reader.iterations(self._db, stage)
 
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
-        """Ids of the tasks on which items of a stage are finished, sorted."""
+        """Return the ids of tasks with finished items of a stage, sorted."""
         with explained(self.path):
             return reader.tasks_of(self._db, iteration, stage)
 
     def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
-        """Items that failed, in key order, and why."""
+        """Return failed items with their reasons, in key order."""
         with explained(self.path):
             return reader.failures(self._db, iteration)
 
     def items(self, iteration: int, stage: str, task: str | None = None) -> list[Item]:
-        """The finished items of a stage, of one task or of all, in key order."""
+        """Return the finished items of a stage, optionally of one task, in key order."""
         with explained(self.path):
             return [item for _, item in reader.items(self._db, iteration, stage, task=task)]
 
@@ -217,18 +215,18 @@ class Store:
         return {item.key: dict(item.metrics) for item in self.items(iteration, stage)}
 
     def metrics_at(self, key: ItemKey) -> Metrics | None:
-        """What was measured on one item; ``None`` if it is not finished."""
+        """Return the metrics of an item; ``None`` if it is not finished."""
         with explained(self.path):
-            found = reader.items(self._db, key.iteration, key.stage, key.sample, key.task)
-            return next((item.metrics for _, item in found), None)
+            items = reader.items(self._db, key.iteration, key.stage, key.sample, key.task)
+            return next((item.metrics for _, item in items), None)
 
     def metrics_of(self, sample: str) -> list[Metrics]:
-        """What was measured on the finished items of this sample's name, of all iterations and stages."""
+        """Return the metrics of finished items with this sample name, in all iterations and stages."""
         with explained(self.path):
             return [item.metrics for _, item in reader.items(self._db, sample=sample)]
 
     def tree(self, iteration: int, stage: str, task: str) -> Tree:
-        """The tree of one task; ``KeyError`` if no finished item brought one."""
+        """Return the tree of a task; ``KeyError`` without one."""
         with explained(self.path):
             keys = reader.tree_keys(self._db, iteration, stage, task)
             if not keys:
@@ -240,15 +238,15 @@ class Store:
             return [task for *_, task in reader.tree_keys(self._db, iteration, stage)]
 
     def trees(self, iteration: int, stage: str) -> Iterator[Tree]:
-        """The trees of a stage in order of task, one in memory at a time."""
+        """Yield the trees of a stage in order of task, one in memory at a time."""
         return self._each(reader.tree, iteration, stage)
 
     def outlines(self, iteration: int, stage: str) -> Iterator[Tree]:
-        """As :meth:`trees`, of whose turns there is only who said what: no tokens, samples or prompts."""
+        """Yield trees like :meth:`trees`, whose turns have only speakers and parts."""
         return self._each(reader.outline, iteration, stage)
 
     def size(self, iteration: int, stage: str) -> tuple[int, int]:
-        """How many trees a stage has, and how many turns these."""
+        """Return the numbers of trees and turns of a stage."""
         with explained(self.path):
             return reader.size(self._db, iteration, stage)
 
@@ -280,10 +278,10 @@ class Store:
             return [one for row in keys for one in reader.credit_of_tree(self._db, row[0])]
 
     def selections(self, iteration: int, stage: str | None = None) -> list[tuple[str, Selection]]:
-        """(task of the tree, selection) of an iteration, in the order they were stored."""
+        """Return (task of the tree, selection) of an iteration, in the order of storing."""
         with explained(self.path):
-            found = reader.selections(self._db, iteration, stage)
-        return [(task, selection) for _, _, task, selection in found]
+            rows = reader.selections(self._db, iteration, stage)
+        return [(task, selection) for _, _, task, selection in rows]
 
     def _each(
         self, read: Callable[[sqlite3.Connection, reader.TreeKey], Tree], iteration: int, stage: str
@@ -309,10 +307,10 @@ class Store:
 
 
 def _prepare(db: sqlite3.Connection, path: Path, read_only: bool) -> None:
-    """Make the tables of a new file, check those of an old one."""
+    """Create the tables of a new file, or check an existing one."""
     if schema.is_empty(db):
         if read_only:
-            raise UserError(f"{path} is empty", "open a store that a run has written")
+            raise UserError(f"{path} is empty", "open the store of a run")
         db.execute("PRAGMA journal_mode = WAL")
         schema.create(db)
     schema.check(db, path)

@@ -1,7 +1,7 @@
-"""Writing the record into the tables of a store, each reference checked as it is written.
+"""Writes of the record to the tables of a store, with a check of each reference.
 
-Every function takes a connection inside a transaction and raises ``ValueError`` for what does not
-fit what is there. What is there already, and equal, is left alone.
+Functions take a connection inside a transaction. They skip equal existing rows, and raise ``ValueError`` for
+contradictions.
 """
 
 import json
@@ -22,16 +22,16 @@ from coterie.trajectories.turn import Part, Request, Turn
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A tree's key in the tables, and the id of its root."""
+    """Key of a tree in the tables, and the id of its root."""
 
     key: int
     root: str
     toolsets: dict[int, tuple[tuple[Tool, ...], int]] = field(default_factory=dict, compare=False)
-    """Keys of tools that were written with it, by the identity of the tools: most prompts have the same."""
+    """Cache of written tool sets by ``id``, since most prompts share one."""
 
 
 def records(tree: Tree) -> Iterator[Request | Turn]:
-    """Turns in their order, each request before the first turn that needs it."""
+    """Yield turns in order, each request before the first turn that needs it."""
     waiting = dict(tree.requests)
     for turn in tree.turns.values():
         if turn.prompt is not None and turn.prompt in waiting:
@@ -41,7 +41,7 @@ def records(tree: Tree) -> Iterator[Request | Turn]:
 
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:
-    """Write a task; its public fields must be plain JSON, so that they come back as they were."""
+    """Write a task, whose public fields must be plain JSON."""
     public = _public(task)
     secrets = [
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
@@ -49,11 +49,11 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     ]
     old = db.execute("SELECT public FROM task WHERE id = ?", (task.id,)).fetchone()
     if old:
-        known = db.execute(
+        stored = db.execute(
             "SELECT task, name, text, readers FROM secret WHERE task = ? ORDER BY name", (task.id,)
         )
-        if old != (public,) or known.fetchall() != secrets:
-            raise ValueError(f"another task with id {task.id!r} is in the store already")
+        if old != (public,) or stored.fetchall() != secrets:
+            raise ValueError(f"the store already has another task with id {task.id!r}")
         return
     insert(db, "task", (task.id, public))
     for secret in secrets:
@@ -61,7 +61,7 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
 
 
 def add_item(db: sqlite3.Connection, item: Item) -> None:
-    """Record that an item is finished; an item finishes once."""
+    """Write an item that is not finished yet."""
     if item_row(db, item.key) is not None:
         raise ValueError(f"{item.key} is finished already")
     key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
@@ -69,16 +69,16 @@ def add_item(db: sqlite3.Connection, item: Item) -> None:
 
 
 def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
-    """Key of a finished item in the tables; ``None`` if it is not finished."""
-    found = db.execute(
+    """Return the key of a finished item in the tables; ``None`` if it is not finished."""
+    row = db.execute(
         "SELECT key FROM item WHERE (iteration, stage, task, sample) = (?, ?, ?, ?)",
         (key.iteration, key.stage, key.task, key.sample),
     ).fetchone()
-    return found[0] if found else None
+    return row[0] if row else None
 
 
 def add_blob(db: sqlite3.Connection, data: bytes) -> str:
-    """Write bytes that parts of turns may name, and return their SHA-256."""
+    """Write image bytes and return their SHA-256."""
     hash_ = hash_of(data)
     db.execute("INSERT OR IGNORE INTO blob VALUES (?, ?)", (hash_, data))
     return hash_
@@ -86,15 +86,15 @@ def add_blob(db: sqlite3.Connection, data: bytes) -> str:
 
 def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> TreeRow:
     root = root_id(iteration, stage, task)
-    found = db.execute("SELECT key FROM tree WHERE root = ?", (root,)).fetchone()
-    if found:
-        return TreeRow(found[0], root)
-    added = db.execute(
+    row = db.execute("SELECT key FROM tree WHERE root = ?", (root,)).fetchone()
+    if row:
+        return TreeRow(row[0], root)
+    key = db.execute(
         "INSERT INTO tree (iteration, stage, task, root) VALUES (?, ?, ?, ?)",
         (iteration, stage, task, root),
     ).lastrowid
-    assert added is not None, "an insert gives a row id"
-    return TreeRow(added, root)
+    assert key is not None, "an insert returns a row id"
+    return TreeRow(key, root)
 
 
 def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None:
@@ -124,21 +124,21 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
 
 
 def add_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int) -> None:
-    """Write the turn at ``position`` of the item ``sample``, if it is not there yet."""
+    """Write the turn at ``position`` of the item ``sample``, or lower its position if it exists."""
     find = "SELECT tree, sample, position FROM turn WHERE id = ?"
     old = db.execute(find, (turn.id,)).fetchone()
     if old is None:
         _check_turn(db, tree, turn)
         _insert_turn(db, tree, turn, sample, position)
     elif old[0] != tree.key:
-        raise ValueError(f"turn {turn.id} is in another tree already")
+        raise ValueError(f"another tree already has turn {turn.id}")
     elif (sample, position) < old[1:]:
         move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
         db.execute(move, (sample, position, turn.id))
 
 
 def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None:
-    """Write how a path ended; one leaf has one outcome."""
+    """Write the outcome of a path; a leaf has one outcome."""
     ending = outcome.ending
     row = (
         outcome.leaf,
@@ -158,13 +158,13 @@ def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None
         insert(db, "outcome", (tree.key, *row))
     elif old != row:
         raise ValueError(
-            f"leaf {outcome.leaf} has an outcome already, {old[1:]}, not {row[1:]}; "
-            "give turns of separate samples separate draws"
+            f"leaf {outcome.leaf} already has the outcome {old[1:]}, not {row[1:]}; "
+            "use separate draws for separate samples"
         )
 
 
 def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
-    """Write a number on a node; the same number again changes nothing."""
+    """Write a number on a node, unless the node has an equal one."""
     tree = tree_of(db, credit.node)
     if tree is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
@@ -175,13 +175,13 @@ def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
         insert(db, "credit", (kind, tree, credit.node, float(credit.value)))
     elif old != (credit.value,):
         raise ValueError(
-            f"node {credit.node} has {credit.name} = {old[0]} under settings {credit.settings} "
-            f"already, not {credit.value}"
+            f"node {credit.node} already has {credit.name} = {old[0]} under settings {credit.settings}, "
+            f"not {credit.value}"
         )
 
 
 def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
-    """Key of a kind of credit, made if it is not there."""
+    """Return the key of a kind of credit; create it if needed."""
     db.execute("INSERT OR IGNORE INTO credit_kind VALUES (NULL, ?, ?)", (settings, name))
     find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
     key: int = db.execute(find, (settings, name)).fetchone()[0]
@@ -191,24 +191,24 @@ def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
 def add_selection(
     db: sqlite3.Connection, key: ItemKey, position: int, selection: Selection
 ) -> None:
-    """Write one thing that a finished item selected."""
+    """Write a selection of a finished item."""
     item = item_row(db, key)
     if item is None:
-        raise ValueError(f"{key} of a selection is not finished")
+        raise ValueError(f"item {key} of a selection is not finished")
     for turn in (selection.leaf, selection.rejected):
         find = "SELECT 1 FROM turn WHERE id = ?"
         if turn is not None and not db.execute(find, (turn,)).fetchone():
-            raise ValueError(f"turn {turn} of a selection is not a turn of the store")
+            raise ValueError(f"turn {turn} of a selection is not in the store")
     weight = float(selection.weight)
     row = (selection.leaf, selection.agent, selection.context, weight, selection.rejected)
     insert(db, "selection", (item, position, *row))
 
 
 def tree_of(db: sqlite3.Connection, node: str) -> int | None:
-    """Key of the tree that a turn or root belongs to."""
+    """Return the key of the tree of a turn or root."""
     find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
-    found = db.execute(find, (node, node)).fetchone()
-    return found[0] if found else None
+    row = db.execute(find, (node, node)).fetchone()
+    return row[0] if row else None
 
 
 def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
@@ -243,7 +243,7 @@ def write_item(
 
 
 def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
-    """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
+    """Raise ``ValueError`` for a turn without its parent, images or request, or with inconsistent ids."""
     _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
     _check_images(db, turn.parts, f"turn {turn.id}")
     check_calls(turn.calls)
@@ -253,7 +253,7 @@ def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
     if turn.sample is None:
         return
     if turn.sample.ids != turn.ids or len(turn.sample.logprobs) != len(turn.ids):
-        raise ValueError(f"turn {turn.id}: its ids, its sample's and the log-probs differ")
+        raise ValueError(f"turn {turn.id}: ids, sample ids and log-probs do not match")
 
 
 def _insert_turn(
@@ -277,15 +277,15 @@ def _insert_turn(
         turn.prompt,
         int(turn.truncated),
     )
-    drawn = turn.sample
-    sampled = drawn and (
-        logprobs_blob(drawn.logprobs),
-        drawn.finish,
-        drawn.policy,
-        drawn.version,
-        str(drawn.seed),  # as text: seeds of 64 bits without sign do not fit an SQLite integer
-        float(drawn.temperature),
-        float(drawn.top_p),
+    result = turn.sample
+    sampled = result and (
+        logprobs_blob(result.logprobs),
+        result.finish,
+        result.policy,
+        result.version,
+        str(result.seed),  # unsigned 64-bit seeds exceed an SQLite integer
+        float(result.temperature),
+        float(result.top_p),
     )
     insert(db, "turn", (*row, *(sampled or (None,) * 7)))
 
@@ -298,21 +298,21 @@ def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> 
 
 
 def _check_images(db: sqlite3.Connection, parts: Sequence[Part], what: str) -> None:
-    """Refuse a part that names an image whose bytes are not in the store."""
+    """Raise ``ValueError`` for an image that is not in the store."""
     for image in {part.image for part in parts if part.image is not None}:
         if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
-            raise ValueError(f"{what} has an image {image} that is not in the store")
+            raise ValueError(f"image {image} of {what} is not in the store")
 
 
 def _toolset(db: sqlite3.Connection, tree: TreeRow, tools: tuple[Tool, ...]) -> int | None:
-    """Key of a prompt's tools, made if it is not there; ``None`` where there are none."""
+    """Return the key of a prompt's tools; create it if needed. ``None`` without tools."""
     if not tools:
         return None
     if id(tools) in tree.toolsets:
         return tree.toolsets[id(tools)][1]
     text = json_of(tools)
-    found = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
-    key: int = found[0] if found else insert(db, "toolset", (None, text))
+    row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
+    key: int = row[0] if row else insert(db, "toolset", (None, text))
     tree.toolsets[id(tools)] = (tools, key)
     return key
 
@@ -323,7 +323,7 @@ def _has_request(db: sqlite3.Connection, tree: TreeRow, request: str) -> bool:
 
 
 def _public(task: Task) -> str:
-    """The public fields as JSON; refuses what JSON would change (tuples, sets, NaN)."""
+    """Return the public fields as JSON; raise ``ValueError`` for values that JSON would change (tuples, NaN)."""
     public = dict(task.public)
     try:
         text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -332,6 +332,6 @@ def _public(task: Task) -> str:
     if json.loads(text) != public:
         raise ValueError(
             f"public fields of task {task.id!r} are not plain JSON "
-            "(is there a tuple, or a key that is not text?)"
+            "(they may have a tuple, or a key that is not a string)"
         )
     return text

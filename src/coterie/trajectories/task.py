@@ -1,9 +1,8 @@
-"""A task: fields that anyone may read, and secrets that only named roles open.
+"""Tasks: public fields, and secrets that only named roles may read.
 
-A :class:`Secret` never shows its value by accident: ``str``, ``repr`` and formatting redact it.
-The only ways to its value are :meth:`Secret.reveal`, which checks the role, and
-:meth:`Secret.part`, which gives a :class:`~coterie.trajectories.turn.Part` whose audience is
-limited to the secret's readers, so that rendering it for anybody else is refused.
+``str``, ``repr`` and formatting redact a :class:`Secret`. Its value is accessible only by :meth:`Secret.reveal`, which
+checks the role, and :meth:`Secret.part`, which returns a :class:`~coterie.trajectories.turn.Part` with the secret's
+readers as its audience, so that rendering for other readers is refused.
 """
 
 from collections.abc import Mapping
@@ -19,13 +18,13 @@ class Secret:
 
     def __init__(self, text: str, *, name: str, readers: frozenset[str]) -> None:
         if not readers:
-            raise ValueError(f"secret {name!r} has no readers; nobody could ever use it")
+            raise ValueError(f"secret {name!r} has no readers")
         self._text = text
         self.name = name
         self.readers = readers
 
     def reveal(self, role: str) -> str:
-        """The text, for a role that may read it; raises :class:`PrivilegeError` otherwise."""
+        """Return the text for one of its readers; raise :class:`PrivilegeError` for other roles."""
         if role not in self.readers:
             raise PrivilegeError(
                 f"role {role!r} may not read secret {self.name!r} "
@@ -34,7 +33,7 @@ class Secret:
         return self._text
 
     def part(self, role: str) -> Part:
-        """The secret as prompt text that only its readers can be shown."""
+        """Return the secret as a prompt part that only its readers may see."""
         return Part(self.reveal(role), audience=self.readers, source=f"secret:{self.name}")
 
     def __str__(self) -> str:
@@ -55,10 +54,10 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do: an id that is unique in its environment, public fields, and secrets."""
+    """A task of an environment, with an id that is unique there."""
 
     id: str
     public: Mapping[str, object]
-    """Plain data (JSON) that builds prompts; who sees which piece is the environment's rule."""
+    """Plain data (JSON) to build prompts from; the environment decides who sees which field."""
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     """Privileged fields by name."""

@@ -1,6 +1,6 @@
-"""A tree of turns: all that was done on one task in one stage of one iteration.
+"""Trees of turns: all rollouts of one task in one stage of one iteration.
 
-Branches share their beginnings. A leaf has an :class:`Outcome`; the way to it is a path.
+Branches share their common beginnings. A leaf has an :class:`Outcome`; the turns from the root to a leaf are a path.
 """
 
 import hashlib
@@ -13,39 +13,38 @@ from coterie.trajectories.turn import Message, Request, Turn, digest
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a path ended."""
+    """Reason of a path's end."""
 
     reason: str
-    """In the environment's words (``agreed``, ``answered``), or a limit's: ``turns``, ``length``, ``context``."""
+    """Reason from the environment (``agreed``, ``answered``), or a limit: ``turns``, ``length``, ``context``."""
     truncated: bool = False
-    """Whether a limit cut the path off; else the environment ended it."""
+    """True if a limit cut the path off, False if the environment ended it."""
 
 
 TURNS = Ending("turns", truncated=True)
 LENGTH = Ending("length", truncated=True)
-"""A turn ran to its limit of tokens."""
+"""A turn was cut off at its token limit."""
 CONTEXT = Ending("context", truncated=True)
-"""The dialogue has outgrown the context of who was to speak next."""
+"""The next prompt did not fit the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one path ended."""
+    """Outcome of one path."""
 
     leaf: str
     """Id of the last turn of the path."""
     sample: int
-    """Which of the task's samples this path is."""
+    """Sample number of the path."""
     ending: Ending
     answer: str | None
-    """The final answer, as extracted; ``None`` if there is none."""
+    """Extracted final answer; ``None`` without one."""
     score: float | None
-    """The benchmark's metric for this path, any finite number; ``None`` if it could not be graded,
-    which is never the same as 0."""
+    """Metric of the benchmark, any finite number; ``None`` if the path could not be graded, which differs from 0."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not math.isfinite(self.score):
-            raise ValueError(f"the score of leaf {self.leaf} is {self.score}, which is no measure")
+            raise ValueError(f"the score of leaf {self.leaf} is {self.score}; it must be finite")
 
 
 @dataclass(slots=True)
@@ -59,8 +58,7 @@ class Tree:
     requests: dict[str, Request] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     images: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
-    """Bytes of images that parts name, by their SHA-256. They are written with the tree; a tree that was
-    read has none (``Store.image`` gives them)."""
+    """Image bytes by SHA-256, written with the tree. Trees from a store have none (see ``Store.image``)."""
     root: str = field(init=False, repr=False)
     """Id of the root: the parent of the first turns."""
     _children: dict[str, list[str]] = field(default_factory=dict, repr=False)
@@ -69,7 +67,7 @@ class Tree:
         self.root = root_id(self.iteration, self.stage, self.task)
 
     def add(self, turn: Turn, request: Request | None = None) -> None:
-        """Add a turn (and the request it answers); adding an equal turn again changes nothing."""
+        """Add a turn and its request, unless the tree has an equal turn."""
         if turn.parent != self.root and turn.parent not in self.turns:
             raise KeyError(f"parent {turn.parent} of turn {turn.id} is not in tree {self.task}")
         if request is not None:
@@ -79,17 +77,17 @@ class Tree:
             self._children.setdefault(turn.parent, []).append(turn.id)
 
     def add_image(self, data: bytes) -> str:
-        """Keep the bytes of an image; their SHA-256, by which a part names it."""
+        """Add an image and return its SHA-256, which parts refer to it by."""
         self.images[hash_of(data)] = data
         return hash_of(data)
 
     def end(self, outcome: Outcome) -> None:
-        """Record how the path to a leaf ended; a leaf is the end of one sample only."""
+        """Add the outcome of a path; a leaf belongs to one sample."""
         old = self.outcomes.get(outcome.leaf)
         if old is not None and old.sample != outcome.sample:
             raise ValueError(
                 f"samples {old.sample} and {outcome.sample} of task {self.task} end in the same "
-                f"turn {outcome.leaf}; give turns of separate samples separate draws"
+                f"turn {outcome.leaf}; use separate draws for separate samples"
             )
         self.outcomes[outcome.leaf] = outcome
 
@@ -97,7 +95,7 @@ class Tree:
         return ((o, path) for o, path in self.trajectories() if o.score is not None)
 
     def children(self, node: str) -> list[Turn]:
-        """Turns right after ``node`` (a turn's id, or ``root``), in the order they were added."""
+        """Return the turns right after ``node`` (a turn's id, or ``root``), in order of addition."""
         return [self.turns[child] for child in self._children.get(node, ())]
 
     def leaves(self) -> list[Turn]:
@@ -111,7 +109,7 @@ class Tree:
         return turns[::-1]
 
     def trajectories(self) -> Iterator[tuple[Outcome, list[Turn]]]:
-        """Each finished path with its outcome, in order of sample."""
+        """Yield each finished path with its outcome, in order of sample."""
         for outcome in sorted(self.outcomes.values(), key=lambda o: o.sample):
             yield outcome, self.path(outcome.leaf)
 
@@ -119,13 +117,13 @@ class Tree:
         deltas = [request]
         while (previous := deltas[-1].previous) is not None:
             before = self.turns[previous].prompt
-            assert before is not None, "a request follows a turn that has one"
+            assert before is not None, "the previous turn has a request"
             deltas.append(self.requests[before])
-        found = deltas.pop().messages
+        messages = deltas.pop().messages
         for one in reversed(deltas):
-            kept = (*found, Message("assistant", turn=one.previous))
-            found = kept[: one.keep_messages] + one.messages
-        return found
+            messages = (*messages, Message("assistant", turn=one.previous))
+            messages = messages[: one.keep_messages] + one.messages
+        return messages
 
 
 def root_id(iteration: int, stage: str, task: str) -> str:
@@ -133,12 +131,11 @@ def root_id(iteration: int, stage: str, task: str) -> str:
 
 
 def hash_of(data: bytes) -> str:
-    """The name of bytes: their SHA-256, hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def shown_images(tree: Tree) -> set[str]:
-    """Names of all images that turns and prompts of a tree show."""
+    """Return the SHA-256 of all images in turns and prompts of a tree."""
     turns = (part for turn in tree.turns.values() for part in turn.parts)
     prompts = (p for r in tree.requests.values() for m in r.messages for p in m.parts)
     return {part.image for part in (*turns, *prompts) if part.image is not None}

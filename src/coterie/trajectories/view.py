@@ -1,11 +1,10 @@
-"""What one agent saw and said on one path, as segments of exact tokens.
+"""One agent's view of a path: its prompts and turns, as segments of exact tokens.
 
-A request that extends the running tokens extends the last segment; any other (a template that
-rewrites history, a cut context) opens a new one. Each sampled token is in exactly one segment: the
-one in which it was sampled. A turn that no policy sampled, and that came with a prompt, is as good an
-own turn as a sampled one; what has no prompt is only seen by others.
+A prompt that starts with all previous tokens extends the last segment; another prompt (a template that rewrites
+history, a truncated context) starts a new segment. Each sampled token is in exactly one segment, the one in which it
+was sampled. Unsampled turns with a prompt are own turns like sampled ones; turns without a prompt are only context.
 
-:func:`recontext` is the only way to put sampled tokens under a context other than theirs.
+:func:`recontext` is the only way to put sampled tokens under another context.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from coterie.trajectories.turn import Message, Turn
 
 
 class Render(Protocol):
-    """Prompt ids of messages, own sampled turns spliced in as the ids sampled."""
+    """Renders messages to prompt ids, with the agent's sampled turns as their exact ids."""
 
     def __call__(
         self, messages: Sequence[Message], tree: Tree, reader: str, *, tools: Sequence[Tool] = ()
@@ -30,7 +29,7 @@ Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of tokens of a segment: prompt (``turn`` is ``None``) or a turn of the agent's own."""
+    """Tokens of a segment: a prompt (``turn`` is ``None``) or an own turn of the agent."""
 
     ids: tuple[int, ...]
     turn: Turn | None = None
@@ -38,19 +37,19 @@ class Piece:
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens that one model call after another extended, oldest first."""
+    """Tokens of consecutive model calls that extend each other, oldest first."""
 
     pieces: list[Piece]
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All tokens: exactly what the engine received and returned."""
+        """All tokens, exactly as the engine received and returned them."""
         return tuple(token for piece in self.pieces for token in piece.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One agent's segments of one path. ``context`` names the recontext rule, if one was used."""
+    """One agent's segments of a path; ``context`` names the recontext rule, if any."""
 
     agent: str
     leaf: str
@@ -63,22 +62,21 @@ def view(tree: Tree, leaf: str, agent: str) -> View:
 
 
 def prompts(tree: Tree, leaf: str, agent: str) -> list[tuple[tuple[int, ...], Turn]]:
-    """(prompt ids, turn) of the turns of ``agent`` on the path to ``leaf`` that have a prompt, oldest first."""
+    """Return (prompt ids, turn) of the agent's turns with a prompt on the path to ``leaf``, oldest first."""
     running: tuple[int, ...] = ()
-    found = []
+    pairs = []
     for turn in _own(tree, leaf, agent):
         request = tree.requests[turn.prompt]  # type: ignore[index]
         prompt = running[: request.keep] + request.ids
-        found.append((prompt, turn))
+        pairs.append((prompt, turn))
         running = prompt + turn.ids
-    return found
+    return pairs
 
 
 def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render) -> View:
-    """The view under edited prompts (a format prompt dropped, a privileged field added).
+    """Return the view under edited prompts (without a format prompt, or with a privileged field).
 
-    Sampled tokens stay as they are; the behaviour log-probs no longer apply. ``name`` marks every
-    row made from it.
+    Sampled tokens stay; their behavior log-probs no longer apply. ``name`` marks every row of the view.
     """
     edited = []
     for turn in _own(tree, leaf, agent):

@@ -24,7 +24,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.settings import RecipeSettings
 from coterie.recipes.trainings import imitate
-from coterie.rewards.combined import Sampled
+from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
@@ -144,14 +144,14 @@ class Relay:
         return Grade(1 / (1 + int(state.answer or 0)), {"weighed": live.total})
 
 
-def lightness(sample: Sampled) -> float:
+def lightness(sample: DialogueSample) -> float:
     """A reward: one function of a dialogue."""
     return sample.outcome.score or 0.0
 
 
-def sampled(tree: Tree, leaf: str) -> Sampled:
+def sampled(tree: Tree, leaf: str) -> DialogueSample:
     """A dialogue, as a reward of its outcome gets it."""
-    return Sampled(tree.outcomes[leaf], tokens=0, loss=0.0, path=tuple(tree.path(leaf)))
+    return DialogueSample(tree.outcomes[leaf], tokens=0, loss=0.0, path=tuple(tree.path(leaf)))
 
 
 class RelaySettings(RecipeSettings):

@@ -19,12 +19,11 @@ from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
 from coterie.rollout.conversation_rows import preference_pair
-from coterie.rollout.dense_search import DenseSearch, distinct
+from coterie.rollout.dense_search import DenseSearch, distinct_rollouts
 from coterie.rollout.grower import Rollout
-from coterie.rollout.instructed import drop_requests
-from coterie.rollout.instructed import speakers as instructed
+from coterie.rollout.instructed_sampler import drop_requests, instructed_samplers
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
-from coterie.rollout.tree_search import Judged, Search
+from coterie.rollout.tree_search import Judgment, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
@@ -156,7 +155,7 @@ class DenseTreeData(Recipe):
         samplers = {t: sampler.at(t) for t in temperatures}
         if s.children == "temperature" or s.children == "sampling":
             return [samplers[t] for t in temperatures]
-        return instructed(s.children, samplers[0.0], samplers[1.0], s.base)
+        return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.base)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -332,10 +331,10 @@ def tree_values(
     tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
 ) -> Mapping[str, NodeValue]:
     values = TreeValues(tree.root, settings.search.value)
-    for path, rollout in distinct(tree, rollouts, set()):
+    for path, rollout in distinct_rollouts(tree, rollouts, set()):
         values.add(path, rollout.reward or 0.0)
     return values.values()
 
 
-async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
-    return [Judged(outcome.score or 0.0) for outcome in outcomes]
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+    return [Judgment(outcome.score or 0.0) for outcome in outcomes]

@@ -31,7 +31,7 @@ from coterie.recipes.reinforcement import CRITIC, plan_reinforcement
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.roles import Role

@@ -25,7 +25,7 @@ from coterie.environments.traits import agents_of
 from coterie.environments.workflow.answers import final_answer
 from coterie.environments.workflow.trace import tagged
 from coterie.recipes.gap.traces import ANSWER, TraceRow, observations
-from coterie.rollout.scripted import stopped_at
+from coterie.rollout.scripted_sampler import stopped_at
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task

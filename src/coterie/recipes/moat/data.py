@@ -20,7 +20,7 @@ from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import Value
-from coterie.rollout.written import Written, write_path
+from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.selections import load_selections
 from coterie.selection.pairs import PairSettings, sibling_pairs
@@ -158,9 +158,9 @@ class MoatData(Recipe):
         target, tree = gold(task), Tree(task.id, DATA, 0)
         if target.done and role == GROUNDER:
             return []
-        turns = [Written(PLANNER, target.plan, DATA)]
+        turns = [WrittenTurn(PLANNER, target.plan, DATA)]
         if role == GROUNDER:
-            turns.append(Written(GROUNDER, target.actions, DATA))
+            turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
         *_, last = write_path(self.environment, task, tree, turns, self.renderers)
         return list(rows(view(tree, last.id, role)))
 

@@ -50,7 +50,7 @@ from coterie.recipes.moat.scoring import measure, reward_plans
 from coterie.recipes.moat.settings import SCRIPT
 from coterie.recipes.trainings import prefer, train_role
 from coterie.rewards.corrections import Correction, question, read_correction
-from coterie.rollout.written import Written, write_path
+from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
@@ -143,7 +143,7 @@ async def _correct_tree(recipe: MoatData, run: Run, critic: ActionCritic, tree: 
     corrections, target = Tree(tree.task, "correct", tree.iteration), gold(task)
     if target.done:
         return Done(key, {"rows": 0})
-    examples: list[tuple[Written, Written]] = []
+    examples: list[tuple[WrittenTurn, WrittenTurn]] = []
     for candidate in _candidates(recipe, run, tree):
         try:
             correction = _validate(recipe, task, await critic.review(task, candidate), candidate)
@@ -153,7 +153,7 @@ async def _correct_tree(recipe: MoatData, run: Run, critic: ActionCritic, tree: 
         examples += _examples(recipe, task, candidate, correction, critic.name)
     if s.gold:
         examples.append(
-            (Written(PLANNER, target.plan, DATA), Written(GROUNDER, target.actions, DATA))
+            (WrittenTurn(PLANNER, target.plan, DATA), WrittenTurn(GROUNDER, target.actions, DATA))
         )
     for draw, example in enumerate(examples):
         write_path(recipe.environment, task, corrections, example, recipe.renderers, draw)
@@ -187,21 +187,23 @@ def _validate(
 
 def _examples(
     recipe: MoatData, task: Task, candidate: Candidate, correction: Correction, critic: str
-) -> Sequence[tuple[Written, Written]]:
+) -> Sequence[tuple[WrittenTurn, WrittenTurn]]:
     s = recipe.settings.correct
-    plan = Written(PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids)
+    plan = WrittenTurn(
+        PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids
+    )
     actions = candidate.actions
-    unchanged = Written(GROUNDER, actions.whole_text, actions.writer, actions.ids)
+    unchanged = WrittenTurn(GROUNDER, actions.whole_text, actions.writer, actions.ids)
     if correction.verdict == "accepted" or (
         correction.verdict == "unreadable" and s.unreadable == "keep"
     ):
         return [(plan, unchanged)]
     if correction.verdict == "corrected":
         if s.subgoals == "corrected":
-            plan = Written(PLANNER, correction.subgoals, critic)
-        return [(plan, Written(GROUNDER, correction.actions, critic))]
+            plan = WrittenTurn(PLANNER, correction.subgoals, critic)
+        return [(plan, WrittenTurn(GROUNDER, correction.actions, critic))]
     if s.unreadable == "gold":
-        return [(plan, Written(GROUNDER, gold(task).actions, DATA))]
+        return [(plan, WrittenTurn(GROUNDER, gold(task).actions, DATA))]
     return []
 
 

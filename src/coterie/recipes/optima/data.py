@@ -16,7 +16,7 @@ from coterie.recipes.optima.settings import (
     OptimaSettings,
     TrainingKind,
 )
-from coterie.rewards.combined import Reward, RewardSettings
+from coterie.rewards.dialogue_reward import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
@@ -44,9 +44,9 @@ class OptimaData(Recipe):
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__(settings)
         self.agents = agents_of(self.environment)
-        settings.reward.own()
+        settings.reward.custom_terms()
         if isinstance(settings, OptimaDPOSettings):
-            settings.dpo.reward.own()
+            settings.dpo.reward.custom_terms()
 
     def trainings(self) -> dict[str, TrainingSettings]:
         trainings = {"train": self.settings.train}

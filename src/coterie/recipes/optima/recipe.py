@@ -44,15 +44,15 @@ from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.reward import agent_turns, make_sample, totals
 from coterie.recipes.trainings import prefer, train_role
-from coterie.rewards.combined import RewardSettings, rewards
-from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.dialogue_reward import RewardSettings, rewards
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.grower import Rollout
 from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judged, TreeSearch
+from coterie.rollout.tree_search import Judgment, TreeSearch
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, going_on, on_trees
 from coterie.runs.stage import Stage
@@ -86,7 +86,7 @@ class TreeJudge:
     losses: dict[str, float] = field(default_factory=dict)
     """Loss of each turn under M_base, in nats per token."""
 
-    async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+    async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
         """Return the rewards of finished paths. Raises ``EngineError``."""
         new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
         self.losses |= new
@@ -98,10 +98,10 @@ class TreeJudge:
         for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
             terms = reward.terms.items()
             credit = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
-            judgments.append(Judged(reward.total, tuple(credit)))
+            judgments.append(Judgment(reward.total, tuple(credit)))
         if judgments and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())
-            judgments[0] = Judged(judgments[0].reward, judgments[0].credit + nll)
+            judgments[0] = Judgment(judgments[0].reward, judgments[0].credit + nll)
         return judgments
 
     async def _losses(self, tree: Tree, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -171,8 +171,8 @@ async def value_tree(
     counts = {
         "trajectories": len(paths),
         "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
-        "leaks": sum(leaks(agent_turns(path), agents) for path in paths),
-        "repeats": sum(repeats(agent_turns(path)) for path in paths),
+        "leaks": sum(count_leaks(agent_turns(path), agents) for path in paths),
+        "repeats": sum(count_repeats(agent_turns(path)) for path in paths),
     }
     return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 

@@ -7,7 +7,7 @@ from coterie.recipes.plain_report import plain_report, selected_examples
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example
 from coterie.reports.page import Report, Section
-from coterie.rewards.combined import Reward
+from coterie.rewards.dialogue_reward import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
-from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.conduct import count_leaks, count_repeats
+from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, largest_loss, rewards
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.items import Done
@@ -53,12 +53,14 @@ async def score(
 
 def make_sample(
     outcome: Outcome, path: Sequence[Turn], losses: Mapping[str, float], agents: tuple[str, ...]
-) -> Sampled:
+) -> DialogueSample:
     """Collect the terms of the reward of a dialogue. Without ``losses`` (lambda_loss = 0) R_loss is 0."""
     turns = agent_turns(path)
     loss = largest_loss(losses, [turn.id for turn in turns]) if losses else 0.0
     tokens = dialogue_tokens(path)
-    return Sampled(outcome, tokens, loss, leaks(turns, agents), repeats(turns), tuple(path))
+    return DialogueSample(
+        outcome, tokens, loss, count_leaks(turns, agents), count_repeats(turns), tuple(path)
+    )
 
 
 def agent_turns(path: Sequence[Turn]) -> list[Turn]:
@@ -72,7 +74,7 @@ def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metri
     return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
 
-def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
+def _counts(samples: list[DialogueSample], failed: int = 0) -> Metrics:
     counts = (
         len(samples),
         failed,

@@ -19,7 +19,7 @@ from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
-from coterie.rollout.candidates import Played
+from coterie.rollout.candidates import PlayedDialogue
 from coterie.rollout.episodes import Episode
 from coterie.runs.actors import Actors, open_actors
 from coterie.runs.folder import Run
@@ -156,14 +156,14 @@ def rewards(run: Run) -> dict[tuple[str, int], float]:
     return fractions
 
 
-def dialogues_to_branch(run: Run, share: float) -> list[Played]:
+def dialogues_to_branch(run: Run, share: float) -> list[PlayedDialogue]:
     """Return the dialogues whose turns get candidates: the first of every task before the second of any task."""
     keys = sorted((sample, task) for task, sample in rewards(run))
     dialogues = []
     for sample, name in keys[: max(1, int(len(keys) * share))]:
         tree = run.store.tree(FIRST, "rollout", name)
         path = next(path for o, path in tree.trajectories() if o.sample == sample)
-        dialogues.append(Played(run.store.task(name), sample, path))
+        dialogues.append(PlayedDialogue(run.store.task(name), sample, path))
     return dialogues
 
 

@@ -36,7 +36,7 @@ from coterie.progress import Progress
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_rl.data import FIRST, SweetData
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.recorded import recorded
+from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
 from coterie.runs.folder import Run
 from coterie.runs.items import Done, do_items
@@ -127,7 +127,7 @@ class Replay:
                 messages = self.environment.see(State(task, 0, turns=turns), AGENT)
                 prompt = Prompt(tree, node, AGENT, messages, 0, sample)
                 text = line.content if line.output is None else line.output
-                replayed = recorded(prompt, context, text, self.author, self.renderer)
+                replayed = recorded_response(prompt, context, text, self.author, self.renderer)
                 turn = replayed.turn
                 tree.add(turn, replayed.request)
                 before = len(context.ids) - len(turn.ids)

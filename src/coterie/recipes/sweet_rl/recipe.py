@@ -56,18 +56,18 @@ from coterie.recipes.sweet_rl.data import (
 from coterie.recipes.sweet_rl.offline import play_offline
 from coterie.recipes.sweet_rl.settings import CriticSettings, PolicySettings
 from coterie.recipes.trainings import prefer, train_role
-from coterie.rollout.candidates import Branching, Played, candidates
+from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items
 from coterie.runs.roles import Role
 from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
-from coterie.selection.ranked import ranked_pairs, trajectory_pairs
+from coterie.selection.ranked_pairs import ranked_pairs, trajectory_pairs
 from coterie.training.classifier import Classifier
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.labelled import Labelled, labelled
+from coterie.trajectories.labeled_trajectory import LabeledTrajectory, labeled_trajectory
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.selection import Selection
@@ -121,13 +121,13 @@ def train_value_critic(
     model = recipe.models(run).load_to_train(CRITIC, 0)
     shares, threshold = rewards(run), recipe.settings.min_reward
     context = PRIVILEGED if s.privileged else None
-    items: list[Labelled] = []
+    items: list[LabeledTrajectory] = []
     for tree in run.store.trees(FIRST, "rollout"):
         task = run.store.task(tree.task)
         for outcome, _ in tree.trajectories():
             critic_view = dialogue_view(task, tree, outcome.leaf, context, model)
             succeeded = shares[tree.task, outcome.sample] >= threshold
-            items.append(labelled(critic_view, succeeded, group=tree.task))
+            items.append(labeled_trajectory(critic_view, succeeded, group=tree.task))
     return train_role(
         *(run, FIRST, model, items, recipe.seeded(s.train, FIRST), progress),
         objective=Classifier(),
@@ -159,7 +159,7 @@ async def branch(recipe: SweetData, run: Run, round_: int, progress: Progress) -
         driver = actors.driver({AGENT: sampler}, s.seed)
         async with driver.sessions() as sessions:
             count = s.candidates.count
-            branching = Branching(driver, sampler, sessions, SECOND, "rollout", count)
+            branching = CandidateSampling(driver, sampler, sessions, SECOND, "rollout", count)
             items = {
                 ItemKey(SECOND, "rollout", one.task.id, one.key): partial(
                     _branch_dialogue, branching, one
@@ -177,7 +177,7 @@ async def branch(recipe: SweetData, run: Run, round_: int, progress: Progress) -
     return {"dialogues": len(results), "failed": failed, "candidates": count}
 
 
-async def _branch_dialogue(branching: Branching, dialogue: Played) -> Done:
+async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogue) -> Done:
     key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
     try:
         tree = await branching.branch(dialogue)

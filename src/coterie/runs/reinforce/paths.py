@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coterie.rewards.advantages import Sampled
-from coterie.rewards.path_reward import Graded, PathReward, total
-from coterie.rewards.placing import turn_ends
+from coterie.rewards.advantages import SampledPath
+from coterie.rewards.path_reward import GradedPath, PathReward, total
+from coterie.rewards.row_advantages import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row, rows
@@ -25,7 +25,7 @@ class AgentPath:
     turns: int
     rows: tuple[Row, ...]
     """Sampled turns of the agent with their prompts, one row per segment."""
-    sampled: Sampled
+    sampled: SampledPath
     """Rewards and group of the path."""
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
@@ -82,11 +82,11 @@ def _of_sample(
             continue
         steps = _steps(path, agent, agent_rows, rewards)
         path_reward = _whole(outcome, agent, bool(steps), rewards)
-        graded = Graded(outcome, tuple(path), agent, path_reward, measures)
+        graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
         terms = reward.terms(graded)
-        sampled = Sampled(tree.task, outcome.leaf, total(terms), steps, agent)
-        thought = sum(turn.thought_tokens for turn in graded.own)
-        count = len(graded.own)
+        sampled = SampledPath(tree.task, outcome.leaf, total(terms), steps, agent)
+        thought = sum(turn.thought_tokens for turn in graded.own_turns)
+        count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
 
 

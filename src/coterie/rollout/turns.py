@@ -1,4 +1,4 @@
-"""Turns that actors take: chained in the tree, with the calls that they make, and what the actors remember then."""
+"""Turns of actors: their place in the tree, their tool calls, and the contexts after them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +17,8 @@ from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn
 def chain(
     environment: Environment, at: Position, responses: Sequence[Response]
 ) -> tuple[Turn, ...]:
-    """Turns taken at the same time, one after the other in the tree, with the calls that they make."""
-    taken: list[Turn] = []
+    """Chain simultaneous turns in the tree, with their tool calls."""
+    turns: list[Turn] = []
     parent, left = at.node, at.state.left.get("calls")
     for one in responses:
         turn = one.turn
@@ -27,10 +27,10 @@ def chain(
             turn = _with_calls(environment, at, parent, speaker, one, left)
             left = None if left is None else max(0, left - len(turn.calls))
         elif (turn.parent, turn.speaker) != (parent, speaker):
-            turn = _placed(turn, parent, speaker)
-        taken.append(turn)
+            turn = _at_node(turn, parent, speaker)
+        turns.append(turn)
         parent = turn.id
-    return tuple(taken)
+    return tuple(turns)
 
 
 def _with_calls(
@@ -46,23 +46,23 @@ def _with_calls(
     with faults_of(environment):
         tools = environment.tools(at.state, speaker.name)
         if not tools:
-            return _placed(turn, parent, speaker)
+            return _at_node(turn, parent, speaker)
         stopped = turn.text.endswith(syntax.stop)
         finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
         native = isinstance(syntax, NativeCalls)
         calls = turn.calls if native else syntax.parse(turn.text, finish)
         check_calls(calls)
-        return _placed(turn, parent, speaker, checked(calls, tools, max_calls=max_calls))
+        return _at_node(turn, parent, speaker, checked(calls, tools, max_calls=max_calls))
 
 
 def context_at(at: Position, actor: str) -> AgentContext:
-    """A copy of what an actor has seen and said."""
+    """Return a copy of an actor's context."""
     return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
 
 
-def contexts_after(tree: Tree, at: Position, taken: tuple[Turn, ...]) -> dict[str, AgentContext]:
+def contexts_after(tree: Tree, at: Position, actions: tuple[Turn, ...]) -> dict[str, AgentContext]:
     contexts = dict(at.contexts)
-    for turn in taken:
+    for turn in actions:
         if turn.prompt is not None:
             request = tree.requests[turn.prompt]
             context = context_at(at, turn.speaker.name)
@@ -71,8 +71,8 @@ def contexts_after(tree: Tree, at: Position, taken: tuple[Turn, ...]) -> dict[st
     return contexts
 
 
-def _placed(turn: Turn, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...] = ()) -> Turn:
-    """A turn after another one, by its actor, with its calls. What it answers stays what it was."""
+def _at_node(turn: Turn, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...] = ()) -> Turn:
+    """Copy a turn under another parent, with its calls. Its request stays."""
     return make_turn(
         parent,
         speaker,

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from coterie.rollout.flight import in_flight
+from coterie.rollout.bounded_gather import bounded_gather
 
 
 class Work:
@@ -36,7 +36,7 @@ class Work:
 def test_results_come_as_they_are_ready_and_the_limit_holds() -> None:
     async def test() -> None:
         work = Work()
-        async with in_flight(work.of(0.3, 0.05, 0.1, 0.02), limit=2) as results:
+        async with bounded_gather(work.of(0.3, 0.05, 0.1, 0.02), limit=2) as results:
             assert [seconds async for seconds in results] == [0.05, 0.1, 0.02, 0.3]
         assert (work.most, work.running) == (2, 0)
 
@@ -49,7 +49,7 @@ def test_an_exception_in_the_block_or_the_work_ends_the_rest(first: float) -> No
         work = Work()
 
         async def block() -> None:
-            async with in_flight(work.of(first, 60, 60, 60), limit=3) as results:
+            async with bounded_gather(work.of(first, 60, 60, 60), limit=3) as results:
                 async for _ in results:
                     raise LookupError("the block")
 
@@ -63,7 +63,7 @@ def test_an_exception_in_the_block_or_the_work_ends_the_rest(first: float) -> No
 def test_leaving_early_ends_the_rest() -> None:
     async def test() -> None:
         work = Work()
-        async with in_flight(work.of(0.01, 60), limit=8) as results:
+        async with bounded_gather(work.of(0.01, 60), limit=8) as results:
             async for _ in results:
                 break
         assert work.running == 0

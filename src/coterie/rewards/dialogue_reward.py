@@ -1,8 +1,8 @@
-"""Optima's reward of a trajectory: task score, minus tokens, plus likelihood, minus penalties.
+"""Optima's reward of a dialogue: task score, minus tokens, plus likelihood, minus penalties.
 
 R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
-(arXiv 2410.08115, equation 1); the maximum is over the samples of the same task, or given. The
-penalties are those of the released code: see :class:`RewardSettings` and ``rewards.conduct``.
+(arXiv 2410.08115, equation 1). The maximum is over the samples of the same task, or a parameter. Penalties follow the
+released code: see :class:`RewardSettings` and ``rewards.conduct``.
 """
 
 import math
@@ -16,23 +16,23 @@ from pydantic import field_validator
 
 from coterie.config.plugins import Found, settled
 from coterie.config.settings import Settings, key
-from coterie.rewards.own import found_terms, sources, value
+from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
 from coterie.trajectories.tree import LENGTH, Outcome
 from coterie.trajectories.turn import Turn, digest
 
 
 class RewardSettings(Settings):
-    """Weights of the parts of the reward."""
+    """Weights of the terms of the reward."""
 
     lambda_token: float = key(
         0.6,
-        "Weight of the token term: tokens of the dialogue over the most of its task's samples.",
+        "Weight of the token term: tokens of the dialogue over the maximum of its task's samples.",
         source="Optima table 8 (information exchange: 0.6)",
         ge=0,
     )
     lambda_loss: float = key(
         1.0,
-        "Weight of 1/loss, the loss being the largest over turns under the frozen base.",
+        "Weight of 1/loss, where loss is the maximum over turns under the frozen base model.",
         source="Optima table 8 (information exchange: 1.0)",
         ge=0,
     )
@@ -44,55 +44,55 @@ class RewardSettings(Settings):
     )
     min_loss: float = key(
         0.1,
-        "Nats a token; a smaller loss counts as this one. Tokens of which the base is surer than 0.9 "
-        "each are as fluent as can be, and 1/loss grows beyond all bounds there.",
+        "Lower bound of the loss, in nats a token. At this loss the base model gives each token a probability of 0.9; "
+        "below, 1/loss grows without bound.",
         source="ours; Optima's 1/loss lies between about 0.3 and 1",
         gt=0,
     )
     leak_penalty: float = key(
         10.0,
-        "Taken off for each utterance that speaks for another agent (`Bob: ...` in Alice's turn).",
+        "Penalty for each utterance that speaks for another agent (`Bob: ...` in Alice's turn).",
         source="Optima's code",
         ge=0,
     )
     leaks_lose_task: bool = key(
         False,
-        "A dialogue with such an utterance has a task term of 0.",
+        "Set the task term to 0 in a dialogue with such an utterance.",
         source="Optima's code: in tree search, instead of the penalty",
     )
     repeats_lose_loss: bool = key(
         True,
-        "A dialogue in which an utterance repeats an earlier one has a loss term of 0.",
+        "Set the loss term to 0 in a dialogue with a repeated utterance.",
         source="Optima's code",
     )
     short_tokens: int = key(
         0,
-        "Dialogues of at most so many tokens have a token term of -1, as truncated dialogues have.",
+        "Dialogues of at most this number of tokens get a token term of -1, like truncated dialogues.",
         source="Optima's code: 40 (trained models average 32 to 40 on some sets)",
         ge=0,
     )
 
     terms: dict[str, float] = key(
         {},
-        "Terms of your own, each with its weight: {path/file.py:NAME: 0.5}. A term is a function that gives a number "
-        "for a dialogue (`coterie.rewards.combined.Sampled`).",
+        "Custom terms and their weights: {path/file.py:NAME: 0.5}. A term is a function that returns a number for a "
+        "dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
     )
 
     @field_validator("terms")
     @classmethod
-    def _settled(cls, terms: dict[str, float]) -> dict[str, float]:
+    def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
         return {settled(name): weight for name, weight in terms.items()}
 
-    def own(self) -> dict[str, Found]:
-        """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
-        return found_terms(tuple(self.terms), tuple(TERMS))
+    def custom_terms(self) -> dict[str, Found]:
+        """Load the functions of custom terms, by name. Raises ``UserError``."""
+        return load_terms(tuple(self.terms), tuple(TERMS))
 
     def names(self) -> tuple[str, ...]:
-        return (*TERMS, *self.own())
+        return (*TERMS, *self.custom_terms())
 
     def identity(self) -> str:
-        """What rewards depend on: the weights, and the content of the run's own terms."""
-        return digest(self.model_dump_json(exclude={"terms"}), sources(self.terms))
+        """Return a hash of the weights and of the files of custom terms."""
+        return digest(self.model_dump_json(exclude={"terms"}), term_sources(self.terms))
 
     @property
     def max_reward(self) -> float:
@@ -103,36 +103,36 @@ class RewardSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What the reward of one trajectory is computed from."""
+class DialogueSample:
+    """A dialogue with the numbers that its reward is computed from."""
 
     outcome: Outcome
     tokens: int
     loss: float
-    """The largest mean loss of its turns, in nats a token; NaN in reinforcement learning, which does not compute it."""
+    """Maximum mean loss of its turns, in nats a token; NaN in ``rl`` recipes, which do not compute it."""
     leaks: int = 0
-    """Utterances that speak for another agent."""
+    """Number of utterances that speak for another agent."""
     repeats: int = 0
     path: tuple[Turn, ...] = ()
 
     @property
     def truncated(self) -> bool:
-        """Whether a turn ran to the limit of tokens."""
+        """True if a turn was cut off at its token limit."""
         return self.outcome.ending == LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The reward of one trajectory and its parts, each as it is added."""
+    """Reward of one dialogue, as the sum of its terms."""
 
     leaf: str
     sample: int
     terms: Mapping[str, float]
-    """By name, in the order in which they are added (:data:`TERMS`, then the run's own)."""
+    """Weighted terms by name, in the order of addition (:data:`TERMS`, then custom terms)."""
 
     @property
     def total(self) -> float:
-        """R; added one by one, so that it is the same in every version of Python."""
+        """R. Added one by one, for the same result in every version of Python."""
         return reduce(add, self.terms.values())
 
     @property
@@ -141,37 +141,37 @@ class Reward:
 
 
 def rewards(
-    samples: Sequence[Sampled], settings: RewardSettings, *, max_tokens: int | None = None
+    samples: Sequence[DialogueSample], settings: RewardSettings, *, max_tokens: int | None = None
 ) -> list[Reward]:
-    """Rewards of samples of one task.
+    """Return the rewards of samples of one task.
 
-    Tokens are over ``max_tokens``, or over the most of the samples, truncated dialogues not counted.
+    Tokens are divided by ``max_tokens``, by default the maximum of the samples that were not truncated.
     """
     if max_tokens is None:
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
         max_tokens = max(counts, default=1)
-    own, weights = settings.own(), list(settings.terms.values())
-    found = []
+    custom, weights = settings.custom_terms(), list(settings.terms.values())
+    result = []
     for sample in samples:
         terms = {name: term(sample, settings, max_tokens) for name, term in TERMS.items()}
-        for (name, term), weight in zip(own.items(), weights, strict=True):
-            terms[name] = weight * value(term, sample)
-        found.append(Reward(sample.outcome.leaf, sample.outcome.sample, terms))
-    return found
+        for (name, term), weight in zip(custom.items(), weights, strict=True):
+            terms[name] = weight * term_value(term, sample)
+        result.append(Reward(sample.outcome.leaf, sample.outcome.sample, terms))
+    return result
 
 
 def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     return max(losses[turn] for turn in path)
 
 
-def task_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+def task_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
 
 
-def token_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
-    """-lambda_token * tokens / max tokens, or -1 of a truncated dialogue; at most 0."""
+def token_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
+    """Return -lambda_token * tokens / max tokens, or -1 for a truncated or too short dialogue."""
     if not settings.lambda_token:
         return 0.0
     if sample.truncated or sample.tokens <= settings.short_tokens:
@@ -179,11 +179,11 @@ def token_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> fl
     return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
 
-def loss_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
-    """lambda_loss / loss (or its bounded form); -1 of a truncated dialogue, 0 of one that repeats itself."""
+def loss_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
+    """Return lambda_loss / loss (or its bounded form), -1 for a truncated dialogue, or 0 for one with a repeat."""
     if not settings.lambda_loss:
         return 0.0
-    if sample.truncated:  # a loop that never ends is fluent: without this it would be trained on
+    if sample.truncated:  # endless loops have a low loss and must not be rewarded
         return -1.0
     if sample.repeats and settings.repeats_lose_loss:
         return 0.0
@@ -192,17 +192,17 @@ def loss_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> flo
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
 
 
-def leak_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
-    """-leak_penalty for each leak, at most 0."""
+def leak_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
+    """Return -leak_penalty for each leak."""
     return -settings.leak_penalty * sample.leaks
 
 
-Term = Callable[[Sampled, RewardSettings, int], float]
-"""A part of the reward of a trajectory; the number is what its tokens are over."""
+Term = Callable[[DialogueSample, RewardSettings, int], float]
+"""(sample, settings, max tokens) -> term of the reward."""
 TERMS: dict[str, Term] = {
     "task": task_term,
     "tokens": token_term,
     "loss": loss_term,
     "leaks": leak_term,
 }
-"""What is added, by its name as credit. A run adds its own by ``reward.terms``."""
+"""Built-in terms, by credit name; ``reward.terms`` adds custom ones."""

@@ -1,6 +1,6 @@
-"""Turns that nobody sampled, with the prompts that they answer: what gold rows and corrections are trained on.
+"""Written turns with their prompts, to train on gold rows and corrections.
 
-An environment says what each actor is shown; the actor's renderer makes its prompt and the text's tokens, once.
+The environment gives each actor's messages; the actor's renderer makes the prompt and tokenizes the text, once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,39 +16,38 @@ from coterie.trajectories.turn import Request, Speaker, Turn, make_turn
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What an actor is to have said."""
+class WrittenTurn:
+    """A turn to write for an actor."""
 
     actor: str
     text: str
     author: str
     """Who wrote it: ``data``, ``critic:NAME``, or the policy that sampled it elsewhere."""
     ids: tuple[int, ...] = ()
-    """The tokens, where they were sampled; otherwise the text's."""
+    """Sampled tokens, if any; else the text is tokenized."""
 
 
 def write_path(
     environment: Environment,
     task: Task,
     tree: Tree,
-    said: Sequence[Written],
+    turns: Sequence[WrittenTurn],
     renderers: Mapping[str, ChatRenderer],
     draw: int = 0,
 ) -> list[Turn]:
-    """Add turns one after the other to a tree, from its root on; gives them.
+    """Add a path of turns to the root of a tree, each with its request, and return them.
 
-    Each has a request, as if its actor had been asked. Actors of the same words need no branch of their own:
-    ``draw`` tells apart paths that are.
+    Equal paths with the same ``draw`` are one branch.
     """
-    found: list[Turn] = []
-    for one in said:
-        state = State(task, 0, turns=tuple(found))
-        shown = messages_of(environment, state, one.actor)
-        parent = found[-1].id if found else tree.root
+    path: list[Turn] = []
+    for one in turns:
+        state = State(task, 0, turns=tuple(path))
+        messages = messages_of(environment, state, one.actor)
+        parent = path[-1].id if path else tree.root
         renderer = renderers[one.actor]
         tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))
-        prompt = renderer.render(shown, tree, one.actor, tools=tools)
-        request = Request.make(one.actor, parent, None, prompt, shown, tools=tools)
+        prompt = renderer.render(messages, tree, one.actor, tools=tools)
+        request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
         text = one.text if one.ids else renderer.format_turn(one.text)
         turn = make_turn(
             parent,
@@ -60,5 +59,5 @@ def write_path(
             request=request.id,
         )
         tree.add(turn, request)
-        found.append(turn)
-    return found
+        path.append(turn)
+    return path

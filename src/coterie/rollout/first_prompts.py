@@ -1,4 +1,4 @@
-"""What the actors of an environment are shown at the beginning of a task, before anybody has acted."""
+"""First prompts of an environment's agents, before any actor has acted."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,38 +17,42 @@ from coterie.trajectories.turn import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """The first prompt of an actor."""
+class FirstPrompt:
+    """First prompt of an agent."""
 
     messages: tuple[Message, ...]
     tree: Tree
-    """Which has the turns that these messages show."""
+    """Tree of the turns that the messages refer to."""
     tools: tuple[Tool, ...] = ()
-    """Those that the chat template shows."""
+    """Tools that the chat template renders."""
 
 
 def first_prompts(
     environment: Environment, task: Task, variant: str | None = None
-) -> dict[str, Opening]:
-    """As :func:`opening`, where no event loop runs."""
-    return asyncio.run(opening(environment, task, variant=variant))
+) -> dict[str, FirstPrompt]:
+    """Run :func:`first_prompts_async` in a new event loop."""
+    return asyncio.run(first_prompts_async(environment, task, variant=variant))
 
 
-async def opening(
+async def first_prompts_async(
     environment: Environment, task: Task, shared: Shared | None = None, variant: str | None = None
-) -> dict[str, Opening]:
-    """The first prompts of all agents, whoever begins. Raises ``UserError`` if the environment can't begin."""
+) -> dict[str, FirstPrompt]:
+    """Return the first prompts of all agents, no matter who acts first.
+
+    Raises:
+        UserError: The environment can't begin the task.
+    """
     try:
-        return await _opening(environment, task, shared or Shared(), variant)
+        return await _first_prompts(environment, task, shared or Shared(), variant)
     except EnvironmentFault as error:
         raise UserError(
             f"task {task.id} of {environment.name} can't begin: {error}", "correct the environment"
         ) from error
 
 
-async def _opening(
+async def _first_prompts(
     environment: Environment, task: Task, shared: Shared, variant: str | None
-) -> dict[str, Opening]:
+) -> dict[str, FirstPrompt]:
     tree = Tree(task.id, "opening", 0)
     async with sessions_of(1, SECONDS) as sessions:
         branches = Branches(
@@ -57,6 +61,6 @@ async def _opening(
         )  # fmt: skip
         at = await branches.start()
         agents = agents_of(environment)
-        found = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
+        prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
         await branches.close()
-    return {agent: Opening(one.shown, tree, one.tools) for agent, one in found.items()}
+    return {agent: FirstPrompt(one.messages, tree, one.tools) for agent, one in prompts.items()}

@@ -1,4 +1,4 @@
-"""How a person's next turn is made: by a user simulator, which is a script, a model or an endpoint."""
+"""Sampler of a simulated user's turns; the simulator is a script, a model or an endpoint."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,22 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response, utterance
 from coterie.trajectories.turn import Part, Speaker, make_turn
 
 SILENCE = "…"
-"""Stands for a reply that is empty."""
+"""Text of an empty reply."""
 
 
-class PersonSampler:
-    """Speaks by a user simulator, which is given the task and what was said."""
+class UserSampler:
+    """Sampler that passes the task and the dialogue to a user simulator."""
 
     def __init__(self, simulator: UserSimulator) -> None:
         self.simulator = simulator
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The person's reply to the conversation."""
-        assert prompt.task is not None, "a person is asked about a task"
-        said = [utterance(message, prompt) for message in prompt.shown]
-        transcript = [(PERSON if one.role == "assistant" else "agent", one.text) for one in said]
+        """Return the user's reply to the dialogue."""
+        assert prompt.task is not None, "a user simulator needs a task"
+        dialogue = [utterance(message, prompt) for message in prompt.messages]
+        transcript = [
+            (PERSON if one.role == "assistant" else "agent", one.text) for one in dialogue
+        ]
         reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)
         turn = make_turn(
             prompt.parent,
@@ -33,6 +35,6 @@ class PersonSampler:
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """The person's reply, once for all: the same words are answered alike."""
+        """Return one reply for all seeds: equal dialogues get equal replies."""
         response = await self.respond(prompt, context)
         return [response] * len(seeds)

@@ -1,24 +1,24 @@
-"""A sampler that says what a script has for a task: an expert's path, played with the real tools.
+"""Sampler that replays a task's script, such as an expert's path, with the real tools.
 
-Its turns have the tokens that a policy would have sampled: a message that a stop string ends has no more after it, and
-any other ends with the token that ends a turn. So a path is trained on as a sampled one is, with its author named.
+Its turns have the tokens that a policy would have sampled: a message ends with its stop string, or else with the
+end-of-turn token. Scripted paths are therefore trained on like sampled paths, and name their author.
 """
 
 from collections.abc import Callable, Sequence
 
 from coterie.engines.protocol import EngineError
 from coterie.models.chat import ChatRenderer
-from coterie.rollout.recorded import recorded
+from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.task import Task
 
 EXPERT = "expert"
 Script = Callable[[Task], Sequence[str]]
-"""All messages of the agent for a task, in order."""
+"""Function that returns all messages of the agent for a task, in order."""
 
 
 class ScriptedSampler:
-    """Says the messages of a script one after the other."""
+    """Sampler that returns the messages of a script one by one."""
 
     def __init__(self, renderer: ChatRenderer, script: Script, author: str = EXPERT) -> None:
         self.renderer = renderer
@@ -26,8 +26,12 @@ class ScriptedSampler:
         self.author = author
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The next message. Raises ``EngineError`` where the script is over, or has one that could not be sampled."""
-        assert prompt.task is not None, "a script is of a task"
+        """Return the next message.
+
+        Raises:
+            EngineError: The script has no more messages, or a policy could not have sampled this one.
+        """
+        assert prompt.task is not None, "a script needs a task"
         messages = self.script(prompt.task)
         place = sum(
             turn.speaker.kind == "agent" and turn.speaker.name == prompt.agent
@@ -35,19 +39,20 @@ class ScriptedSampler:
         )
         if place >= len(messages):
             raise EngineError(
-                f"the script of task {prompt.task.id} has {len(messages)} messages, and one more is asked for"
+                f"the script of task {prompt.task.id} has {len(messages)} messages, but another is needed"
             )
         text = messages[place]
         stopped = stopped_at(text, prompt.stop)
         if stopped not in (None, len(text)):
             raise EngineError(
-                f"message {place + 1} of the script of task {prompt.task.id} goes on after {text[:stopped][-40:]!r}, "
-                "where a message ends"
+                f"message {place + 1} of the script of task {prompt.task.id} continues after its stop string: "
+                f"{text[:stopped][-40:]!r}"
             )
-        ended = stopped is None
-        return recorded(prompt, context, text, self.author, self.renderer, ended=ended)
+        return recorded_response(
+            prompt, context, text, self.author, self.renderer, end=stopped is None
+        )
 
 
 def stopped_at(text: str, stops: Sequence[str]) -> int | None:
-    """Where sampling would have stopped: after the first stop string; ``None`` if there is none."""
+    """Return the end of the first stop string in a text; ``None`` without one."""
     return min((text.index(one) + len(one) for one in stops if one in text), default=None)

@@ -1,4 +1,4 @@
-"""A prompt that has outgrown the context is shown shorter, where the environment knows how."""
+"""Shorter prompts from the environment when a prompt does not fit the model's context."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -9,23 +9,27 @@ from coterie.environments.protocol import Environment, State
 from coterie.environments.traits import Shortens
 from coterie.rollout.samplers import OutOfContext, Prompt
 
-Said = TypeVar("Said")
+T = TypeVar("T")
 
 
-async def asked(
-    environment: Environment, state: State, prompt: Prompt, ask: Callable[[Prompt], Awaitable[Said]]
-) -> Said:
-    """What ``ask`` gives for the prompt, or for the longest shorter one that fits. Raises :class:`OutOfContext`."""
+async def sample_in_context(
+    environment: Environment, state: State, prompt: Prompt, sample: Callable[[Prompt], Awaitable[T]]
+) -> T:
+    """Call ``sample`` with the prompt, or with the longest shorter prompt that fits.
+
+    Raises:
+        OutOfContext: None fits, or the environment can't shorten prompts.
+    """
     try:
-        return await ask(prompt)
+        return await sample(prompt)
     except OutOfContext:
         if not isinstance(environment, Shortens):
             raise
         with faults_of(environment):
             views = list(environment.shorter(state, prompt.agent))
-        for number, shown in enumerate(views, 1):
+        for number, messages in enumerate(views, 1):
             try:
-                return await ask(replace(prompt, shown=tuple(shown)))
+                return await sample(replace(prompt, messages=tuple(messages)))
             except OutOfContext:
                 if number == len(views):
                     raise

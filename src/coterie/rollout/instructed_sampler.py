@@ -1,19 +1,19 @@
-"""Samplers that ask for a step of another kind: worse, better, or by a principle that the model writes first.
+"""Samplers that instruct the model to write a worse or better step, or to follow a principle that it writes first.
 
-DensePolicy's ways of making siblings differ that are not temperatures. What is asked is in the prompt of the step
-alone: the next step's prompt does not have it, and training drops it (:func:`drop_requests`).
+DensePolicy makes siblings differ by such instructions, or by temperature. Only the prompt of the instructed step has
+the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from coterie.rollout.grower import together
+from coterie.rollout.grower import gather_all
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
 from coterie.trajectories.turn import Message, Part
 
 REQUEST = "request"
-"""Source of the part that asks for a step of another kind."""
+"""Source of the prompt part with the instruction."""
 Kind = Literal["fixed_instruct", "contrast_instruct", "meta_instruct"]
 WORSE = (
     "Write a message that is allowed, but a less efficient or less careful next step than your best one. Do not say "
@@ -36,33 +36,36 @@ FOLLOW = {
 
 @dataclass(frozen=True, slots=True)
 class InstructedSampler:
-    """Asks a sampler for a step of another kind. ``plain`` says what the step would be without."""
+    """Sampler with an instruction; ``plain`` samples the step that ``contrast_instruct`` rewrites."""
 
     sampler: TokenSampler
     plain: TokenSampler
     kind: Kind
     better: bool = False
-    """Whether a better step is asked for, or a worse one."""
+    """Request a better step instead of a worse one."""
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """One step; the context goes on without what was asked."""
+        """Sample one step; the context continues without the instruction."""
         (response,) = await self.candidates(prompt, context, [prompt.seed])
-        context.add(response, prompt.shown)
+        context.add(response, prompt.messages)
         return response
 
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        numbers = list(draws) or [prompt.draw] * len(seeds)
-        found = [
-            self._one(prompt, context, seed, draw)
-            for seed, draw in zip(seeds, numbers, strict=True)
-        ]
-        return await together(found)
+        draws = list(draws) or [prompt.draw] * len(seeds)
+        return await gather_all(
+            [
+                self._sample(prompt, context, seed, draw)
+                for seed, draw in zip(seeds, draws, strict=True)
+            ]
+        )
 
-    async def _one(self, prompt: Prompt, context: AgentContext, seed: int, draw: int) -> Response:
-        asked = asking(prompt, await self._request(prompt, context, seed))
-        (response,) = await self.sampler.candidates(asked, context, [seed], [draw])
+    async def _sample(
+        self, prompt: Prompt, context: AgentContext, seed: int, draw: int
+    ) -> Response:
+        instructed = add_request(prompt, await self._request(prompt, context, seed))
+        (response,) = await self.sampler.candidates(instructed, context, [seed], [draw])
         return response
 
     async def _request(self, prompt: Prompt, context: AgentContext, seed: int) -> str:
@@ -71,33 +74,32 @@ class InstructedSampler:
         if self.kind == "contrast_instruct":
             (step,) = await self.plain.candidates(prompt, context, [seed])
             return REWRITE[self.better].format(step=step.turn.text.strip())
-        (said,) = await self.sampler.candidates(
-            asking(prompt, PRINCIPLE[self.better]), context, [seed]
-        )
-        return FOLLOW[self.better].format(principle=" ".join(said.turn.text.split()))
+        question = add_request(prompt, PRINCIPLE[self.better])
+        (principle,) = await self.sampler.candidates(question, context, [seed])
+        return FOLLOW[self.better].format(principle=" ".join(principle.turn.text.split()))
 
 
-def asking(prompt: Prompt, request: str) -> Prompt:
-    """The prompt with a request at the end of its last message."""
-    *before, last = prompt.shown
+def add_request(prompt: Prompt, request: str) -> Prompt:
+    """Append a request to the last message of a prompt."""
+    *before, last = prompt.messages
     parts = last.parts if last.turn is None else prompt.tree.turns[last.turn].parts
-    said = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
-    return replace(prompt, shown=(*before, said))
+    instructed = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
+    return replace(prompt, messages=(*before, instructed))
 
 
 def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A recontext rule: the same messages without what was asked besides."""
+    """Recontext rule: remove requests from messages."""
     return tuple(
         replace(m, parts=tuple(p for p in m.parts if p.source != REQUEST)) for m in messages
     )
 
 
-def speakers(
+def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
-    """Samplers by label: the first is greedy and asked for nothing, of the others every second is to be better.
+    """Return samplers by label: the first is greedy without a request, the others alternate better and worse steps.
 
-    With ``fixed_instruct`` all others are to be worse.
+    With ``fixed_instruct`` all others request worse steps.
     """
     others = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))

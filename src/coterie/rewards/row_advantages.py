@@ -1,7 +1,7 @@
-"""Numbers of an agent's path, put on its rows: one for the path, or one for each trained token.
+"""Assignment of advantages to the rows of an agent's path: one value for the path, or one for each trained token.
 
-Trained tokens are the targets that have something before them, in the order of the path, whichever rows (segments)
-they stand in. Observations are not among them, so they move nothing.
+Trained tokens are the targets with a token before them, in the order of the path, over all of its rows (segments).
+Observations are not trained, so they shift nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,30 +11,30 @@ from coterie.trajectories.row import UNPREDICTED, Row
 
 
 def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:
-    """The rows of a path, every target with the path's own advantage."""
+    """Return the rows with one advantage at every target."""
     return [replace(row, advantages=(advantage,) * row.target_count) for row in rows]
 
 
 def with_advantages(
     rows: Sequence[Row], advantages: Sequence[float], returns: Sequence[float]
 ) -> list[Row]:
-    """The rows of a path, with what :func:`~coterie.rewards.advantages.gae` gave for its trained tokens.
+    """Return the rows with the result of :func:`~coterie.rewards.advantages.gae` for the trained tokens.
 
-    Raises ``ValueError`` where there is not one for each of them.
+    Raises ``ValueError`` if the lengths differ.
     """
-    each, later = iter(_dealt(rows, advantages)), iter(_dealt(rows, returns))
-    return [replace(row, advantages=next(each), returns=next(later)) for row in rows]
+    by_row = zip(rows, _split(rows, advantages), _split(rows, returns), strict=True)
+    return [replace(row, advantages=own, returns=later) for row, own, later in by_row]
 
 
 def trained_values(rows: Sequence[Row]) -> list[float]:
-    """The values (``Row.values``) of the trained tokens of a path, for :func:`~coterie.rewards.advantages.gae`."""
+    """Return the values (``Row.values``) of a path's trained tokens, for :func:`~coterie.rewards.advantages.gae`."""
     return [value for row in rows for value in (row.values or ())[row.unpredicted :]]
 
 
 def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
-    """For each turn of a path, by id, the place of its last token among the path's trained tokens.
+    """Return the index of each turn's last token among the path's trained tokens, by turn id.
 
-    There a reward of the turn's step stands. A turn of which nothing is trained has no place.
+    A reward of the turn's step belongs to this token. Untrained turns have no index.
     """
     ends: dict[str, int] = {}
     before = 0
@@ -46,7 +46,7 @@ def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
     return ends
 
 
-def _dealt(rows: Sequence[Row], tokens: Sequence[float]) -> Iterator[tuple[float, ...]]:
+def _split(rows: Sequence[Row], tokens: Sequence[float]) -> Iterator[tuple[float, ...]]:
     counts = [row.target_count - row.unpredicted for row in rows]
     if sum(counts) != len(tokens):
         raise ValueError(f"{len(tokens)} numbers for {sum(counts)} trained tokens")

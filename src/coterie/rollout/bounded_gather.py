@@ -1,4 +1,4 @@
-"""Keeps a bounded number of coroutines in flight and yields results as they come."""
+"""Bounded concurrency: run coroutines with a limit and yield their results."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
@@ -9,13 +9,12 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def in_flight(
+async def bounded_gather(
     work: Iterable[Coroutine[Any, Any, T]], limit: int
 ) -> AsyncIterator[AsyncIterator[T]]:
-    """Results of ``work`` in order of completion, at most ``limit`` running at a time.
+    """Yield the results of ``work`` in order of completion, with at most ``limit`` coroutines at a time.
 
-    None outlives the block: when it ends, by an exception in one of them or in the block too, those still
-    running are cancelled and have ended.
+    When the block ends, also by an exception, unfinished coroutines are cancelled and awaited.
     """
     async with aclosing(_results(work, limit)) as results:
         yield results

@@ -1,7 +1,7 @@
-"""Copying parts of one store into another by SQL: fast, and without the record in memory.
+"""Copy of a stage from one store to another by SQL, without loading the record.
 
-The other store is attached as ``source`` (:meth:`~coterie.trajectories.store.Store.beside`). Keys of its rows are moved
-behind those that are there. Ids of turns and trees come from what they are, so they stay.
+The other store is attached as ``source`` (:meth:`~coterie.trajectories.store.Store.beside`). Its row keys are shifted
+behind the existing ones. Ids of turns and trees are content hashes, so they stay.
 """
 
 import sqlite3
@@ -21,10 +21,11 @@ def copy_step(
     *,
     marks: bool = False,
 ) -> None:
-    """Copy the items of a stage, their tasks, and its trees with all credit on them.
+    """Copy a stage's items, their tasks, and its trees with their credit, but no selections.
 
-    Credit under the settings that are keys of ``renamed`` is filed under their values. With ``marks`` items of the
-    whole stage are copied, too, such as that it is finished. Selections are not copied.
+    Args:
+        renamed: Maps settings keys of credit in the source to keys in the target.
+        marks: Also copy items of the whole stage, such as the mark that it is finished.
     """
     behind = {
         f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]

@@ -1,0 +1,63 @@
+"""Turns of another author placed under the prompts of this run, and the environment's state after them.
+
+Such a turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's own
+model would have received, so the turn can be trained on.
+"""
+
+from dataclasses import replace
+
+from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Environment, Shared, State
+from coterie.models.chat import ChatRenderer
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.transitions import left_after, make_step_result
+from coterie.trajectories.turn import Speaker, Turn, make_turn
+
+
+async def state_after(
+    environment: Environment, state: State, turn: Turn, shared: Shared | None = None
+) -> State:
+    """Return the state of a pure environment after a recorded turn, without the environment's observations.
+
+    The state ends if the environment ends it at this turn, even if the recorded path continues.
+
+    Args:
+        shared: Resources of the environment, if it needs any.
+    """
+    left = left_after(state.left or environment.limits, [turn])
+    now = replace(state, turns=(*state.turns, turn), left=left, end=None)
+    with faults_of(environment):
+        transition = await environment.act(now, (turn,), Shared() if shared is None else shared)
+        silent = replace(transition, seen=(), rewards={})
+        return make_step_result(turn.id, now, (turn,), silent, {}, None).position.state
+
+
+def recorded_response(
+    prompt: Prompt,
+    context: AgentContext,
+    text: str,
+    author: str,
+    renderer: ChatRenderer,
+    *,
+    end: bool = True,
+) -> Response:
+    """Return ``text`` by ``author`` as the agent's next turn, and update ``context``.
+
+    Args:
+        end: Append the end-of-turn token. A turn that ends with a stop string has none.
+    """
+    prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
+    request = prompt.request(prompt_ids, context)
+    ids = renderer.encode_turn(text, end=end)
+    turn = make_turn(
+        prompt.parent,
+        Speaker("agent", prompt.agent),
+        renderer.parts(renderer.format_turn(text), prompt.agent, author, ids),
+        ids=ids,
+        author=author,
+        draw=prompt.draw,
+        request=request.id,
+    )
+    response = Response(turn, request, len(turn.ids))
+    context.add(response, prompt.messages)
+    return response
