@@ -47,7 +47,7 @@ from coterie.models.loading import load
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.actors import Cast
+from coterie.runs.actors import Actors
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -151,7 +151,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
             )
             persons = dict.fromkeys(persons_of(environment), UserSampler(speaker))
             samplers = dict.fromkeys(agents_of(environment), sampler)
-            driver = Cast(environment, persons, Shared(sandbox)).driver(samplers, 0)
+            driver = Actors(environment, persons, Shared(sandbox)).driver(samplers, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)
             title = name if method == "dialogue" else f"{name} {method}"
             found[title] = await played(driver, options.tasks, share)

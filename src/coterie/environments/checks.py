@@ -65,12 +65,12 @@ def draw_tasks(
     kind = type(environment).__name__
     if not isinstance(tasks, list):
         raise _error(kind, f"has a tasks() that returns {_a(tasks)}", "return a list of Task")
-    for place, task in enumerate(tasks, 1):
+    for number, task in enumerate(tasks, 1):
         if not isinstance(task, Task):
-            raise _error(kind, f"returns {_a(task)} as {split} task {place}", "return a Task")
+            raise _error(kind, f"returns {_a(task)} as {split} task {number}", "return a Task")
         if not task.id:
             raise _error(
-                kind, f"gives {split} task {place} an empty id", "give each task a unique id"
+                kind, f"gives {split} task {number} an empty id", "give each task a unique id"
             )
     if len({task.id for task in tasks}) < len(tasks):
         raise _error(kind, f"gives two {split} tasks the same id", "give each task a unique id")
