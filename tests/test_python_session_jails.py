@@ -174,7 +174,7 @@ def test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back()
             await asyncio.sleep(0.2)
         await cell
         assert not sandbox.sessions.crew.busy
-        with pytest.raises(RuntimeError, match="outside of its block"):
+        with pytest.raises(RuntimeError, match="the session is closed"):
             await session.run("1")
 
     in_sandbox(work)
