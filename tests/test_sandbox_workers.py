@@ -131,7 +131,7 @@ def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {user.uid for user in claimed} == set(users.UIDS)
     with pytest.raises(UserError, match="in use"):
         users.claim_user()
-    assert "are taken" in subprocess.run(command, capture_output=True, text=True).stderr
+    assert "in use" in subprocess.run(command, capture_output=True, text=True).stderr
     claimed[1].release()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     again = users.claim_user()

@@ -27,7 +27,7 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.opening import Opening, first_prompts
 from coterie.terminal.console import notes
-from coterie.tools.checking import checked
+from coterie.tools.checking import validate_calls
 from coterie.tools.finding import sources_of, syntax_of
 from coterie.tools.native import NativeCalls, shown_by_template
 from coterie.tools.run import Function
@@ -69,7 +69,7 @@ class ChatTools:
             found = renderer.calls(text, finish, self.tools)
         else:
             found = self.syntax.parse(text, finish)
-        return checked(found, self.tools, max_calls=self.settings.max_calls)
+        return validate_calls(found, self.tools, max_calls=self.settings.max_calls)
 
     async def answer(self, turn: Turn) -> Turn:
         """The results of a turn's calls, as the turn after it. Raises ``ToolUnavailable``."""

@@ -20,7 +20,7 @@ from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.answers import final_answer
 from coterie.environments.workflow.prompts_code import SHORT, STARTER, instructions
 from coterie.errors import UserError
-from coterie.tools.contest import ContestLimits, Verdict, judged
+from coterie.tools.contest import ContestLimits, Verdict, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Secret, Task
 
@@ -116,7 +116,7 @@ class Code(WorkflowAgent):
             outcome = "no answer" if state.answer is None else why
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
-        found = await judged(live[Sandbox], program, tests, function, limits)
+        found = await judge_program(live[Sandbox], program, tests, function, limits)
         return Grade(float(all(one.passed for one in found)), {**common, **measures(found)})
 
     # -- votes ----------------------------------------------------------------------------------

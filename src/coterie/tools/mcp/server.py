@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPError
 import coterie
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools, checked
+from coterie.tools.checking import check_tools, validate_calls
 from coterie.tools.run import CallLimits, Function, run_calls
 from coterie.tools.source import SessionSource, ToolSource
 from coterie.trajectories.calls import Tool, ToolCall, call_id
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ToolServer:
-    """Tools of sources. Calls are checked and limited as those of our own agents are.
+    """Tools of sources. Calls are checked and limited like calls of our agents.
 
     Tools with sessions (``python``) have one session over standard input and output, and one for each call over HTTP,
     where requests belong to no client.
@@ -97,7 +97,7 @@ class ToolServer:
 
     async def _call(self, _: object, asked: types.CallToolRequestParams) -> types.CallToolResult:
         call = ToolCall(call_id(0), asked.name, json.dumps(asked.arguments or {}))
-        calls = checked([call], self._tools)
+        calls = validate_calls([call], self._tools)
         try:
             async with self._room, self._opened(asked.name) as functions:
                 (result,) = await run_calls(calls, self._tools, functions, self._limits)
