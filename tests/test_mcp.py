@@ -208,7 +208,7 @@ def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
         one = types.Tool(
             name="a", description=description, input_schema={"type": "object", **schema}
         )
-        return client.listed([one], (), "server").tools[0]
+        return client.convert_tools([one], (), "server").tools[0]
 
     assert found("d" * 4000).description == "d" * 4000
     told = found("d" * 1_000_000).description

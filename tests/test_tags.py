@@ -78,9 +78,9 @@ def test_tags_that_cannot_work_are_refused(calls: Any, answer: str, reason: str)
 
 
 def test_only_complete_answers_count() -> None:
-    assert TAGS.answered("<answer>Oslo</answer>") == "Oslo"
-    assert TAGS.answered("<answer>a</answer> no, <answer> b\n</answer>") == "b"
-    assert TAGS.answered("<answer>Oslo") is None
+    assert TAGS.find_answer("<answer>Oslo</answer>") == "Oslo"
+    assert TAGS.find_answer("<answer>a</answer> no, <answer> b\n</answer>") == "b"
+    assert TAGS.find_answer("<answer>Oslo") is None
 
 
 def test_a_message_ends_with_its_first_tag() -> None:

@@ -29,7 +29,7 @@ from coterie.rollout.opening import Opening, first_prompts
 from coterie.terminal.console import notes
 from coterie.tools.checking import validate_calls
 from coterie.tools.finding import sources_of, syntax_of
-from coterie.tools.native import NativeCalls, shown_by_template
+from coterie.tools.native import NativeCalls, template_tools
 from coterie.tools.run import Function
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.source import SessionSource
@@ -53,12 +53,12 @@ class ChatTools:
 
     def told(self, shown: Sequence[Message]) -> tuple[Message, ...]:
         """Messages that tell of them, where the model's template does not."""
-        return self.syntax.told(shown, self.tools)
+        return self.syntax.with_tools(shown, self.tools)
 
     @property
     def by_template(self) -> tuple[Tool, ...]:
         """The tools that the model's template shows."""
-        return shown_by_template(self.syntax, self.tools)
+        return template_tools(self.syntax, self.tools)
 
     @property
     def role(self) -> Role:

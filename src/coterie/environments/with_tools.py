@@ -164,7 +164,7 @@ class WithTools(OthersPlay):
         before, now = self._exchanges(state, actor)
         with_calls = (
             message
-            for own in self._calls.told(shown, self.offered)
+            for own in self._calls.with_tools(shown, self.offered)
             for message in (*before.get(own.turn or "", ()), own)
         )
         return (*with_calls, *now)

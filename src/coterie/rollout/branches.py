@@ -21,7 +21,7 @@ from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, Place, Sessions
 from coterie.rollout.taken import chain, context_at, contexts_after
 from coterie.rollout.transitions import Arrival, Position, environment_seed
-from coterie.tools.native import shown_by_template
+from coterie.tools.native import template_tools
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn
@@ -138,7 +138,7 @@ class Branches:
         shown, tools = self._checked.shown(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
-        offered = shown_by_template(syntax, tools)
+        offered = template_tools(syntax, tools)
         return Prompt(self.tree, at.node, actor, shown, seed, draw, offered, stop, self.task)
 
     async def respond(

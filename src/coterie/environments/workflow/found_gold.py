@@ -15,7 +15,7 @@ def gold_titles(row: QuestionRow) -> tuple[str, ...]:
 
 
 def found_gold(results: Iterable[str], titles: Iterable[str]) -> bool:
-    """Whether all titles are among those of the passages in results, as ``tools.retrieval.tool.shown`` writes them."""
+    """Return True if the passages in results (``tools.retrieval.tool.format_passages``) include all titles."""
     found = {_plain(title) for result in results for title in titles_in(result)}
     return found.issuperset(map(_plain, titles))
 
