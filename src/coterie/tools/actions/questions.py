@@ -244,7 +244,7 @@ def _denies(text: str) -> bool:
 
 
 def _span(question: str, sentence: str) -> str:
-    """Extract the answer from a sentence by the question's first words; empty if there is none."""
+    """Extract the answer from a sentence by the question's first words, or an empty string."""
     asks = question.lower()
     if "year" in asks:
         spans = _YEAR.findall(sentence)

@@ -475,7 +475,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def convert_tools(rows: Sequence[types.Tool], read_only: Sequence[str], server: str) -> ToolList:
-    """Convert a server's tools. Raises ``UserError`` if there are none, or one is unusable."""
+    """Convert a server's tools. Raises ``UserError`` for an empty list or an unusable tool."""
     if not rows:
         raise UserError(f"{server} has no tools", "give a server with tools")
     ours = [_OTHER.sub("_", one.name)[:MAX_NAME] for one in rows]

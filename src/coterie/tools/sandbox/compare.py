@@ -29,7 +29,7 @@ _MAX_RANGE = 1000
 """Hexadecimal digits of a bound; ranges with longer bounds are compared as text."""
 
 
-def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = False) -> bool:
+def same(expected: Wire, actual: Wire, tolerance: float = 0.0, *, strict: bool = False) -> bool:
     """Return True if the values are recursively equal; two NaNs are equal.
 
     As for Python's ``==``, ``1 == 1.0 == True``, and a set equals a frozenset. An iterator or a view equals the list of
@@ -37,11 +37,11 @@ def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = 
     members of sets. Integers are compared exactly: an expected integer, and an integer where a whole float is
     expected.
     """
-    if expected[0] != given[0] and (strict or _kind(expected) != _kind(given)):
+    if expected[0] != actual[0] and (strict or _kind(expected) != _kind(actual)):
         return False
-    kind, content, other = _kind(expected), expected[1], given[1]
+    kind, content, other = _kind(expected), expected[1], actual[1]
     if kind == _NUMBER:
-        return _close(expected, given, tolerance) or _number(expected) == _number(given)
+        return _close(expected, actual, tolerance) or _number(expected) == _number(actual)
     if kind in _IN_ORDER:
         return len(content) == len(other) and all(
             same(one, two, tolerance, strict=strict)
@@ -52,12 +52,12 @@ def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = 
         return len(content) == len(other) and ours.keys() == theirs.keys() and all(
             same(value, theirs[key], tolerance, strict=strict) for key, value in ours.items()
         )  # fmt: skip
-    return _digest(expected, strict) == _digest(given, strict)
+    return _digest(expected, strict) == _digest(actual, strict)
 
 
-def equal(expected: Wire, given: Wire) -> bool:
+def equal(expected: Wire, actual: Wire) -> bool:
     """Compare like Python's ``==``: NaN does not equal itself, nor an iterator another one."""
-    return not _unequal(expected) and not _unequal(given) and same(expected, given)
+    return not _unequal(expected) and not _unequal(actual) and same(expected, actual)
 
 
 def has_nan(wire: Wire) -> bool:
@@ -92,15 +92,15 @@ def _kind(wire: Wire) -> str:
     return _KINDS.get(tag, tag)
 
 
-def _close(expected: Wire, given: Wire, tolerance: float) -> bool:
-    tags = expected[0], given[0]
+def _close(expected: Wire, actual: Wire, tolerance: float) -> bool:
+    tags = expected[0], actual[0]
     if not tolerance or "float" not in tags or "complex" in tags or expected[0] in _WHOLE:
         return False
     try:
-        one, two = _as_float(expected), _as_float(given)
+        one, two = _as_float(expected), _as_float(actual)
     except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
         return False
-    if not math.isfinite(one) or (given[0] in _WHOLE and one.is_integer()):
+    if not math.isfinite(one) or (actual[0] in _WHOLE and one.is_integer()):
         return False
     return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
 

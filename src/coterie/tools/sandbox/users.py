@@ -31,7 +31,7 @@ class User:
 
 
 def claim_user() -> User:
-    """Return a user for a worker: as root one that no other worker has, else ``NOBODY`` in a user namespace.
+    """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
 
     Raises ``UserError`` if all are taken.
     """

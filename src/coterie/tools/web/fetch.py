@@ -23,7 +23,7 @@ from coterie.tools.run import ToolError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 GLOBAL_6 = ipaddress.ip_network("2000::/3")
-"""Public IPv6 addresses. Excludes embedded IPv4 addresses, except those of 2002::/16."""
+"""Public IPv6 addresses. Only 2002::/16 of them embeds IPv4 addresses."""
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,

@@ -146,7 +146,7 @@ class Interpreter:
         sys.stdout = sys.stderr = self._stream
 
     def _flush(self) -> None:
-        """Flush our stream and any stream that a cell put in its place."""
+        """Flush our stream and its replacements."""
         for stream in (self._stream, sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()

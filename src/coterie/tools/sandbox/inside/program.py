@@ -29,17 +29,17 @@ USUAL = (
 types such as ``List``."""
 
 
-def run(program: str, given: str, function: str | None, most: int, errors: int) -> list[object]:
+def run(program: str, stdin: str, function: str | None, most: int, errors: int) -> list[object]:
     """Run a program and return its exit code, whether it printed more than ``most`` bytes, its output and its stderr.
 
-    The exit code of a signal is 128 plus its number. ``errors`` bytes of stderr are kept. ``given`` is the standard
+    The exit code of a signal is 128 plus its number. ``errors`` bytes of stderr are kept. ``stdin`` is the standard
     input. With ``function``, it has one line of JSON for each argument, and the output is the returned value as JSON.
     """
-    files = [_file(given.encode(errors="replace")), _file(), _file()]
+    files = [_file(stdin.encode(errors="replace")), _file(), _file()]
     pid = os.fork()
     if pid == 0:
         try:
-            _child(program, given, function, files)
+            _child(program, stdin, function, files)
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
@@ -70,7 +70,7 @@ def _file(content: bytes = b"") -> int:
     return file
 
 
-def _child(program: str, given: str, function: str | None, files: list[int]) -> None:
+def _child(program: str, text: str, function: str | None, files: list[int]) -> None:
     """Become the program. Never returns."""
     os.setsid()
     stdin, out, stderr = files
@@ -79,13 +79,13 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
         os.dup2(file, place)
     os.closerange(3, out)
     os.closerange(out + 1 if function is not None else out, 64)
-    read, written, errors = (
+    stdin_file, stdout_file, stderr_file = (
         io.FileIO(place, mode, closefd=False) for place, mode in enumerate("rww")
     )
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(read), "utf-8", "replace")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(written), "utf-8", "replace")
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(stdin_file), "utf-8", "replace")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(stdout_file), "utf-8", "replace")
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(errors), "utf-8", "replace", line_buffering=True, write_through=True
+        io.BufferedWriter(stderr_file), "utf-8", "replace", line_buffering=True, write_through=True
     )
     sys.argv = ["main.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
@@ -93,13 +93,11 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     sys.set_int_max_str_digits(DIGITS)
     atexit._clear()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    status = max(_status(program, main, given, function, out), _finish())
+    status = max(_status(program, main, text, function, out), _finish())
     os._exit(status)
 
 
-def _status(
-    program: str, main: types.ModuleType, given: str, function: str | None, out: int
-) -> int:
+def _status(program: str, main: types.ModuleType, text: str, function: str | None, out: int) -> int:
     """Run the program; return its exit code."""
     try:
         if function is not None:
@@ -108,7 +106,7 @@ def _status(
         linecache.cache["main.py"] = (len(program), None, lines, "main.py")
         exec(compile(program, "main.py", "exec"), vars(main))
         if function is not None:
-            _call(vars(main), function, given, out)
+            _call(vars(main), function, text, out)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
@@ -151,9 +149,9 @@ def _import_usual(space: dict[str, Any]) -> None:
     space.update({name: one for name, one in vars(builtins).items() if name[0] != "_"})
 
 
-def _call(space: dict[str, Any], function: str, given: str, out: int) -> None:
+def _call(space: dict[str, Any], function: str, text: str, out: int) -> None:
     """Call the function, or the method of a ``Solution``, and write its value."""
-    arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+    arguments = [json.loads(line) for line in text.split("\n") if line.strip()]
     called = getattr(space["Solution"](), function) if "Solution" in space else space[function]
     with open(out, "w", encoding="utf-8", closefd=False) as stream:
         json.dump(called(*arguments), stream, default=lambda value: value.tolist())  # of numpy

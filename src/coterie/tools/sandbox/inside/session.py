@@ -2,8 +2,8 @@
 
 The process is forked and confined like an answer's process. A cell's time, memory and output are limited here. When it
 reports the end of a cell, all processes of the session are stopped until the next cell, so nothing runs between cells.
-A process that still runs can resume a stopped one. So we wait for a moment at which all of them are stopped, and end
-the session if there is none.
+A process that still runs can resume a stopped one. So we wait for a moment at which all of them are stopped, or end
+the session after a timeout.
 """
 
 import json
