@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.tools.sandbox import pool, users
-from coterie.tools.sandbox.crew import Crew, job_of
+from coterie.tools.sandbox.crew import WorkerPool, job_of
 from coterie.tools.sandbox.inside.job import BY_ANSWER
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
@@ -85,15 +85,15 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
     """At each of the first steps of the start."""
 
     async def work(steps: int) -> None:
-        crew = Crew(ONE)
-        run = asyncio.create_task(crew.run("", ["1"], legacy=False))
+        workers = WorkerPool(ONE)
+        run = asyncio.create_task(workers.run("", ["1"], legacy=False))
         for _ in range(steps):
             await asyncio.sleep(0)
         run.cancel()
         await asyncio.wait([run])
-        records, _ = await crew.run("", ["1"], legacy=False)
+        records, _ = await workers.run("", ["1"], legacy=False)
         assert records == [(BY_ANSWER, b'{"value": ["int", "1"]}')]
-        await crew.close()
+        await workers.close()
 
     async def every() -> None:
         await asyncio.gather(*(asyncio.wait_for(work(steps), 60) for steps in range(1, 7)))

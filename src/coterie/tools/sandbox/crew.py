@@ -22,7 +22,7 @@ class SandboxFailed(EngineError):
     """The sandbox could not run an answer or a cell, through no fault of the code in it."""
 
 
-class Crew:
+class WorkerPool:
     """Pool of workers for one kind of code (answers, references or sessions)."""
 
     def __init__(self, settings: SandboxSettings, count: int | None = None) -> None:
@@ -55,11 +55,11 @@ class Crew:
                 return await self._run(source, list(calls), legacy, limits or self.settings)
             except WorkerLost as error:
                 why = error
-        await self.prove(why)
+        await self.check(why)
         record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
         return [record] * len(calls), 0.0
 
-    async def prove(self, why: Exception) -> None:
+    async def check(self, why: Exception) -> None:
         """Raise :class:`SandboxFailed` unless a trivial answer runs, since then the answer lost the workers."""
         try:
             worker = await self._start()

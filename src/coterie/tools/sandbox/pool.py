@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.crew import Crew, SandboxFailed
+from coterie.tools.sandbox.crew import SandboxFailed, WorkerPool
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.session import PythonSession, Sessions
@@ -23,13 +23,13 @@ class Sandbox:
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
-        self.answers = Crew(self.settings)
-        self.references = Crew(self.settings)
+        self.answers = WorkerPool(self.settings)
+        self.references = WorkerPool(self.settings)
         self.sessions = Sessions(self.settings)
 
     async def __aenter__(self) -> Self:
         try:
-            await self._prove()
+            await self._check()
         except BaseException:
             await self.answers.close()
             raise
@@ -47,7 +47,7 @@ class Sandbox:
             try:
                 await self.references.close()
             finally:
-                await self.sessions.crew.close()
+                await self.sessions.workers.close()
 
     async def run(
         self,
@@ -133,7 +133,7 @@ class Sandbox:
 
         return await asyncio.to_thread(judge_all)  # large values would block the event loop
 
-    async def _prove(self) -> None:
+    async def _check(self) -> None:
         """Raise ``UserError`` if a trivial answer does not run."""
         try:
             (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
@@ -148,7 +148,7 @@ class Sandbox:
 
 
 async def _results(
-    crew: Crew,
+    workers: WorkerPool,
     source: str,
     calls: Sequence[str],
     mode: Mode,
@@ -157,7 +157,7 @@ async def _results(
     """Return the result of each call, and the seconds of all calls."""
     if not calls:
         return [], 0.0
-    records, seconds = await crew.run(source, calls, legacy=mode == "legacy", limits=limits)
+    records, seconds = await workers.run(source, calls, legacy=mode == "legacy", limits=limits)
     return await asyncio.to_thread(lambda: list(map(read_record, calls, records))), seconds
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coterie.tools.sandbox.crew import TRIES, Crew, SandboxFailed
+from coterie.tools.sandbox.crew import TRIES, SandboxFailed, WorkerPool
 from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -129,7 +129,7 @@ class PythonSession:
                 why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
                 if why is None:
                     raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
-                await self.sessions.crew.prove(why)
+                await self.sessions.workers.check(why)
                 result = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
             self.cells = [] if result.lost else [*self.cells, (source, result)]
             return result
@@ -151,7 +151,7 @@ class Sessions:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
-        self.crew = Crew(settings, settings.sessions)
+        self.workers = WorkerPool(settings, settings.sessions)
         self._turns = asyncio.Semaphore(min(settings.count, settings.sessions))
         self._waiting: OrderedDict[PythonSession, Worker] = OrderedDict()
         """Idle sessions with a process, least recently used first."""
@@ -184,15 +184,15 @@ class Sessions:
                 except WorkerLost as error:
                     raise CellLost(str(error)) from error
             except BaseException:
-                await self.crew.drop(worker)
+                await self.workers.drop(worker)
                 raise
             if session.closed:
                 await self._leave(worker)
             elif result.lost:
-                self.crew.give_back(worker)
+                self.workers.give_back(worker)
             else:
                 self._waiting[session] = worker
-                self.crew.changed.set()
+                self.workers.changed.set()
             return result
 
     async def _begin(self, worker: Worker, session: PythonSession) -> None:
@@ -229,18 +229,18 @@ class Sessions:
 
     async def _worker(self) -> Worker:
         """Return a worker for a new session; wait if all slots are busy."""
-        while not self.crew.has_room:
+        while not self.workers.has_room:
             if self._waiting:
                 _, worker = self._waiting.popitem(last=False)
                 return worker  # opening a session ends the previous one
-            self.crew.changed.clear()
-            await self.crew.changed.wait()
-        return await self.crew.take()
+            self.workers.changed.clear()
+            await self.workers.changed.wait()
+        return await self.workers.take()
 
     async def _leave(self, worker: Worker) -> None:
         try:
             await worker.run(Closing())
         except WorkerLost:
-            await self.crew.drop(worker)
+            await self.workers.drop(worker)
         else:
-            self.crew.give_back(worker)
+            self.workers.give_back(worker)

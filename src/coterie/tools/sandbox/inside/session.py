@@ -226,7 +226,7 @@ class Meter:
         return "memory" if use.resident > self.limits.memory_mib << 20 else ""
 
 
-class Seat:
+class SessionSlot:
     """Slot for the one session that a jail may have at a time."""
 
     def __init__(self, forker: Forker) -> None:
@@ -240,14 +240,14 @@ class Seat:
             if self._session is None:
                 return _records(GONE, "", OutputEnds(cell.kept_bytes))
             return self._session.exchange(cell.source.encode("utf-8", "surrogatepass"), cell)
-        self.leave()
+        self.end()
         if kind == Closing.kind:
             return []
         opening = Opening(**json.loads(body))
         self._session = Session(opening, self.forker)
         return self._session.exchange(json.dumps(asdict(opening)).encode(), opening.limits)
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """End the session if there is one."""
         session, self._session = self._session, None
         if session is not None:

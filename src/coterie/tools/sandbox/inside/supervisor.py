@@ -37,7 +37,7 @@ from coterie.tools.sandbox.inside.job import (
     read_exactly,
     write_all,
 )
-from coterie.tools.sandbox.inside.session import Seat
+from coterie.tools.sandbox.inside.session import SessionSlot
 from coterie.tools.sandbox.inside.usage import TICK, processes_use
 
 WARM = (
@@ -224,16 +224,16 @@ def main(code: str) -> None:
     confine.hide_processes()
     confine.hide(code)
     write_all(replies, b"ready")
-    seat = Seat(forker)
+    slot = SessionSlot(forker)
     while True:
         kind, size = HEAD.unpack(read_exactly(jobs, HEAD.size))
         body, seconds = read_exactly(jobs, size), 0.0
         if kind == Job.kind:
-            seat.leave()
+            slot.end()
             clock = Clock(Job(**json.loads(body)))
             records, seconds = run(clock.job, body, forker, clock), clock.used()
         else:
-            records = seat.answer(kind, body)
+            records = slot.answer(kind, body)
         reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
         nonce = read_exactly(jobs, 16)
         write_all(replies, nonce + REPLY.pack(len(reply), seconds) + reply)
