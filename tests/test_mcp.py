@@ -213,7 +213,7 @@ def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
     assert found("d" * 4000).description == "d" * 4000
     told = found("d" * 1_000_000).description
     assert len(told) < 4100 and "[996,000 characters are left out here]" in told
-    with pytest.raises(UserError, match="parameters of a are 1,000,0"):
+    with pytest.raises(UserError, match="parameters of a have 1,000,0"):
         found("", title="d" * 1_000_000)
 
 
