@@ -372,14 +372,14 @@ def test_a_change_that_is_not_told_is_seen_when_the_tools_are_looked_at_again(
 ) -> None:
     monkeypatch.setattr(client, "LOOK_AGAIN", 0.0)
     looks = 0
-    real = client.listed
+    real = client.convert_tools
 
     def count(*given: Any) -> Any:
         nonlocal looks
         looks += 1
         return real(*given)
 
-    monkeypatch.setattr(client, "listed", count)
+    monkeypatch.setattr(client, "convert_tools", count)
     play(source(SIDE), [("add", {"a": 1, "b": 1})], [("add", {"a": 1, "b": 1})])
     assert looks == 4  # made, opened, and before each call
 
