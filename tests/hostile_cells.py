@@ -83,7 +83,7 @@ CELLS: dict[str, tuple[str, ...]] = {
         "1",
     ),
     "frames of the interpreter": (
-        "import sys\nf = sys._getframe()\nwhile f:\n g, f = f, f.f_back\n g.f_globals.update(_next=lambda: b'1', TOLD=1, OUTPUT=3)", "1", "2",
+        "import sys\nf = sys._getframe()\nwhile f:\n g, f = f, f.f_back\n g.f_globals.update(_next=lambda: b'1', STATUS=1, OUTPUT=3)", "1", "2",
     ),
     "another program": ("import os, sys\nos.execv(sys.executable, ['python', '-c', 'while True: print(1)'])", "1"),
     "a program that says that it is done": (

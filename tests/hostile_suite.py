@@ -89,14 +89,14 @@ async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
             for cell in cells:
                 began = time.monotonic()
                 found = await session.run(cell)
-                jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
+                jails |= {worker.pid for worker in sandbox.sessions.workers.busy}
                 if time.monotonic() - began > IN_TIME:
                     wrong.append(f"took {time.monotonic() - began:.1f} s")
                 if len(found.text) > LONGEST:
                     wrong.append(f"shows {len(found.text)} characters")
         async with sandbox.session(0) as session:
             found = await session.run(HONEST_CELL)
-            jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
+            jails |= {worker.pid for worker in sandbox.sessions.workers.busy}
     except SandboxFailed as error:
         return [f"broke the sandbox: {error}"]
     if found.text != HONEST_SHOWN:

@@ -48,8 +48,8 @@ def texts(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[s
 
 async def killed(sandbox: Sandbox) -> list[int]:
     """End the jails of all sessions; they take a moment to be gone."""
-    pids = [worker.pid for worker in sandbox.sessions.crew.busy]
-    for worker in sandbox.sessions.crew.busy:
+    pids = [worker.pid for worker in sandbox.sessions.workers.busy]
+    for worker in sandbox.sessions.workers.busy:
         worker.kill()
     while any(map(psutil.pid_exists, pids)):
         await asyncio.sleep(0.01)

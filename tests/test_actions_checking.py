@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.actions.domains import DOMAINS, check, described
+from coterie.tools.actions.domains import DOMAINS, check, describe
 
 RIGHT = {
     "maths": "R1 = Calculator(1,200 / 2); R2 = SetEquation(x + R1 = 5); R3 = SolveEquation(R2, x); Output = Count(R3)",
@@ -29,7 +29,7 @@ def test_a_right_line_of_each_domain_has_no_problem(domain: str) -> None:
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_a_prompt_has_a_line_for_each_tool(domain: str) -> None:
-    lines = described(domain).splitlines()
+    lines = describe(domain).splitlines()
     assert [line[2:].partition("(")[0] for line in lines] == [
         one.name for one in DOMAINS[domain].tools
     ]

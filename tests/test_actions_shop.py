@@ -117,15 +117,15 @@ def test_why_an_action_fails_is_told(line: str, why: str) -> None:
 
 
 def test_a_shop_and_a_wish_are_those_of_their_seed() -> None:
-    assert Shop.drawn(3) == Shop.drawn(3) != Shop.drawn(4)
-    shop = Shop.drawn(3)
+    assert Shop.generate(3) == Shop.generate(3) != Shop.generate(4)
+    shop = Shop.generate(3)
     assert wish(shop, 5) == wish(shop, 5)
     assert len({wish(shop, seed).instruction for seed in range(50)}) > 40
     assert len(shop.by_id) == len(shop.items) == 200
 
 
 def test_every_wish_can_be_had() -> None:
-    shop = Shop.drawn(0)
+    shop = Shop.generate(0)
     for seed in range(100):
         wanted = wish(shop, seed)
         sessions = [Session(item.id, wanted.options, True) for item in shop.items if set(wanted.options) <= {
@@ -135,7 +135,7 @@ def test_every_wish_can_be_had() -> None:
 
 
 def test_a_search_for_a_long_text_takes_no_time() -> None:
-    executor = ShopExecutor(Shop.drawn(0))
+    executor = ShopExecutor(Shop.generate(0))
     start = time.process_time()
     ran(f"R1 = Search({'red shoes ' * 380})", executor)
     assert time.process_time() - start < 1

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from coterie.tools.code_tool import CodeTool, CodeToolSettings, unfenced
+from coterie.tools.code_tool import CodeTool, CodeToolSettings, split_fences
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.calls import ToolCall
@@ -73,8 +73,8 @@ def test_a_program_of_a_block_reads_the_block_after_it_and_nothing_stays() -> No
 
 
 def test_what_is_no_block_is_a_program() -> None:
-    assert unfenced("print(1)") == ("print(1)", "")
-    assert unfenced("```python\nprint(1)\n```") == ("print(1)\n", "")
-    assert unfenced("```\na\n```\n\n```text\nb\n```") == ("a\n", "b\n")
+    assert split_fences("print(1)") == ("print(1)", "")
+    assert split_fences("```python\nprint(1)\n```") == ("print(1)\n", "")
+    assert split_fences("```\na\n```\n\n```text\nb\n```") == ("a\n", "b\n")
     odd = "```py\nprint(1)\n``` and more"
-    assert unfenced(odd) == (odd, "")
+    assert split_fences(odd) == (odd, "")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from coterie.datasets.code_rows import ContestTest
-from coterie.tools.contest import ContestLimits, Verdict, judged, same_output, same_value
+from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -25,7 +25,7 @@ def verdicts(
 ) -> list[tuple[Verdict, ...]]:
     async def work() -> list[tuple[Verdict, ...]]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            return [await judged(sandbox, one, tests, function, limits) for one in programs]
+            return [await judge_program(sandbox, one, tests, function, limits) for one in programs]
 
     return asyncio.run(work())
 

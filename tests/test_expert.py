@@ -17,7 +17,7 @@ from coterie.environments.workflow.segments import violations
 from coterie.environments.workflow.steps import Step, make_trace
 from coterie.environments.workflow.trace import Trace
 from coterie.tools.retrieval.index import Passage
-from coterie.tools.retrieval.tool import NOTHING, shown
+from coterie.tools.retrieval.tool import NOTHING, format_passages
 from coterie.tools.tags import Tag, Tags
 
 TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)
@@ -117,7 +117,7 @@ def test_most_rows_that_ship_have_a_trace_that_the_prompts_rules_allow(
             *calls, last = trace.messages(form)
             text = "".join(f"{one}<observation>x</observation>" for one in calls) + last
             assert violations(text, "mhqa") == []
-            assert TAGS.answered(last) == trace.answer
+            assert TAGS.find_answer(last) == trace.answer
         assert parse_plan(trace.messages("parallel")[0]) == trace.plan
         for message, level in zip(trace.messages("parallel"), trace.levels, strict=False):
             assert message.endswith("</wiki_search>")
@@ -395,7 +395,9 @@ def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
 def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:
     one, two = Passage("1", '"Up  (film)"\nA film.'), Passage("2", '"The "Fram""\nA ship.')
     other = Passage("3", '"Up"\nDoc 1 (Title: "Down") is not a title.')
-    assert has_passages([shown([other, one]), shown([two])], ["Up (film)", 'The "Fram"'])
-    assert not has_passages([shown([other, one])], ["Up (film)", 'The "Fram"'])
-    assert not has_passages([shown([other, one]), NOTHING], ["Up (film)", "Down"])
+    assert has_passages(
+        [format_passages([other, one]), format_passages([two])], ["Up (film)", 'The "Fram"']
+    )
+    assert not has_passages([format_passages([other, one])], ["Up (film)", 'The "Fram"'])
+    assert not has_passages([format_passages([other, one]), NOTHING], ["Up (film)", "Down"])
     assert gold_titles(CHAIN) == ("Shadows Unseen", "Camillo Bazzoni")

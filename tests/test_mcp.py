@@ -208,12 +208,12 @@ def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
         one = types.Tool(
             name="a", description=description, input_schema={"type": "object", **schema}
         )
-        return client.listed([one], (), "server").tools[0]
+        return client.convert_tools([one], (), "server").tools[0]
 
     assert found("d" * 4000).description == "d" * 4000
     told = found("d" * 1_000_000).description
     assert len(told) < 4100 and "[996,000 characters are left out here]" in told
-    with pytest.raises(UserError, match="parameters of a are 1,000,0"):
+    with pytest.raises(UserError, match="parameters of a have 1,000,0"):
         found("", title="d" * 1_000_000)
 
 
@@ -372,14 +372,14 @@ def test_a_change_that_is_not_told_is_seen_when_the_tools_are_looked_at_again(
 ) -> None:
     monkeypatch.setattr(client, "LOOK_AGAIN", 0.0)
     looks = 0
-    real = client.listed
+    real = client.convert_tools
 
     def count(*given: Any) -> Any:
         nonlocal looks
         looks += 1
         return real(*given)
 
-    monkeypatch.setattr(client, "listed", count)
+    monkeypatch.setattr(client, "convert_tools", count)
     play(source(SIDE), [("add", {"a": 1, "b": 1})], [("add", {"a": 1, "b": 1})])
     assert looks == 4  # made, opened, and before each call
 

@@ -30,7 +30,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
-from coterie.tools.checking import checked
+from coterie.tools.checking import validate_calls
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Speaker, make_turn
@@ -89,7 +89,7 @@ def named(name: str, **given: Any) -> str:
 
 def read(syntax: str, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
     """The calls that could be run, as names and arguments; all are checked by the tools' schemas."""
-    calls = checked(READ[syntax].parse(text, finish, TOOLS), TOOLS)
+    calls = validate_calls(READ[syntax].parse(text, finish, TOOLS), TOOLS)
     assert [call.id for call in calls] == [f"c{n}" for n in range(len(calls))]
     assert not any(call.error for call in calls), calls
     return [(call.name, json.loads(call.arguments)) for call in calls]
@@ -319,7 +319,7 @@ def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
         '<tool_call>{"name": "look", "arguments": {"what": "\\ud800"}}</tool_call>', "end"
     )
     assert call.arguments.encode()
-    (told,) = checked((call,), TOOLS)
+    (told,) = validate_calls((call,), TOOLS)
     assert "half a character" in told.error
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from coterie.tools.sandbox.compare import equal, same
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, check, decode, encode
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 
 
 class Level(IntEnum):
@@ -103,7 +103,7 @@ def test_what_is_no_plain_value_is_refused(wire: Any) -> None:
         (time(1, 2), time(1, 2, 0), True, True), (timedelta(days=1), timedelta(hours=24), True, True),
         (frozenset({frozenset({1})}), {frozenset({True})}, False, True), ({(1, 1): 0}, {(1.0, True): 0}, False, True),
     ],
-    ids=lambda value: value if isinstance(value, bool) else shown(encode(value), 50),
+    ids=lambda value: value if isinstance(value, bool) else format_value(encode(value), 50),
 )  # fmt: skip
 def test_values_are_the_same_as_in_python(
     one: Any, other: Any, by_type: bool, by_value: bool
@@ -186,11 +186,11 @@ def test_every_value_can_be_shown() -> None:
         ["a" * 10**6], Colour.red, set(), (1,), {1: {2}}, {}.keys(), deque([1]), b"a" * 10**6,
     ]  # fmt: skip
     for value in odd:
-        assert 0 < len(shown(encode(value), 60)) <= 60
+        assert 0 < len(format_value(encode(value), 60)) <= 60
     unhashable = [
         "dict",
         [[["list", []], ["int", "1"]]],
     ]  # only a forged result, or an odd subclass, is so
     check(unhashable)
-    assert shown(unhashable, 60) == "{[]: 1}" and same(unhashable, unhashable)
-    assert shown(encode({"a": [1, (2,), None]}), 60) == "{'a': [1, (2,), None]}"
+    assert format_value(unhashable, 60) == "{[]: 1}" and same(unhashable, unhashable)
+    assert format_value(encode({"a": [1, (2,), None]}), 60) == "{'a': [1, (2,), None]}"

@@ -5,7 +5,7 @@ import re
 
 from coterie.tools.sandbox.inside.cell import CONTINUATION
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import ANEW, LOST, NOTHING, shortened
+from coterie.tools.sandbox.session import ANEW, LOST, NOTHING, shorten
 from tests.python_sessions import QUICK, in_sandbox, in_session, texts
 
 SHOWN = {
@@ -105,7 +105,7 @@ def test_cutting_leaves_no_broken_character() -> None:
     data = ("a" + "€" * 1000).encode()
     for kept in range(800, 810):
         left_out = len(data[kept:-kept].translate(None, CONTINUATION))
-        text = shortened(data[:kept], data[-kept:], left_out, 200)
+        text = shorten(data[:kept], data[-kept:], left_out, 200)
         assert "�" not in text and text.startswith("a€") and text.endswith("€")
         assert re.findall(r"\d+", text) == ["801"]
 

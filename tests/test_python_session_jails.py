@@ -71,7 +71,7 @@ def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> Non
     """As the kernel does when the machine's memory is full: between two cells, and in the middle of one."""
 
     def kill_process(sandbox: Sandbox) -> None:
-        (worker,) = sandbox.sessions.crew.busy
+        (worker,) = sandbox.sessions.workers.busy
         every = psutil.Process(worker.pid).children(recursive=True)
         max(every, key=lambda one: one.create_time()).kill()
 
@@ -122,7 +122,7 @@ def test_nothing_runs_between_cells_whatever_wakes_it() -> None:
                     "THREAD", f"{number % 2}"
                 )
                 assert not (await session.run(cell)).failed
-                (worker,) = sandbox.sessions.crew.busy
+                (worker,) = sandbox.sessions.workers.busy
                 before = seen(worker.pid)
                 await asyncio.sleep(0.05)
                 assert seen(worker.pid) == before
@@ -147,7 +147,7 @@ def test_more_sessions_than_places_take_turns_and_keep_their_state() -> None:
                 said = [(await session.run(f"n = {number}")).text]
                 for _ in range(3):
                     said.append((await session.run("n += 100\nn")).text)
-                    assert len(sandbox.sessions.crew.busy) <= 2
+                    assert len(sandbox.sessions.workers.busy) <= 2
                 return said[1:]
 
         found = await asyncio.gather(*map(one, range(6)))
@@ -173,8 +173,8 @@ def test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back()
             cell = asyncio.create_task(session.run("import time\ntime.sleep(0.4)"))
             await asyncio.sleep(0.2)
         await cell
-        assert not sandbox.sessions.crew.busy
-        with pytest.raises(RuntimeError, match="outside of its block"):
+        assert not sandbox.sessions.workers.busy
+        with pytest.raises(RuntimeError, match="the session is closed"):
             await session.run("1")
 
     in_sandbox(work)

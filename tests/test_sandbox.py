@@ -15,7 +15,7 @@ from coterie.tools.sandbox import jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, Mode, judge
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
@@ -299,4 +299,4 @@ def test_whatever_a_call_gives_there_is_a_verdict() -> None:
             assert not judge(result, other, mode, 1e-6, strict=False).passed
         if result.wire is not None:
             assert judge(result, result.wire, "module", 1e-6, strict=True).passed
-            assert shown(result.wire, 50)
+            assert format_value(result.wire, 50)

@@ -12,7 +12,7 @@ import pytest
 from coterie.tools.sandbox.compare import same
 from coterie.tools.sandbox.inside.plain import encode
 from coterie.tools.sandbox.results import judge, read_record
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 
 MANY = "7" * 120_000
 LONG = [f"{random.Random(seed).getrandbits(2_000_000):x}" for seed in range(2)]
@@ -36,7 +36,7 @@ ZONED = datetime.time(4, 23, tzinfo=datetime.UTC)
 def test_every_form_has_a_verdict_at_once(wire: list[Any], expected: object, passed: bool) -> None:
     began = time.process_time()
     result = read_record("f()", (0, json.dumps({"value": wire}).encode()))
-    assert result.wire is not None and shown(result.wire, 100).encode()
+    assert result.wire is not None and format_value(result.wire, 100).encode()
     for _ in range(3):
         assert judge(result, encode(expected), "module", 1e-6, False).passed is passed
     assert time.process_time() - began < 6, "a slow machine takes 1 s, and a slow comparison 20"

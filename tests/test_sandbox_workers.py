@@ -12,13 +12,13 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.tools.sandbox import pool, users
-from coterie.tools.sandbox.crew import Crew, job_of
-from coterie.tools.sandbox.inside.job import TOLD
+from coterie.tools.sandbox.crew import WorkerPool, job_of
+from coterie.tools.sandbox.inside.job import BY_ANSWER
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, TestResult, judge
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.worker import Worker, written
+from coterie.tools.sandbox.worker import Worker, pack
 from tests.test_sandbox import ONE, SIZED, inside
 
 
@@ -73,7 +73,7 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
     async def work() -> None:
         worker = await Worker.start(make_jail(ONE))
         job = job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user)
-        worker._in.write(written(job) + bytes(16))
+        worker._in.write(pack(job) + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)
         await asyncio.wait_for(worker.close(), 30)
@@ -85,15 +85,15 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
     """At each of the first steps of the start."""
 
     async def work(steps: int) -> None:
-        crew = Crew(ONE)
-        run = asyncio.create_task(crew.run("", ["1"], legacy=False))
+        workers = WorkerPool(ONE)
+        run = asyncio.create_task(workers.run("", ["1"], legacy=False))
         for _ in range(steps):
             await asyncio.sleep(0)
         run.cancel()
         await asyncio.wait([run])
-        records, _ = await crew.run("", ["1"], legacy=False)
-        assert records == [(TOLD, b'{"value": ["int", "1"]}')]
-        await crew.close()
+        records, _ = await workers.run("", ["1"], legacy=False)
+        assert records == [(BY_ANSWER, b'{"value": ["int", "1"]}')]
+        await workers.close()
 
     async def every() -> None:
         await asyncio.gather(*(asyncio.wait_for(work(steps), 60) for steps in range(1, 7)))
@@ -129,9 +129,9 @@ def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", code]
     claimed = [users.claim_user() for _ in range(3)]
     assert {user.uid for user in claimed} == set(users.UIDS)
-    with pytest.raises(UserError, match="taken"):
+    with pytest.raises(UserError, match="in use"):
         users.claim_user()
-    assert "are taken" in subprocess.run(command, capture_output=True, text=True).stderr
+    assert "in use" in subprocess.run(command, capture_output=True, text=True).stderr
     claimed[1].release()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     again = users.claim_user()
@@ -145,7 +145,7 @@ def test_a_user_is_free_again_when_its_worker_is_gone(monkeypatch: pytest.Monkey
     async def work() -> None:
         worker = await Worker.start(make_jail(ONE))
         monkeypatch.setattr(users, "UIDS", range(worker.user.uid, worker.user.uid + 1))
-        with pytest.raises(UserError, match="taken"):
+        with pytest.raises(UserError, match="in use"):
             users.claim_user()
         await worker.close()
         user = users.claim_user()

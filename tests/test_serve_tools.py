@@ -18,7 +18,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
 from coterie.errors import UserError
-from coterie.tools.finding import Joined, sources_in
+from coterie.tools.finding import JoinedSource, sources_in
 from coterie.tools.mcp.server import ToolServer
 from coterie.tools.mcp.source import McpSettings, McpSource
 from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable
@@ -195,10 +195,10 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:
 
 def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do() -> None:
     first, second = Words(), Words("tell")
-    joined = Joined({"here": first, "there": second})
+    joined = JoinedSource({"here": first, "there": second})
     assert [tool.name for tool in joined.tools] == ["say", "here_break", "tell", "there_break"]
     assert joined.tags == {"say": Tag("word"), "tell": Tag("word")}
-    assert joined.identity != Joined({"there": second, "here": first}).identity
+    assert joined.identity != JoinedSource({"there": second, "here": first}).identity
 
     async def use() -> list[str]:
         async with joined.open() as functions:
@@ -209,4 +209,4 @@ def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do() -> None
 
     assert asyncio.run(use()) == ["say: x", "tell: x"]
     with pytest.raises(UserError, match="two tools are called"):
-        Joined({"a": Words(), "b": Words(), "c": Words("a_say")})
+        JoinedSource({"a": Words(), "b": Words(), "c": Words("a_say")})

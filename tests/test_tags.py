@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.checking import checked
+from coterie.tools.checking import validate_calls
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool, ToolResult
 from tests.test_tools import SEARCH, TOOLS
@@ -31,7 +31,7 @@ def test_tags_are_calls(text: str, queries: list[str]) -> None:
     calls = TAGS.parse(text, "stop_string")
     assert [json.loads(one.arguments)["query"] for one in calls] == queries
     assert [one.id for one in calls] == [f"c{n}" for n in range(len(queries))]
-    assert not any(one.error for one in checked(calls, TOOLS, max_calls=9))
+    assert not any(one.error for one in validate_calls(calls, TOOLS, max_calls=9))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_tags_that_cannot_work_are_refused(calls: Any, answer: str, reason: str)
 
 
 def test_only_complete_answers_count() -> None:
-    assert TAGS.answered("<answer>Oslo</answer>") == "Oslo"
-    assert TAGS.answered("<answer>a</answer> no, <answer> b\n</answer>") == "b"
-    assert TAGS.answered("<answer>Oslo") is None
+    assert TAGS.find_answer("<answer>Oslo</answer>") == "Oslo"
+    assert TAGS.find_answer("<answer>a</answer> no, <answer> b\n</answer>") == "b"
+    assert TAGS.find_answer("<answer>Oslo") is None
 
 
 def test_a_message_ends_with_its_first_tag() -> None:

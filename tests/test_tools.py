@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools, checked
+from coterie.tools.checking import check_tools, validate_calls
 from coterie.tools.own import own_tools
 from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable, cut_text, run_calls
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
@@ -72,7 +72,7 @@ async def echo(given: Mapping[str, Any]) -> str:
     ids=["right", "unknown", "broken", "deep", "missing", "type", "no object"],
 )
 def test_calls_that_cannot_be_run_say_why(name: str, arguments: str, error: str) -> None:
-    (found,) = checked([ToolCall("c0", name, arguments)], TOOLS, max_calls=1)
+    (found,) = validate_calls([ToolCall("c0", name, arguments)], TOOLS, max_calls=1)
     assert found.error.startswith(error) and bool(found.error) == bool(error)
 
 
@@ -80,7 +80,7 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[object] = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
     far = Tool("far", "", {"type": "object", "$ref": "http://127.0.0.1:9/schema"})
-    (found,) = checked([ToolCall("c0", "far", "{}")], [far], max_calls=1)
+    (found,) = validate_calls([ToolCall("c0", "far", "{}")], [far], max_calls=1)
     assert found.error.startswith("the tool's own schema is broken") and not asked
 
 
@@ -165,18 +165,18 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_traps_of_json_are_errors_of_the_call(schema: Any, arguments: str, error: str) -> None:
     tool = Tool("a", "", {"type": "object", **schema})
-    (found,) = checked([ToolCall("c0", "a", arguments)], [tool], max_calls=1)
+    (found,) = validate_calls([ToolCall("c0", "a", arguments)], [tool], max_calls=1)
     assert found.error.startswith(error) and bool(found.error) == bool(error)
 
 
 def test_errors_are_short_however_long_what_a_model_wrote() -> None:
     long = [ToolCall("c0", "x" * 9999, "{}"), ToolCall("c1", "search", f'["{"x" * 9999}"]')]
-    assert all(100 < len(one.error) <= 1000 for one in checked(long, TOOLS, max_calls=9))
+    assert all(100 < len(one.error) <= 1000 for one in validate_calls(long, TOOLS, max_calls=9))
 
 
 def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     cut = ToolCall("c0", "search", "", error="cut off")
-    found = checked([cut, call(1), call(2)], TOOLS, max_calls=2)
+    found = validate_calls([cut, call(1), call(2)], TOOLS, max_calls=2)
     assert [one.error for one in found] == [
         "cut off",
         "",
@@ -244,7 +244,9 @@ def test_what_nests_too_deep_is_no_schema_and_no_call() -> None:
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(UserError, match="nests too deep"):
         check_tools([Tool("a", "", deep)])
-    (call,) = checked([ToolCall("c0", "search", '{"query": ' + "[" * 200 + "]" * 200 + "}")], TOOLS)
+    (call,) = validate_calls(
+        [ToolCall("c0", "search", '{"query": ' + "[" * 200 + "]" * 200 + "}")], TOOLS
+    )
     assert "nests too deep" in call.error
 
 

@@ -22,8 +22,8 @@ from coterie.tools.web.fetch import (
     FetchSettings,
     HostSettings,
     PageError,
+    decompress,
     is_public,
-    unpacked,
 )
 from coterie.tools.web.pages import KINDS, Extractor, Page
 from tests.web_hosts import Hosts, hosts
@@ -194,7 +194,7 @@ def test_one_packed_piece_unpacks_to_no_more_than_the_limit() -> None:
 
     async def pieces() -> list[bytes]:
         body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=_Pieces(piece))
-        return [one async for one in unpacked(body, 1000)]
+        return [one async for one in decompress(body, 1000)]
 
     assert len(piece) < 20_000 and asyncio.run(pieces()) == [b"0" * 1000]
 
@@ -206,7 +206,7 @@ def test_a_body_that_unpacks_to_nothing_ends_too() -> None:
 
     async def read() -> bytes:
         body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=stream)
-        return b"".join([one async for one in unpacked(body, 100)])
+        return b"".join([one async for one in decompress(body, 100)])
 
     assert asyncio.run(read()) == b"" and stream.given < 30
 

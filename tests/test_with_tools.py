@@ -287,7 +287,7 @@ MULTIPLY = "examples/tool.py:multiply"
     ("names", "config", "error"),
     [
         (["abacus"], None, "no tool is called 'abacus'"),
-        ([MULTIPLY, MULTIPLY], None, "are named twice"),
+        ([MULTIPLY, MULTIPLY], None, "are listed twice"),
         (["examples/tool.py:nothing"], None, "has no nothing"),
         ([MULTIPLY], "tools: 3", "has no list of tools"),
         ([MULTIPLY], "tools: [{tool: x}, {tool: x}]", "two tools called 'x'"),

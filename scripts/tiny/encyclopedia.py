@@ -32,7 +32,7 @@ from coterie.environments.encyclopedia.questions import (
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever
-from coterie.tools.retrieval.tool import shown
+from coterie.tools.retrieval.tool import format_passages
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import ToolResult, call_id
 from coterie.trajectories.row import Row, Target
@@ -175,7 +175,7 @@ class Block:
         found = self._retriever.search(queries, TOPK)
         return TAGS.show(
             [
-                ToolResult(call_id(place), shown([hit.passage for hit in hits]))
+                ToolResult(call_id(place), format_passages([hit.passage for hit in hits]))
                 for place, hits in enumerate(found)
             ]
         )

@@ -68,7 +68,7 @@ class Asked(Pure):
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        answer = Tags({}).answered(taken[-1].text)
+        answer = Tags({}).find_answer(taken[-1].text)
         return Transition(answer=answer, end=Ending("answered"))
 
     async def grade(self, state: State, live: Any) -> Grade:

@@ -27,9 +27,9 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.first_prompts import FirstPrompt, first_prompts
 from coterie.terminal.console import notes
-from coterie.tools.checking import checked
+from coterie.tools.checking import validate_calls
 from coterie.tools.finding import sources_of, syntax_of
-from coterie.tools.native import NativeCalls, shown_by_template
+from coterie.tools.native import NativeCalls, template_tools
 from coterie.tools.run import Function
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.source import SessionSource
@@ -53,12 +53,12 @@ class ChatTools:
 
     def told(self, shown: Sequence[Message]) -> tuple[Message, ...]:
         """Messages that tell of them, where the model's template does not."""
-        return self.syntax.told(shown, self.tools)
+        return self.syntax.with_tools(shown, self.tools)
 
     @property
     def by_template(self) -> tuple[Tool, ...]:
         """The tools that the model's template shows."""
-        return shown_by_template(self.syntax, self.tools)
+        return template_tools(self.syntax, self.tools)
 
     @property
     def role(self) -> Role:
@@ -69,7 +69,7 @@ class ChatTools:
             found = renderer.calls(text, finish, self.tools)
         else:
             found = self.syntax.parse(text, finish)
-        return checked(found, self.tools, max_calls=self.settings.max_calls)
+        return validate_calls(found, self.tools, max_calls=self.settings.max_calls)
 
     async def answer(self, turn: Turn) -> Turn:
         """The results of a turn's calls, as the turn after it. Raises ``ToolUnavailable``."""

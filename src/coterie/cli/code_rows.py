@@ -30,7 +30,7 @@ from coterie.terminal.progress import ConsoleProgress
 from coterie.tools.sandbox.compare import has_nan, same
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 
 SHOWN = 12
 """Row numbers that a table's cell has."""
@@ -245,17 +245,21 @@ def _run_findings(
     values = [result.wire for result in first if result.wire is not None]
     for result, value in zip(first, values, strict=True):
         if has_nan(value):
-            return [Finding("not plain", f"`{result.call}` gives {shown(value, SHOWN_CHARACTERS)}")]
+            return [
+                Finding(
+                    "not plain", f"`{result.call}` gives {format_value(value, SHOWN_CHARACTERS)}"
+                )
+            ]
     for run in again:
         for result, value in zip(run, values, strict=True):
             if result.wire is not None and not same(value, result.wire):
-                both = (
-                    f"{shown(value, SHOWN_CHARACTERS)} and {shown(result.wire, SHOWN_CHARACTERS)}"
-                )
+                both = f"{format_value(value, SHOWN_CHARACTERS)} and {format_value(result.wire, SHOWN_CHARACTERS)}"
                 return [Finding("random", f"`{result.call}` gives {both}")]
     findings = []
     if len(values) > 1 and all(same(values[0], value) for value in values):
-        findings.append(Finding("constant", f"all give {shown(values[0], SHOWN_CHARACTERS)}"))
+        findings.append(
+            Finding("constant", f"all give {format_value(values[0], SHOWN_CHARACTERS)}")
+        )
     nothing = next((result for result in first if result.wire == ["none", None]), None)
     if nothing is not None:
         findings.append(Finding("none", f"`{nothing.call}`"))

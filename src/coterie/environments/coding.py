@@ -40,7 +40,7 @@ from coterie.environments.user_simulator import (
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
@@ -335,7 +335,7 @@ def _results(graded: Graded) -> str:
         [
             {
                 "passed": test.passed,
-                "gave": shown(test.result.wire, MAX_VALUE) if test.result.wire else None,
+                "gave": format_value(test.result.wire, MAX_VALUE) if test.result.wire else None,
                 "why": test.reason[:MAX_VALUE],
             }
             for test in graded.tests

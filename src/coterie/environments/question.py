@@ -47,7 +47,7 @@ from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow.code import measures
 from coterie.environments.workflow.prompts_code import STARTER
 from coterie.errors import UserError, did_you_mean
-from coterie.tools.contest import ContestLimits, judged
+from coterie.tools.contest import ContestLimits, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH
@@ -243,7 +243,7 @@ class Question(Pure):
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
         program, tests = program_of(reply), item.contest.tests
-        verdicts = await judged(
+        verdicts = await judge_program(
             sandbox, program, tests, item.contest.function, self.settings.limits
         )
         solved = float(all(one.passed for one in verdicts))

@@ -159,7 +159,7 @@ class WithTools(ForwardedPlay):
         before, now = self._exchanges(state, actor)
         with_calls = (
             message
-            for own in self._calls.told(messages, self.offered)
+            for own in self._calls.with_tools(messages, self.offered)
             for message in (*before.get(own.turn or "", ()), own)
         )
         return (*with_calls, *now)

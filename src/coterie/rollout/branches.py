@@ -20,7 +20,7 @@ from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
 from coterie.rollout.shrink_prompt import sample_in_context
 from coterie.rollout.transitions import Position, StepResult, environment_seed
 from coterie.rollout.turns import chain, context_at, contexts_after
-from coterie.tools.native import shown_by_template
+from coterie.tools.native import template_tools
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn
@@ -150,7 +150,7 @@ class Branches:
         messages, tools = self._proxy.see(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
-        offered = shown_by_template(syntax, tools)
+        offered = template_tools(syntax, tools)
         return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
 
     async def respond(

@@ -7,7 +7,7 @@ from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment
 from coterie.rollout.samplers import AgentContext, Response
 from coterie.rollout.transitions import Position
-from coterie.tools.checking import checked
+from coterie.tools.checking import validate_calls
 from coterie.tools.native import NativeCalls
 from coterie.trajectories.calls import ToolCall, check_calls
 from coterie.trajectories.tree import Tree
@@ -52,7 +52,7 @@ def _with_calls(
         native = isinstance(syntax, NativeCalls)
         calls = turn.calls if native else syntax.parse(turn.text, finish)
         check_calls(calls)
-        return _at_node(turn, parent, speaker, checked(calls, tools, max_calls=max_calls))
+        return _at_node(turn, parent, speaker, validate_calls(calls, tools, max_calls=max_calls))
 
 
 def context_at(at: Position, actor: str) -> AgentContext:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coterie.environments.faults import messages_of
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
-from coterie.tools.native import shown_by_template
+from coterie.tools.native import template_tools
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Request, Speaker, Turn, make_turn
@@ -45,7 +45,7 @@ def write_path(
         messages = messages_of(environment, state, one.actor)
         parent = path[-1].id if path else tree.root
         renderer = renderers[one.actor]
-        tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))
+        tools = template_tools(environment.syntax, environment.tools(state, one.actor))
         prompt = renderer.render(messages, tree, one.actor, tools=tools)
         request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
         text = one.text if one.ids else renderer.format_turn(one.text)

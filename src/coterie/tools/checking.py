@@ -1,6 +1,6 @@
-"""Which calls of a turn can be run: checked once, after sampling.
+"""Check the calls of a turn once, after sampling.
 
-A call that can't be run keeps its text and gets an ``error``: it is answered with that, and never run.
+An invalid call keeps its text and gets an ``error``, which is its result. It never runs.
 """
 
 import json
@@ -25,16 +25,16 @@ from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall
 
 MAX_ERROR = 1000
-"""Characters of an error; what a model wrote is part of some."""
+"""Characters of an error, which may contain text of the model."""
 MAX_STEPS = 200_000
-"""Keywords of a schema that are looked at for one call, which takes about a second."""
+"""Schema keywords evaluated for one call (about a second)."""
 LEFT_OUT = ("patternProperties", "unevaluatedItems", "unevaluatedProperties")
-"""Keywords that are left to the tool itself: the validator takes no count of what they go through."""
+"""Keywords that are left to the tool, since the validator does not count their steps."""
 _steps: ContextVar[int] = ContextVar("steps", default=0)
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Refuse, with :class:`UserError`, tools of one name and parameters that are not a schema of an object."""
+    """Raise :class:`UserError` for tools with equal names, or parameters that are not a schema of an object."""
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
@@ -68,20 +68,17 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def _check_references(tool: Tool) -> None:
-    """Refuse a schema that refers to what is not in it, or to itself without end."""
+    """Raise ``UserError`` for a schema with a dangling or endless reference."""
     base = str(tool.parameters.get("$id", ""))
     _, draft = _draft(tool.parameters)
     schema = draft.create_resource(tool.parameters)
     resolver = Registry().with_resource(base, schema).resolver(base)
     for reference in _references(tool.parameters, draft):
         try:
-            found = resolver.lookup(reference).contents
-            if not isinstance(found, Mapping | bool):
+            contents = resolver.lookup(reference).contents
+            if not isinstance(contents, Mapping | bool):
                 raise ValueError("it is not a schema")
-        except (
-            Unresolvable,
-            ValueError,
-        ) as error:  # ValueError: a step that is not a place in a list
+        except (Unresolvable, ValueError) as error:  # ValueError: a list index is not a number
             raise UserError(
                 f"the parameters of the tool {tool.name!r} refer to {reference!r}, which is not a schema in them",
                 "write that schema into this one, under $defs",
@@ -100,12 +97,12 @@ def _check_references(tool: Tool) -> None:
         ) from error
 
 
-def checked(
+def validate_calls(
     calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> tuple[ToolCall, ...]:
-    """The calls with an error on each that can't be run; an error that is there already stays.
+    """Return the calls with an error on each invalid one; existing errors stay.
 
-    Of more than ``max_calls`` the last ones can't; without it there is no limit.
+    Calls beyond ``max_calls`` are invalid.
     """
     known = {tool.name: tool for tool in tools}
 
@@ -121,8 +118,8 @@ def checked(
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(call.arguments)
-    return found
+    values: dict[str, Any] = json.loads(call.arguments)
+    return values
 
 
 def too_many(max_calls: int) -> str:
@@ -134,7 +131,7 @@ def _refuse(name: str) -> Any:
 
 
 def _references(schema: object, draft: Any) -> Iterator[str]:
-    """What a schema and those in it refer to. What stands in plain data (``enum``, ``default``) is no reference."""
+    """Yield the references of a schema and its subschemas, but not of plain data (``enum``, ``default``)."""
     if isinstance(schema, Mapping):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(reference := schema.get(key), str):
@@ -144,7 +141,7 @@ def _references(schema: object, draft: Any) -> Iterator[str]:
 
 
 def _draft(schema: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the draft of a schema: 2020-12, or 2019-09 for lists of ``items``, which are ``prefixItems`` now."""
+    """Return the draft of a schema: 2020-12, or 2019-09 if ``items`` is a list."""
     return _OLDER if _has_tuples(schema) else _NEWER
 
 
@@ -155,33 +152,33 @@ def _has_tuples(schema: object) -> bool:
     )
 
 
-# -- a schema in bounded time: so many steps, and patterns by an engine that does not backtrack ----
+# -- validation in bounded time: a limit on steps, and patterns without backtracking --------------
 
 
 class _TooLong(Exception):
     """A schema needs more than ``MAX_STEPS``."""
 
 
-def _first_error(tool: Tool, given: object) -> ValidationError | None:
-    """Return what is most wrong with arguments. Raises :class:`_TooLong` and what the validator raises."""
+def _first_error(tool: Tool, values: object) -> ValidationError | None:
+    """Return the most relevant error of arguments. Raises :class:`_TooLong` and the validator's exceptions."""
     _steps.set(MAX_STEPS)
-    # Without a registry of its own it would fetch schemas that a tool's schema refers to.
+    # With the default registry it would download referenced schemas.
     validator = _VALIDATORS[_draft(tool.parameters)[0]]
-    return best_match(validator(tool.parameters, registry=Registry()).iter_errors(given))
+    return best_match(validator(tool.parameters, registry=Registry()).iter_errors(values))
 
 
-def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(*given: Any) -> Any:
+def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
+    def count(*args: Any) -> Any:
         _steps.set(left := _steps.get() - 1)
         if left < 0:
             raise _TooLong
-        return check(*given)
+        return check(*args)
 
-    return counted
+    return count
 
 
 @cache
-def _compiled(pattern: str) -> pydantic_core.SchemaValidator | None:
+def _compile(pattern: str) -> pydantic_core.SchemaValidator | None:
     """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
     with suppress(pydantic_core.SchemaError):
         return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
@@ -193,28 +190,28 @@ _FORMATS = FormatChecker(())
 
 @_FORMATS.checks("regex", re.error)
 def _is_pattern(pattern: object) -> bool:
-    r"""Return True for a pattern of either engine: Python's knows no ``\p{L}``."""
+    r"""Return True for a pattern of either engine; Python's lacks ``\p{L}``."""
     return (
-        not isinstance(pattern, str) or _compiled(pattern) is not None or bool(re.compile(pattern))
+        not isinstance(pattern, str) or _compile(pattern) is not None or bool(re.compile(pattern))
     )
 
 
-def _pattern(_: Any, pattern: str, given: object, __: Any) -> Iterator[ValidationError]:
-    compiled = _compiled(pattern) if isinstance(given, str) else None
-    if compiled and not compiled.isinstance_python(given):
-        yield ValidationError(f"{given!r} does not match {pattern!r}")
+def _pattern(_: Any, pattern: str, value: object, __: Any) -> Iterator[ValidationError]:
+    validator = _compile(pattern) if isinstance(value, str) else None
+    if validator and not validator.isinstance_python(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
-def _unique(_: Any, unique: bool, given: object, __: Any) -> Iterator[ValidationError]:
-    items = given if unique and isinstance(given, list) else []
+def _unique(_: Any, unique: bool, value: object, __: Any) -> Iterator[ValidationError]:
+    items = value if unique and isinstance(value, list) else []
     if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
         yield ValidationError("an item of the list is there twice")
 
 
-def _additional(validator: Any, inner: Any, given: object, schema: Any) -> Iterator[Any]:
+def _additional(validator: Any, inner: Any, value: object, schema: Any) -> Iterator[Any]:
     if "patternProperties" not in schema:
         yield from Draft202012Validator.VALIDATORS["additionalProperties"](
-            validator, inner, given, schema
+            validator, inner, value, schema
         )
 
 
@@ -223,7 +220,7 @@ _VALIDATORS: dict[Any, Any] = {
     draft: extend(
         draft,
         {
-            name: _counted(check)
+            name: _count_steps(check)
             for name, check in {
                 **draft.VALIDATORS,
                 "pattern": _pattern,
@@ -243,15 +240,15 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         names = ", ".join(known) or "none"
         return f"there is no tool {call.name!r}; the tools are: {names}"
     try:
-        given = whole(json.loads(call.arguments, parse_constant=_refuse))
+        values = whole(json.loads(call.arguments, parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
     try:
-        shallow(given)
+        shallow(values)
     except ValueError as error:
         return f"wrong arguments: {error}"
     try:
-        fault = _first_error(tool, given)
+        fault = _first_error(tool, values)
     except Unresolvable as error:
         return f"the tool's own schema is broken: {error}"
     except RecursionError:

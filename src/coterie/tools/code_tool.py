@@ -1,6 +1,6 @@
-"""The tool ``code``: runs one Python program, with standard input, in the sandbox. Nothing stays from call to call.
+"""Tool ``code``: runs one Python program with standard input in the sandbox. Calls share no state.
 
-What it prints and how it ends are one text, in the form that agents of AFM and GAP were trained to read.
+The result has the format on which agents of AFM and GAP were trained.
 """
 
 import re
@@ -19,11 +19,11 @@ from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 
 KILLED = 137
-"""The status of a program that was stopped, as of one that a signal 9 ended."""
+"""Exit status of a stopped program, as after SIGKILL."""
 MOST = 30_000
-"""Bytes of what a program prints, on each of its two streams; of more the middle is left out."""
+"""Bytes of each output stream; a longer one loses its middle."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
-"""AFM's, unless others are given."""
+"""Default limits, from AFM."""
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -40,14 +40,14 @@ PARAMETERS = {
 
 
 class CodeToolSettings(Settings):
-    """The tool's name, and the limits of a program."""
+    """Settings of the tool."""
 
-    name: str = key("code", "What agents call it.")
+    name: str = key("code", "Name of the tool.")
     sandbox: SandboxSettings = key(PROGRAM_LIMITS, "Limits of one program.", source="AFM")
 
 
 class CodeTool:
-    """Runs programs. Opening it raises ``UserError`` on a machine that can't contain processes."""
+    """Source of the tool. Opening it raises ``UserError`` if the machine does not support the sandbox."""
 
     settings_type = CodeToolSettings
 
@@ -64,34 +64,34 @@ class CodeTool:
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         async with Sandbox(self._settings.sandbox) as sandbox:
 
-            async def run(given: Mapping[str, Any]) -> str:
-                code, stdin = unfenced(given["code"])
-                return await run_program(sandbox, code, given.get("stdin", stdin))
+            async def run(arguments: Mapping[str, Any]) -> str:
+                code, stdin = split_fences(arguments["code"])
+                return await run_program(sandbox, code, arguments.get("stdin", stdin))
 
             yield {self._settings.name: run}
 
 
 async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
-    """Return how a program ended, as agents are shown it. Raises ``ToolUnavailable`` if it can't be run."""
+    """Run a program; return its result as text for agents. Raises ``ToolUnavailable`` if it can't run."""
     call = f"run({code!r}, {stdin!r}, None, {MOST}, {MOST})"
     try:
-        (found,) = await sandbox.run(f"from {RUNNER} import run", [call])
+        (result,) = await sandbox.run(f"from {RUNNER} import run", [call])
     except SandboxFailed as error:
         raise ToolUnavailable(str(error)) from error
-    match found.wire:
+    match result.wire:
         case ["list", [["int", code], _, ["str", out], ["str", err]]]:
-            return told(int(code, 16) & 0xFF, out, err)
-    return told(KILLED, "", found.reason or "it told nothing that is a result")
+            return format_result(int(code, 16) & 0xFF, out, err)
+    return format_result(KILLED, "", result.reason or "it told nothing that is a result")
 
 
-def unfenced(text: str) -> tuple[str, str]:
-    """A program and what it reads: of a block of Python in backticks, and one of text after it; else all is program."""
-    found = _FENCED.match(text)
-    return (text, "") if found is None else (found[1], found[2] or "")
+def split_fences(text: str) -> tuple[str, str]:
+    """Return the program and its input from fenced blocks of Python and text; without fences all is program."""
+    match = _FENCED.match(text)
+    return (text, "") if match is None else (match[1], match[2] or "")
 
 
-def told(status: int, out: str, err: str) -> str:
-    """How a program ended, as agents are shown it."""
+def format_result(status: int, out: str, err: str) -> str:
+    """Format the exit status and output of a program for agents."""
     if status == 0:
         return f"[EXECUTED] Code exited with status 0.{_block('STDOUT', out) or ' (no output)'}"
     blocks = _block("STDERR", err) + _block("STDOUT", out)

@@ -1,7 +1,7 @@
-"""Programs of contests, run on their tests in the sandbox and judged outside of it.
+"""Judge programs of contests. Their tests run in the sandbox, and outputs are compared outside of it.
 
-Each test has a process, a standard input and files of its own (``sandbox.inside.program``). Nothing that depends on
-what a right program gives enters the jail.
+Each test has its own process, standard input and files (``sandbox.inside.program``). Expected outputs never enter the
+jail.
 """
 
 import asyncio
@@ -22,36 +22,35 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
 
-# When what a program gives is what a test of a contest asks for.
+# Comparison of outputs:
 #
-# Lines are compared without the spaces around them, and empty lines at both ends do not count, as LiveCodeBench does.
-# Words of a line are equal if they are spelled alike, or are the same number. A number that is expected with a point is
-# met within :data:`TOLERANCE`, as CodeContests does; a whole number is met exactly, also by an integer where it is
-# expected with a point.
+# Lines are stripped, and empty lines at both ends are ignored, as in LiveCodeBench. Words of a line are equal if they
+# have the same spelling or the same numeric value. An expected number with a decimal point matches within
+# :data:`TOLERANCE`, as in CodeContests; integers match exactly, even if the expected number has a decimal point.
 
 TOLERANCE = 1e-6
-"""Absolute or relative; that of most problems (CodeContests' own is 1e-5)."""
+"""Absolute or relative tolerance of most problems (CodeContests uses 1e-5)."""
 LONGEST = 400
-"""Characters of a number; longer ones must be spelled alike."""
+"""Characters of a number; longer numbers are compared as text."""
 _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCII)
 
 
 def same_output(expected: str, printed: str) -> bool:
-    wanted, found = (_lines(text) for text in (expected, printed))
-    return len(wanted) == len(found) and all(map(_same_line, wanted, found))
+    ours, theirs = (_lines(text) for text in (expected, printed))
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
-def same_value(expected: str, given: str) -> bool:
-    """Whether a function gave what it should; both are JSON. ``1``, ``1.0`` and ``true`` are the same, as in Python."""
+def same_value(expected: str, value: str) -> bool:
+    """Return True if two values in JSON are equal. ``1``, ``1.0`` and ``true`` are equal, as in Python."""
     try:
-        wanted, found = (encode(json.loads(text, parse_int=_whole)) for text in (expected, given))
+        ours, theirs = (encode(json.loads(text, parse_int=_whole)) for text in (expected, value))
     except (ValueError, RecursionError, NotPlain):
         return False
-    return same(wanted, found, TOLERANCE)
+    return same(ours, theirs, TOLERANCE)
 
 
 def _whole(digits: str) -> int | Decimal:
-    """An integer of any length; Python's own reader refuses long ones."""
+    """Parse an integer of any length; Python's ``int`` refuses long ones."""
     return int(digits) if len(digits) <= LONGEST else Decimal(digits)
 
 
@@ -62,8 +61,8 @@ def _lines(text: str) -> list[str]:
 def _same_line(expected: str, printed: str) -> bool:
     if expected == printed:
         return True
-    wanted, found = expected.split(), printed.split()
-    return len(wanted) == len(found) and all(map(_same_word, wanted, found))
+    ours, theirs = expected.split(), printed.split()
+    return len(ours) == len(theirs) and all(map(_same_word, ours, theirs))
 
 
 def _same_word(expected: str, printed: str) -> bool:
@@ -71,11 +70,11 @@ def _same_word(expected: str, printed: str) -> bool:
         return True
     if max(len(expected), len(printed)) > LONGEST:
         return False
-    wanted, found = _NUMBER.fullmatch(expected), _NUMBER.fullmatch(printed)
-    if wanted is None or found is None:
+    ours, theirs = _NUMBER.fullmatch(expected), _NUMBER.fullmatch(printed)
+    if ours is None or theirs is None:
         return False
     one, other = Decimal(expected), Decimal(printed)
-    whole = not any(wanted.groups()) or (not any(found.groups()) and one == one.to_integral_value())
+    whole = not any(ours.groups()) or (not any(theirs.groups()) and one == one.to_integral_value())
     if whole or one == other:
         return one == other
     sides = float(one), float(other)
@@ -88,14 +87,13 @@ Outcome = Literal[
     "passed", "wrong output", "error", "too slow", "too much memory", "too much output"
 ]
 MOST = 8 * 2**20
-"""Bytes that a program may print on a test, whatever the test expects: the program can find out how many."""
+"""Bytes that a program may print on a test. Independent of the expected output, which it would reveal."""
 ESCAPED = 6
-"""Bytes of JSON for one that is printed, at most."""
+"""Upper bound of JSON bytes per printed byte."""
 WAITING = 4
-"""By the clock a program may take so many times its seconds of a processor, where others are busy and for what it
-waits."""
+"""Factor on the limit of CPU seconds that bounds the wall time."""
 ERRORS = 2000
-"""Bytes that are kept of what a program writes to its standard error."""
+"""Bytes of a program's stderr to keep."""
 MAX_WHY = 200
 """Characters."""
 _FAILED: dict[str, Outcome] = {
@@ -106,39 +104,39 @@ _FAILED: dict[str, Outcome] = {
 
 
 class ContestLimits(Settings):
-    """What a program may use."""
+    """Limits of a program."""
 
-    seconds: float = key(6.0, "Seconds of a processor for one test.", source="AFM: 6", gt=0)
+    seconds: float = key(6.0, "CPU seconds of one test.", source="AFM: 6", gt=0)
     total_seconds: float = key(
-        300.0, "Seconds for all tests of a program.", source="AFM: 300 at most", gt=0
+        300.0, "Seconds of all tests of a program.", source="AFM: 300 at most", gt=0
     )
     memory_mib: int = key(1024, "Memory of a program.", source="AFM: 5000", ge=64)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one test."""
+    """Result of one test."""
 
     outcome: Outcome
     why: str = ""
-    """More about it, in part in words of the program's own; nothing of what was expected."""
+    """Details, partly written by the program; never the expected output."""
 
     @property
     def passed(self) -> bool:
         return self.outcome == "passed"
 
 
-async def judged(
+async def judge_program(
     sandbox: Sandbox,
     program: str,
     tests: Sequence[ContestTest],
     function: str,
     limits: ContestLimits,
 ) -> tuple[Verdict, ...]:
-    """A verdict for each test, in their order; ``function`` is what functional tests call.
+    """Return a verdict for each test, in their order; functional tests call ``function``.
 
-    Each test has a process tree and a folder of its own. Raises ``SandboxFailed`` (an ``EngineError``), which is no
-    fault of the program, and ``ValueError`` without tests.
+    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails,
+    and ``ValueError`` without tests.
     """
     if not tests:
         raise ValueError("a program can't be judged without tests")
@@ -148,9 +146,9 @@ async def judged(
         for test in tests
     ]
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    found = sandbox.run_apart(source, calls, _limits(sandbox.settings, limits, longest))
+    results = sandbox.run_apart(source, calls, _limits(sandbox.settings, limits, longest))
     rest = iter(tests)
-    return tuple([await asyncio.to_thread(_verdict, next(rest), one) async for one in found])
+    return tuple([await asyncio.to_thread(_verdict, next(rest), one) async for one in results])
 
 
 def _limits(own: SandboxSettings, limits: ContestLimits, longest: int) -> SandboxSettings:
@@ -166,18 +164,18 @@ def _limits(own: SandboxSettings, limits: ContestLimits, longest: int) -> Sandbo
     )
 
 
-def _verdict(test: ContestTest, found: CallResult) -> Verdict:
-    if not found.ok:
-        return Verdict(_FAILED.get(found.failed, "error"), found.reason[:MAX_WHY])
-    match found.wire:
-        case ["list", [["int", code], ["bool", too_much], ["str", printed], ["str", said]]]:
+def _verdict(test: ContestTest, result: CallResult) -> Verdict:
+    if not result.ok:
+        return Verdict(_FAILED.get(result.failed, "error"), result.reason[:MAX_WHY])
+    match result.wire:
+        case ["list", [["int", code], ["bool", too_much], ["str", printed], ["str", stderr]]]:
             pass
         case _:
             return Verdict("error", "what its process told is not a result")
     if too_much:
         return Verdict("too much output")
     if code != "0":
-        lines = said.strip().splitlines() or [""]
+        lines = stderr.strip().splitlines() or [""]
         return Verdict("error", f"it ended with status {int(code, 16)}: {lines[-1]}"[:MAX_WHY])
-    alike = same_value if test.kind == "functional" else same_output
-    return Verdict("passed" if alike(test.output, printed) else "wrong output")
+    is_same = same_value if test.kind == "functional" else same_output
+    return Verdict("passed" if is_same(test.output, printed) else "wrong output")

@@ -1,4 +1,4 @@
-"""The tools that a run names, as sources: those that ship, MCP servers, and anybody's own."""
+"""Sources of a run's tools by name: built-in tools, MCP servers, and the user's functions."""
 
 import re
 from collections import Counter
@@ -29,11 +29,10 @@ from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 
 
-class Joined:
-    """The tools of sources that have names, in their order: ``search`` of ``wiki`` and of ``web`` are ``wiki_search``
-    and ``web_search``, all others are called as in their sources.
+class JoinedSource:
+    """Tools of several named sources. Tools with equal names get the source as prefix: ``wiki_search``, ``web_search``.
 
-    Raises ``UserError`` if two are called alike even so.
+    Raises ``UserError`` if names are still equal.
     """
 
     def __init__(self, sources: Mapping[str, ToolSource]) -> None:
@@ -59,28 +58,27 @@ class Joined:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """What runs the calls of all of them. Raises ``UserError`` as they do."""
+        """Open all sources; return their functions by tool name. Raises ``UserError`` like the sources."""
         async with AsyncExitStack() as stack:
             functions: dict[str, Function] = {}
             for source, one in self._sources.items():
-                opened = await stack.enter_async_context(one.open())
-                functions |= {self._names[source, name]: do for name, do in opened.items()}
+                own = await stack.enter_async_context(one.open())
+                functions |= {self._names[source, name]: do for name, do in own.items()}
             yield functions
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 MCP = "mcp:"
-"""Before the command or the URL of an MCP server."""
+"""Prefix of the command or URL of an MCP server."""
 
 
 class OwnSource:
-    """One function of anybody's."""
+    """Source of one Python function."""
 
     def __init__(self, own: OwnTool) -> None:
         self._own = own
         self.tools: tuple[Tool, ...] = (own.tool,)
-        (*one,) = own.parameters
-        argument = one[0] if len(one) == 1 else None
+        argument = own.parameters[0] if len(own.parameters) == 1 else None
         self.tags: Mapping[str, Tag] = {own.tool.name: Tag(argument)}
         self.identity = own.source
 
@@ -90,17 +88,17 @@ class OwnSource:
 
 
 def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
-    """The sources of these names; ``config`` is a file that says what some of them are.
+    """Return the sources of these names; the file ``config`` has settings of named tools.
 
-    Made once a process: a server is asked for its tools once. Raises ``UserError`` for a name that nothing has, for
-    settings that are wrong, for two tools of one name, and for what a source can't be made without.
+    Cached, so that a server lists its tools once per process. Raises ``UserError`` for an unknown name, invalid
+    settings, two tools with one name, and missing requirements of a source.
     """
     file = None if config is None else expanded(config)
     return _sources(tuple(names), file, "" if file is None else _text(file))
 
 
 def sources_in(file: Path) -> tuple[ToolSource, ...]:
-    """Return all sources that a file of tools names. Raises ``UserError`` as :func:`sources_of` does."""
+    """Return all sources of a tools file. Raises ``UserError`` like :func:`sources_of`."""
     return sources_of(tuple(_entries(file, _text(file))), str(file))
 
 
@@ -121,38 +119,41 @@ def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> T
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
     entries = {} if file is None else _entries(file, text)
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"the tools {', '.join(sorted(twice))} are named twice", "name each once")
-    made = _apart({name: _made(name, entries, file) for name in names})
-    check_tools([tool for source in made for tool in source.tools])
-    return made
+        raise UserError(f"the tools {', '.join(sorted(twice))} are listed twice", "list each once")
+    sources = _join({name: _construct(name, entries, file) for name in names})
+    check_tools([tool for source in sources for tool in source.tools])
+    return sources
 
 
-def _apart(made: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
-    count = Counter(tool.name for source in made.values() for tool in source.tools)
+def _join(sources: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
+    count = Counter(tool.name for source in sources.values() for tool in source.tools)
     alike = {
         name: source
-        for name, source in made.items()
+        for name, source in sources.items()
         if any(count[tool.name] > 1 for tool in source.tools)
     }
     if not alike or not all(_PLAIN.fullmatch(name) for name in alike):
-        return tuple(made.values())
+        return tuple(sources.values())
     if any(isinstance(source, SessionSource) for source in alike.values()):
-        return tuple(made.values())
-    return (*(source for name, source in made.items() if name not in alike), Joined(alike))
+        return tuple(sources.values())
+    rest = (source for name, source in sources.items() if name not in alike)
+    return (*rest, JoinedSource(alike))
 
 
-def _made(name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None) -> ToolSource:
+def _construct(
+    name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None
+) -> ToolSource:
     values = dict(entries.get(name, {}))
     kind = str(values.pop("tool", name))
     if kind.startswith(MCP):
         values |= {"server": kind.removeprefix(MCP).strip()}
         kind = "mcp"
-    found = find(TOOLS, kind)
-    if not isinstance(found.thing, type):
+    plugin = find(TOOLS, kind)
+    if not isinstance(plugin.thing, type):
         if values:
-            raise UserError(f"{found} is a function and has no settings", f"correct {file}")
+            raise UserError(f"{plugin} is a function and has no settings", f"correct {file}")
         return OwnSource(*own_tools((kind,)))
-    settings_type = settings_type_of(found, Settings)
+    settings_type = settings_type_of(plugin, Settings)
     if "name" in settings_type.model_fields and name in entries:
         values.setdefault("name", name)
     try:
@@ -164,8 +165,8 @@ def _made(name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None
             f"the tool {name} {where}: {wrong}",
             "give its settings in the file of tools.config (docs/howto/tools.md)",
         ) from error
-    made: ToolSource = construct(found, Settings, settings)
-    return made
+    source: ToolSource = construct(plugin, Settings, settings)
+    return source
 
 
 def _text(file: Path) -> str:
@@ -182,18 +183,14 @@ def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
         "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings"
     )
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not YAML: {error}", do) from error
-    listed = found.get("tools") if isinstance(found, dict) else None
-    if (
-        not listed
-        or not isinstance(listed, list)
-        or not all(isinstance(one, dict) for one in listed)
-    ):
+    rows = content.get("tools") if isinstance(content, dict) else None
+    if not rows or not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
         raise UserError(f"{file} has no list of tools", do)
     entries: dict[str, Mapping[str, Any]] = {}
-    for one in listed:
+    for one in rows:
         name = one.get("name", one.get("tool"))
         if not isinstance(name, str):
             raise UserError(f"{file} has a tool without a name", do)

@@ -1,7 +1,7 @@
-"""A process of ours that answers lines: one line in, one line out.
+"""Child process that answers each input line with one line.
 
-For libraries that may take for ever, or all memory, on what a model wrote: the process is ended when it is late, and a
-new one is started for the next line.
+For libraries that may take unbounded time or memory on text of a model. A late process is killed, and the next line
+starts a new one.
 """
 
 import atexit
@@ -14,25 +14,25 @@ from threading import Lock
 from typing import IO
 
 START = 120.0
-"""Seconds for the process to come up; it may read in much."""
+"""Timeout for starting the process, which may have large imports."""
 
 
 class LineProcess:
-    """A program of Python that prints ``ready`` and then a line for each that it reads, one at a time.
+    """Python program that prints ``ready`` and then one line for each input line.
 
-    It is started when it is first asked, and ends with this process. May be used by several threads.
+    It starts on first use, and ends with this process. Thread-safe.
     """
 
     def __init__(self, program: Path, needs: str) -> None:
         self.program = program
         self.needs = needs
-        """The library that it needs, for the message when it doesn't start."""
+        """Library that it needs, for the error message."""
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
         atexit.register(self.close)
 
     def ask(self, line: str, seconds: float) -> str | None:
-        """Its answer; ``None`` if there is none in time. Raises ``RuntimeError`` if it does not start."""
+        """Return the answer, or ``None`` after ``seconds``. Raises ``RuntimeError`` if the process does not start."""
         with self._lock:
             try:
                 process = self._process or self._start()
@@ -43,7 +43,7 @@ class LineProcess:
             except (OSError, EOFError):  # TimeoutError too
                 self._end()
                 return None
-            except BaseException:  # Ctrl-C: what it says later would be taken for the next answer
+            except BaseException:  # Ctrl-C: a late answer would be taken for the next one
                 self._end()
                 raise
 
@@ -77,12 +77,12 @@ class LineProcess:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(OSError):  # it will not read what is buffered
+                    with contextlib.suppress(OSError):  # it does not read the buffer
                         pipe.close()
 
 
 def _line(pipe: IO[str], seconds: float) -> str:
-    """The next line, without its end; raises ``TimeoutError`` or ``EOFError``."""
+    """Read the next line, stripped. Raises ``TimeoutError`` or ``EOFError``."""
     if not select.select([pipe], [], [], seconds)[0]:
         raise TimeoutError
     line = pipe.readline()

@@ -1,7 +1,7 @@
-"""Calls in the syntax of whatever model plays: its chat template shows tools and results, and who samples reads calls.
+"""Calls in each model's native syntax. The chat template renders tools and results, and the sampler parses calls.
 
-An environment of which all agents call in this way has ``NativeCalls()`` as its syntax. Each agent's model may have
-another syntax; which one is found when the model is loaded (``models.tool_calls``). A model without one is refused.
+An environment whose agents all use native calls has the syntax ``NativeCalls()``. The syntax of each model is detected
+when it is loaded (``models.tool_calls``). A model without one is refused.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from coterie.trajectories.turn import Finish, Message, Role
 
 
 class NativeCalls:
-    """Stands for the syntax of each model. A message ends where the model ends it, so it may make several calls."""
+    """Placeholder for each model's syntax. The model ends a message, so a message may have several calls."""
 
     stop: ClassVar[tuple[str, ...]] = ()
     role: ClassVar[Role] = "tool"
-    """Of the messages that show results."""
+    """Role of messages with results."""
 
-    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
-        """The messages as they are: chat templates show tools."""
-        return tuple(shown)
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Return the messages unchanged, since chat templates render tools."""
+        return tuple(messages)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         return ()
 
     def show(self, results: Sequence[ToolResult]) -> str:
-        """Empty: chat templates show results."""
+        """Return an empty text, since chat templates render results."""
         return ""
 
 
-def shown_by_template(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The tools that a chat template is to show: all where calls are native, else none, as prompts teach them."""
+def template_tools(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Return the tools for the chat template: all for native calls, else none, since prompts describe them."""
     return tools if isinstance(syntax, NativeCalls) else ()

@@ -1,4 +1,4 @@
-"""Tools by name: a function with typed parameters becomes a tool that agents may call."""
+"""Tools by name. A function with typed parameters becomes a tool."""
 
 import asyncio
 import inspect
@@ -35,7 +35,7 @@ TOOLS = Kind(
 
 @dataclass(frozen=True, slots=True)
 class OwnTool:
-    """A tool, and what runs it."""
+    """Tool with its function."""
 
     tool: Tool
     do: Function
@@ -44,75 +44,78 @@ class OwnTool:
 
 
 def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
-    """The tools of these names, in their order.
+    """Return the tools with these names, in order.
 
-    Raises ``UserError`` for what is not found, is not a function whose parameters have types, or has the name of
-    another one.
+    Raises ``UserError`` for an unknown name, a function without type annotations, or two tools with one name.
     """
-    found = [_tool(find(TOOLS, name)) for name in names]
-    known = [one.tool.name for one in found]
-    if twice := {name for name in known if known.count(name) > 1}:
+    tools = [_tool(find(TOOLS, name)) for name in names]
+    tool_names = [one.tool.name for one in tools]
+    if twice := {name for name in tool_names if tool_names.count(name) > 1}:
         raise UserError(f"there are two tools called {min(twice)}", "rename one of the functions")
-    return tuple(found)
+    return tuple(tools)
 
 
 def _without_folders(text: str) -> str:
-    """Return a text in which paths of this machine are the names of their files."""
+    """Replace paths of this machine by the names of their files."""
     text = re.sub(r"""(['"])~?/[^'"\n]*/([^'"/\n]*)\1""", r"\1\2\1", text)
     return re.sub(r"""(?<![\w:/.])~?/(?:[^\s/'":,()]+/)+""", "", text)
 
 
-async def _apart(do: Callable[[], object]) -> object:
-    """What a function gives that may wait, in a thread of its own: other dialogues go on, and the call has its time
-    limit. One that never ends does not hold up the end of the run."""
+async def _in_thread(do: Callable[[], object]) -> object:
+    """Run a blocking function in a daemon thread, so that other dialogues continue and time limits apply.
+
+    A function that never returns does not block the end of the run.
+    """
     loop, context = asyncio.get_running_loop(), copy_context()
-    found: asyncio.Future[object] = loop.create_future()
+    future: asyncio.Future[object] = loop.create_future()
 
     def settle(how: Callable[[Any], None], what: object) -> None:
-        with suppress(RuntimeError):  # the run has ended meanwhile
-            loop.call_soon_threadsafe(lambda: None if found.done() else how(what))
+        with suppress(RuntimeError):  # the run has ended
+            loop.call_soon_threadsafe(lambda: None if future.done() else how(what))
 
     def run() -> None:
         try:
-            said = context.run(do)
-        except StopIteration as error:  # which no future takes
-            settle(found.set_exception, RuntimeError(last_line(error)))
+            result = context.run(do)
+        except StopIteration as error:  # futures refuse it
+            settle(future.set_exception, RuntimeError(last_line(error)))
         except BaseException as error:
-            settle(found.set_exception, error)
+            settle(future.set_exception, error)
         else:
-            settle(found.set_result, said)
+            settle(future.set_result, result)
 
     threading.Thread(target=run, name="tool", daemon=True).start()
-    said = await found
-    return await said if inspect.isawaitable(said) else said
+    result = await future
+    return await result if inspect.isawaitable(result) else result
 
 
-def _tool(found: Found) -> OwnTool:
-    function, name = found.thing, label(found.name)
+def _tool(plugin: Found) -> OwnTool:
+    function, name = plugin.thing, label(plugin.name)
     if not inspect.isfunction(function):
-        raise UserError(f"{found} is not a function", "write def NAME(word: str) -> str: ...")
+        raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")
     description = inspect.getdoc(function)
     if not description:
         raise UserError(
-            f"{found} has no docstring", "say there what it does: agents are shown its first line"
+            f"{plugin} has no docstring", "describe the function in it: prompts show the first line"
         )
     parameters = inspect.signature(function).parameters.values()
-    hints = guarded(f"the types of {found}", lambda: get_type_hints(function))
+    hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
     untyped = [one.name for one in parameters if one.name not in hints]
     if untyped:
-        raise UserError(f"{found} has no type for {', '.join(untyped)}", "annotate its parameters")
+        raise UserError(f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters")
     fields: dict[str, Any] = {
         one.name: (hints[one.name], ... if one.default is one.empty else one.default)
         for one in parameters
     }
-    given = create_model(name, **fields)
+    model = create_model(name, **fields)
 
     async def do(arguments: Mapping[str, Any]) -> str:
-        """What the function says; its errors are told to the agent that called it."""
+        """Call the function; errors are results for the agent."""
         try:
-            checked = given.model_validate(dict(arguments))
-            said = partial(function, **{one: getattr(checked, one) for one in fields})
-            return str(await (said() if inspect.iscoroutinefunction(function) else _apart(said)))
+            values = model.model_validate(dict(arguments))
+            call = partial(function, **{one: getattr(values, one) for one in fields})
+            return str(
+                await (call() if inspect.iscoroutinefunction(function) else _in_thread(call))
+            )
         except ValidationError as error:
             raise ToolError("; ".join(map(wrong_at, error.errors()))) from error
         except ToolError:
@@ -120,5 +123,5 @@ def _tool(found: Found) -> OwnTool:
         except Exception as error:
             raise ToolError(_without_folders(last_line(error))) from error
 
-    tool = Tool(name, description.partition("\n")[0], given.model_json_schema())
-    return OwnTool(tool, do, tuple(fields), found.source)
+    tool = Tool(name, description.partition("\n")[0], model.model_json_schema())
+    return OwnTool(tool, do, tuple(fields), plugin.source)

@@ -1,4 +1,4 @@
-"""A Python session as a tool: cells that share their variables, in the sandbox."""
+"""Tool that runs Python cells in a session of the sandbox. Cells share their variables."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,13 +14,13 @@ CODE = "code"
 
 
 class PythonSettings(Settings):
-    """The tool's name."""
+    """Settings of the tool."""
 
-    name: str = key("python", "What agents call it.")
+    name: str = key("python", "Name of the tool.")
 
 
 class PythonTool:
-    """Runs cells. A dialogue has one session, and each branch of it one of its own."""
+    """Source of the tool. Each branch of a dialogue has its own session."""
 
     settings_type = PythonSettings
     identity = "1"
@@ -44,7 +44,7 @@ class PythonTool:
     async def open_session(self, seed: int, shared: Any) -> AsyncIterator[Mapping[str, Function]]:
         async with shared[Sandbox].session(seed) as session:
 
-            async def run(given: Mapping[str, Any]) -> str:
-                return str((await session.run(given[CODE])).text)
+            async def run(arguments: Mapping[str, Any]) -> str:
+                return str((await session.run(arguments[CODE])).text)
 
             yield {self.name: run}

@@ -1,8 +1,7 @@
-"""Runs the calls of one turn: in stages, so many at a time, each with a time limit, its result cut to a length.
+"""Run the calls of one turn, with limits on concurrency, time and the length of results.
 
-Calls that only look go side by side; one that changes the environment (``Tool.alone``) runs in its place in the
-order, beside no other. Results come in the order of the calls, whatever order they finish in. Every call is
-answered: a call that can't be run with what is wrong with it.
+Read-only calls run concurrently. A call that changes the environment (``Tool.alone``) runs alone, in order. Results
+have the order of the calls. The result of an invalid call is its error.
 """
 
 import asyncio
@@ -17,35 +16,33 @@ from coterie.tools.checking import arguments, too_many
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, place
 
 Function = Callable[[Mapping[str, Any]], Awaitable[str]]
-"""Does what a tool does: its arguments in, a text out."""
+"""Function of a tool, from arguments to a text."""
 FIRST_PAUSE = 0.2
-"""Seconds before the second try of a call; each later pause is twice as long."""
+"""Seconds before the second attempt of a call; the pause doubles."""
 
 
 class ToolError(Exception):
-    """A call failed, and the agent that made it is told why: a page that is not there, a wrong argument."""
+    """A call failed. The agent sees the message: a missing page, a wrong argument."""
 
 
 class ToolUnavailable(EngineError):
-    """A tool can't be reached, by no fault of the agent: the item fails, which is never a score of 0."""
+    """A tool is unavailable through no fault of the agent. The item fails, instead of a score of 0."""
 
 
 class CallLimits(Settings):
-    """How calls are run."""
+    """Limits of calls."""
 
-    max_calls: int = key(
-        16, "Calls of one message that are run; those beyond are answered with an error.", ge=1
-    )
-    width: int = key(8, "Calls that run at the same time.", ge=1)
+    max_calls: int = key(16, "Calls per message; further calls return an error.", ge=1)
+    width: int = key(8, "Concurrent calls.", ge=1)
     seconds: float = key(
-        30.0, "Time limit of a call; one that is late is answered with an error.", gt=0
+        30.0, "Time limit of a call in seconds; a late call returns an error.", gt=0
     )
     tries: int = key(
         3,
-        "Tries of a call whose tool can't be reached; one that changes the environment is tried once.",
+        "Attempts of a call whose tool is unavailable; a call that changes the environment has one.",
         ge=1,
     )
-    max_characters: int = key(8000, "Characters of a result that are shown; the rest is cut out of its middle.",
+    max_characters: int = key(8000, "Characters of a result; a longer one loses its middle.",
                               ge=100)  # fmt: skip
 
 
@@ -55,9 +52,9 @@ async def run_calls(
     functions: Mapping[str, Function],
     limits: CallLimits,
 ) -> tuple[ToolResult, ...]:
-    """One result for each call, in their order. The calls were checked; ``functions`` are the tools' by name.
+    """Run checked calls; return one result for each, in order. ``functions`` are by tool name.
 
-    Raises :class:`ToolUnavailable` if a tool can't be reached, when the calls beside it have ended.
+    Raises :class:`ToolUnavailable` after the concurrent calls have ended.
     """
     alone = {tool.name for tool in tools if tool.alone}
     room, start = asyncio.Semaphore(limits.width), time.monotonic()
@@ -71,14 +68,13 @@ async def run_calls(
             tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
             text, error = await _run(call, functions[call.name], limits, tries)
             took = round(began - start, 6), round(time.monotonic() - began, 6)
-            shown = cut_text(text, limits.max_characters)
+            result = cut_text(text, limits.max_characters)
             left_out = max(0, len(text) - limits.max_characters)
-            return ToolResult(call.id, shown, error, *took, left_out)
+            return ToolResult(call.id, result, error, *took, left_out)
 
     results: list[ToolResult] = []
     for stage in stages(calls, alone):
-        found = await asyncio.gather(*map(answer, stage), return_exceptions=True)
-        for one in found:
+        for one in await asyncio.gather(*map(answer, stage), return_exceptions=True):
             if isinstance(one, BaseException):
                 raise one
             results.append(one)
@@ -86,19 +82,18 @@ async def run_calls(
 
 
 def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
-    """Calls that run side by side, stage after stage: neighbours that only look, or one that changes something.
+    """Group calls into stages: adjacent read-only calls, or one call that changes something.
 
-    A call that is not run hinders nobody.
+    Calls with an error count as read-only.
     """
-    numbered = enumerate(calls)
     groups = groupby(
-        numbered, lambda one: one[0] if one[1].name in alone and not one[1].error else -1
+        enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
     )
     return [[call for _, call in group] for _, group in groups]
 
 
 def cut_text(text: str, max_characters: int) -> str:
-    """A text of at most about so many characters: its beginning and its end, and how much is left out."""
+    """Return at most about ``max_characters`` of a text: its beginning, a note and its end."""
     if len(text) <= max_characters:
         return text
     half = max_characters // 2
@@ -106,9 +101,9 @@ def cut_text(text: str, max_characters: int) -> str:
     return f"{text[:half]}\n[{left_out:,} characters are left out here]\n{text[-half:]}"
 
 
-def _text(found: str) -> str:
-    """A result without halves of characters, which no tokenizer takes."""
-    return found.encode(errors="replace").decode()
+def _text(result: str) -> str:
+    """Replace lone surrogates, which tokenizers refuse."""
+    return result.encode(errors="replace").decode()
 
 
 async def _run(

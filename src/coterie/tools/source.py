@@ -1,7 +1,7 @@
-"""Where tools come from: what a run is told of them before it begins, and what it opens while it plays.
+"""Sources of tools. A run reads their descriptions before it starts, and opens them while it samples.
 
-A source may be a Python function, a retriever behind HTTP, an MCP server or the sandbox. Its tools are known before
-anything is sampled, because prompts show them; they stay the same for a whole run.
+A source may be a Python function, an HTTP retriever, an MCP server or the sandbox. Its tools are part of prompts, so
+they are known before sampling and stay the same for a whole run.
 """
 
 from collections.abc import Mapping
@@ -14,40 +14,40 @@ from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 
 MESSAGE: ContextVar[str] = ContextVar("MESSAGE", default="")
-"""While a call runs: the text of the message that makes it, thoughts included."""
+"""Text of the message whose call is running, including thoughts."""
 
 
 class ToolSource(Protocol):
-    """Tools of one kind. Making it raises ``UserError`` for what can't be used: no index, no key, no server."""
+    """Source of tools. The constructor raises ``UserError`` for a missing index, key or server."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Its tools; never others later."""
+        """Tools, constant during a run."""
         ...
 
     @property
     def tags(self) -> Mapping[str, Tag]:
-        """By name of a tool: how it is called by tags. A tool that is not in it can't be called so."""
+        """Tag syntax by tool name. A tool without an entry can't be called by tags."""
         ...
 
     @property
     def identity(self) -> str:
-        """What results depend on: a hash of code and settings, but not of where files lie or servers listen."""
+        """Hash of everything that results depend on (code and settings), but not of paths and addresses."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:
-        """What runs the calls, by name of the tool, for as long as a run plays.
+        """Open the source; return the functions by tool name.
 
-        Raises ``UserError`` if it can't be opened, or if its tools are not :attr:`tools` any more.
+        Raises ``UserError`` if it can't be opened, or if its tools have changed.
         """
         ...
 
 
 @runtime_checkable
 class SessionSource(Protocol):
-    """Tools whose state belongs to one branch of a dialogue, such as the variables of a Python session.
+    """Source of tools with state per branch of a dialogue, such as the variables of a Python session.
 
-    They are a :class:`ToolSource` too, whose :meth:`ToolSource.open` gives none of them.
+    It is also a :class:`ToolSource`, whose :meth:`ToolSource.open` returns none of these functions.
     """
 
     @property
@@ -59,5 +59,5 @@ class SessionSource(Protocol):
     def open_session(
         self, seed: int, shared: Any
     ) -> AbstractAsyncContextManager[Mapping[str, Function]]:
-        """What runs the calls of one branch, by name of the tool. Another branch is brought there by replay."""
+        """Open a session of one branch; return its functions by tool name. Other branches replay their calls."""
         ...

@@ -1,8 +1,7 @@
 """Calls as tags in the text: ``<search>Ada Quill | Norway</search>``.
 
-For models without a syntax of their own for calls, and for recipes whose papers use tags (GAP). A message is parsed
-once, after sampling, and only what was sampled is parsed: a tag in a tool's result is text. A call whose tag is not
-closed is answered and never run.
+For models without a native syntax of calls, and for recipes whose papers use tags (GAP). Only sampled text is parsed,
+once after sampling, so a tag in a tool's result is text. A call with an unclosed tag returns an error.
 """
 
 import json
@@ -20,27 +19,26 @@ OBSERVATION = "observation"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """How the calls of one tool are written. The tag has the tool's name."""
+    """Syntax of the calls of one tool. The tag has the tool's name."""
 
     argument: str | None = None
-    """The tool's parameter that stands between the tags; ``None``: all arguments, as a JSON object."""
+    """Parameter between the tags; ``None``: all arguments, as a JSON object."""
     separator: str | None = None
-    """What stands between the calls that one tag makes, which run side by side; a backslash before it makes it
-    text. ``None``: a tag is one call."""
+    """Separator of concurrent calls within one tag; a backslash escapes it. ``None``: a tag is one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The syntax: which tools have tags, and the tag of a final answer."""
+    """Syntax with a tag for each tool and a tag for the final answer."""
 
     calls: Mapping[str, Tag]
     answer: str | None = "answer"
-    """The tag of a final answer; ``None``: an answer has no form of its own."""
+    """Tag of a final answer; ``None``: any message without calls is an answer."""
     observation: str = OBSERVATION
     inline: bool = False
-    """Whether a result goes on in the message that called, with no end of turn between them (GAP)."""
+    """True if a result continues the message of the call, without an end of turn (GAP)."""
     stop: tuple[str, ...] = field(init=False)
-    """Stop strings: a message ends with its first complete tag."""
+    """Stop strings; a message ends after its first complete tag."""
 
     def __post_init__(self) -> None:
         names = (*self.calls, *(() if self.answer is None else (self.answer,)))
@@ -89,56 +87,56 @@ class Tags:
             lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
         return "\n".join(lines)
 
-    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
-        """Messages whose system prompt teaches the tools."""
-        taught = self.teach(tools)
-        if shown and shown[0].role == "system":
-            first = replace(shown[0], parts=(*shown[0].parts, Part(f"\n\n{taught}")))
-            return (first, *shown[1:])
-        return (Message.of("system", taught), *shown)
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Add a description of the tools to the system prompt."""
+        text = self.teach(tools)
+        if messages and messages[0].role == "system":
+            first = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
+            return (first, *messages[1:])
+        return (Message.of("system", text), *messages)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """The calls of a message, in their order. ``text`` is all that was sampled, its stop string included."""
+        """Parse the calls of a message. ``text`` is the sampled text, including its stop string."""
         names = "|".join(map(re.escape, self.calls))
-        opened = list(re.finditer(f"<({names})>", text)) if names else []
+        tags = list(re.finditer(f"<({names})>", text)) if names else []
         calls: list[ToolCall] = []
-        for number, tag in enumerate(opened):
+        for number, tag in enumerate(tags):
             name = tag[1]
-            until = opened[number + 1].start() if number + 1 < len(opened) else len(text)
+            until = tags[number + 1].start() if number + 1 < len(tags) else len(text)
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
             error = "" if closing else _unclosed(name, finish, last=until == len(text))
             for piece in self._pieces(name, body):
-                argument = self.written(name, piece)
+                argument = self.arguments(name, piece)
                 calls.append(
                     ToolCall(call_id(len(calls)), name, argument, error or _empty(name, piece))
                 )
         return tuple(calls)
 
-    def written(self, name: str, piece: str) -> str:
-        """What stands between the tags of a tool, as the arguments of a call."""
+    def arguments(self, name: str, piece: str) -> str:
+        """Convert the text between a tool's tags to the arguments of a call, as JSON."""
         parameter = self.calls[name].argument
         return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
 
-    def answered(self, text: str) -> str | None:
-        """What stands in the last complete answer tag; ``None`` if there is none."""
+    def find_answer(self, text: str) -> str | None:
+        """Return the text of the last complete answer tag, or ``None``."""
         if self.answer is None:
             return None
-        found = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
-        return found[-1].strip() if found else None
+        answers = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
+        return answers[-1].strip() if answers else None
 
     def show(self, results: Sequence[ToolResult]) -> str:
-        """Results as the agent is shown them, in the order of the calls."""
+        """Format results for the agent, in the order of the calls."""
         tag = self.observation
-        shown = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
-        return f"\n{shown}\n" if self.inline else shown
+        blocks = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
+        return f"\n{blocks}\n" if self.inline else blocks
 
     def _pieces(self, name: str, body: str) -> list[str]:
         separator = self.calls[name].separator
         if separator is None:
             return [body.strip()]
-        pieces = re.split(rf"(?<!\\){re.escape(separator)}", body)
-        found = [piece.replace(f"\\{separator}", separator).strip() for piece in pieces]
-        return [piece for piece in found if piece] or [""]
+        parts = re.split(rf"(?<!\\){re.escape(separator)}", body)
+        pieces = [part.replace(f"\\{separator}", separator).strip() for part in parts]
+        return [piece for piece in pieces if piece] or [""]
 
 
 def _example(tool: Tool) -> str:
@@ -153,17 +151,18 @@ def _example(tool: Tool) -> str:
 
 
 def inside(text: str, tag: str) -> str:
-    """A text that is to stand in a tag: it can neither close the tag nor open another one, ``</a>`` is ``[/a]``."""
+    """Escape a text inside a tag, so that it cannot open or close the tag: ``</a>`` becomes ``[/a]``."""
     return re.sub(rf"<(/?{re.escape(tag)})>", r"[\1]", text)
 
 
 def closing(text: str, stops: Sequence[str]) -> str:
-    """The closing tag that ended a message, of a server that cuts stop strings off and does not say which; the tag
-    that was opened last and is not closed. Empty if there is none.
+    """Return the closing tag of the last unclosed tag, or an empty string.
+
+    For servers that cut off the stop string and do not report it.
     """
-    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
-    last = max(opened, default=-1)
-    return opened[last] if last >= 0 and opened[last] not in text[last:] else ""
+    positions = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
+    last = max(positions, default=-1)
+    return positions[last] if last >= 0 and positions[last] not in text[last:] else ""
 
 
 def _unclosed(name: str, finish: Finish, *, last: bool) -> str:

@@ -1,4 +1,4 @@
-"""The tools of a run: which, how they are called, and what runs them while it plays."""
+"""Tools of a run: their settings, and the open toolbox."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,32 +16,32 @@ from coterie.trajectories.turn import digest
 
 
 class ToolsSettings(CallLimits):
-    """What agents may call, besides what the environment offers by itself."""
+    """Tools of agents, in addition to the environment's tools."""
 
     main: ClassVar[str] = "use"
 
     use: tuple[str, ...] = key(
         (),
-        "Tools: names, mcp:COMMAND, mcp:URL, and your own (path/file.py:NAME, package.module:NAME), such as "
+        "Tools: names, mcp:COMMAND, mcp:URL, and your functions (path/file.py:NAME, package.module:NAME), such as "
         "[wiki_search, path/file.py:multiply].",
     )
-    config: str | None = key(
-        None, "A YAML file that says what the names in `use` are (docs/howto/tools.md)."
-    )
+    config: str | None = key(None, "A YAML file that defines names in `use` (docs/howto/tools.md).")
     calls: Literal["native", "tags", "inline"] = key(
         "native",
-        "How calls are written: in the syntax of the model's chat template; as tags, for models without one; or as "
-        "tags whose results come within the agent's own message (GAP's form).",
+        "Syntax of calls: the model's chat template; tags, for models without one; or tags whose results are inserted "
+        "into the agent's message (as in GAP).",
     )
-    rounds: int = key(8, "Messages with calls before each answer; a later one is an answer.", ge=1)
-    total: int = key(64, "Calls of one dialogue that are run.", ge=1)
+    rounds: int = key(
+        8, "Messages with calls before each answer; the next message is the answer.", ge=1
+    )
+    total: int = key(64, "Calls per dialogue.", ge=1)
     repeats: Literal["refuse", "run"] = key(
-        "refuse", "Whether a call that was made before in the dialogue is run again."
+        "refuse", "Whether an earlier call of the dialogue runs again."
     )
 
     @field_validator("use")
     @classmethod
-    def _settled(cls, use: tuple[str, ...]) -> tuple[str, ...]:
+    def _resolve(cls, use: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(settled, use))
 
     def identity(self) -> str:
@@ -50,7 +50,7 @@ class ToolsSettings(CallLimits):
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of a run while it plays."""
+    """Open tools of a run."""
 
     functions: Mapping[str, Function]
     limits: CallLimits
@@ -61,7 +61,7 @@ class Toolbox:
     async def run(
         self, calls: Sequence[ToolCall], tools: Sequence[Tool], message: str
     ) -> tuple[ToolResult, ...]:
-        """Results of the calls of a message, in their order. Raises ``ToolUnavailable``."""
+        """Run the calls of a message; return results in their order. Raises ``ToolUnavailable``."""
         token = MESSAGE.set(message)
         try:
             return await run_calls(calls, tools, self.functions, self.limits)
@@ -71,7 +71,7 @@ class Toolbox:
 
 @asynccontextmanager
 async def open_toolbox(sources: Sequence[ToolSource], limits: CallLimits) -> AsyncIterator[Toolbox]:
-    """All tools, open. Raises ``UserError`` for what can't be opened."""
+    """Open all tools. Raises ``UserError`` if one can't be opened."""
     async with AsyncExitStack() as stack:
         functions: dict[str, Function] = {}
         for source in sources:

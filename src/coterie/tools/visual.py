@@ -1,6 +1,6 @@
-"""The tool ``inspect_image``: a model that sees looks at an image and answers a question about it.
+"""Tool ``inspect_image``: a vision model answers a question about an image.
 
-Images come from one folder, or from the web under the rules of :mod:`coterie.tools.web.fetch`.
+Images are from one folder, or from the web under the rules of :mod:`coterie.tools.web.fetch`.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ TOOL = Tool(
 
 
 class VisualSettings(FetchSettings):
-    """Which images may be looked at, and by which model."""
+    """Settings of the tool: allowed images, and the model."""
 
-    folder: str = key("", "The folder whose images may be looked at; empty: those of the web only.")
-    endpoint: EndpointSettings = key(..., "A chat model that takes images.")
-    answer_tokens: int = key(1000, "Most tokens of an answer.", ge=1, source="GAP's code")
-    top_p: float = key(0.1, "Of the most likely tokens.", gt=0, le=1, source="GAP's code")
+    folder: str = key("", "Folder of allowed images; empty: only images of the web.")
+    endpoint: EndpointSettings = key(..., "A chat model with image input.")
+    answer_tokens: int = key(1000, "Maximum tokens of an answer.", ge=1, source="GAP's code")
+    top_p: float = key(0.1, "Top-p of the sampling.", gt=0, le=1, source="GAP's code")
 
 
 class VisualInspector:
-    """Images for agents. Raises ``UserError`` for a folder that is not there and a missing key."""
+    """Source of the tool. Raises ``UserError`` for a missing folder or key."""
 
     settings_type = VisualSettings
 
@@ -89,8 +89,8 @@ class VisualInspector:
             image = await asyncio.to_thread(self._read, name)
         kind = _kind(image)
         url = f"data:{kind};base64,{base64.b64encode(image).decode()}"
-        asked = f"Question: {question}" if question else "Describe the image."
-        chat = [Utterance("system", ROLE), Utterance("user", asked, images=(url,))]
+        prompt = f"Question: {question}" if question else "Describe the image."
+        chat = [Utterance("system", ROLE), Utterance("user", prompt, images=(url,))]
         s = self._settings
         reply = await self._endpoint.chat(chat, max_tokens=s.answer_tokens, top_p=s.top_p)
         return reply.text
@@ -102,7 +102,7 @@ class VisualInspector:
         return fetched.body
 
     def _read(self, name: str) -> bytes:
-        """The bytes of an image of the folder; links that lead out of it are not followed."""
+        """Read an image of the folder, without following links out of it."""
         missing = ToolError(f"there is no image {name[:200]!r}")
         if not self._settings.folder:
             raise missing
@@ -111,9 +111,9 @@ class VisualInspector:
             file = (folder / name).resolve()
             if not file.is_relative_to(folder) or not file.is_file():
                 raise missing
-            # What was resolved has no links; one that was put there since then is refused.
-            with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
-                image = opened.read(self._settings.page_bytes + 1)
+            # The resolved path has no links; a link created since then is refused.
+            with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
+                image = stream.read(self._settings.page_bytes + 1)
         except (OSError, ValueError, RuntimeError) as error:
             raise missing from error
         if len(image) > self._settings.page_bytes:
@@ -122,7 +122,7 @@ class VisualInspector:
 
 
 def _kind(image: bytes) -> str:
-    """The media type by the first bytes, whatever a server or a name says. Raises ``ToolError``."""
+    """Return the media type by the first bytes, not by header or file name. Raises ``ToolError``."""
     for start, kind in STARTS.items():
         if image.startswith(start) and (kind != "image/webp" or image[8:12] == b"WEBP"):
             return kind

@@ -38,7 +38,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
-from coterie.tools.actions.domains import check, described
+from coterie.tools.actions.domains import check, describe
 from coterie.tools.actions.grammar import parse
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, Ending
@@ -213,7 +213,7 @@ class PlanGround(Pure):
     def system_prompt(self, task: Task, actor: str) -> str:
         if actor == PLANNER:
             return planner_prompt(self.form)
-        return grounder_prompt(self.form, described(self.domain.name), request(task))
+        return grounder_prompt(self.form, describe(self.domain.name), request(task))
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()

@@ -91,7 +91,7 @@ class ShopErrands(PlanGround):
         self.items = settings.items
         self.form = settings.form
         self.max_turns = 2 if settings.form == "onetime" else settings.turns
-        self.domain = Visits(Shop.drawn(0, settings.items))
+        self.domain = Visits(Shop.generate(0, settings.items))
         self.needs, self.metric = self.domain.needs, self.domain.metric
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
@@ -136,7 +136,7 @@ def _drawing(items: int, split: Split, seed: int) -> tuple[list[Errand], Iterato
 
 
 def _draw(items: int, split: Split, seed: int) -> Iterator[Errand]:
-    shop, seen, misses = Shop.drawn(0, items), set[str](), 0
+    shop, seen, misses = Shop.generate(0, items), set[str](), 0
     for number in numbers():
         target = wish(shop, int(digest("errand", seed, number)[:12], 16))
         of = canonical_key(target)

@@ -22,7 +22,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executor import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.shown import format_value
 from coterie.trajectories.task import Task
 
 Wording = Literal["near", "far"]
@@ -224,7 +224,7 @@ class SandboxCalculator:
                 return Executed(new, None, f"{name}: {result.reason}")
             assert result.wire is not None
             tag, content = result.wire
-            new[name] = content if tag == "str" else shown(result.wire, MAX_VALUE)
+            new[name] = content if tag == "str" else format_value(result.wire, MAX_VALUE)
         return Executed(new, new[names[-1]])
 
     def same(self, gold: str, answer: str) -> bool:

@@ -20,7 +20,7 @@ from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.answers import final_answer
 from coterie.environments.workflow.prompts_code import SHORT, STARTER, instructions
 from coterie.errors import UserError
-from coterie.tools.contest import ContestLimits, Verdict, judged
+from coterie.tools.contest import ContestLimits, Verdict, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Secret, Task
 
@@ -117,7 +117,7 @@ class Code(WorkflowAgent):
             outcome = "no answer" if state.answer is None else why
             return Grade(0.0, {**common, "fraction": 0.0, "outcome": outcome})
         function, limits = str(task.public["function"]), self.settings.limits
-        verdicts = await judged(live[Sandbox], program, tests, function, limits)
+        verdicts = await judge_program(live[Sandbox], program, tests, function, limits)
         return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
     # -- votes ----------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ class PlanTags(Tags):
         if self.graphs:
             object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
-    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+    def with_tools(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages with the tools in the system prompt, unless it is terse."""
-        return tuple(shown) if self.terse else super(PlanTags, self).told(shown, tools)
+        return tuple(shown) if self.terse else super(PlanTags, self).with_tools(shown, tools)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """Return the calls of a message: the tasks of its final graph, or its tags."""
@@ -65,7 +65,7 @@ class PlanTags(Tags):
             known = ", ".join(self.calls)
             wrong = f"not run: {name or task.text[:40]!r} is not a tool; there is {known}"
             return ToolCall(call_id(number), name or "graph", "{}", wrong)
-        return ToolCall(call_id(number), name, self.written(name, task.text))
+        return ToolCall(call_id(number), name, self.arguments(name, task.text))
 
 
 class Planning(Environment, Protocol):
@@ -122,7 +122,7 @@ async def _run_graph(
     async def run(id_: str, text: str) -> str:
         call = by_task[id_]
         if not call.error:
-            call = replace(call, arguments=syntax.written(call.name, text))
+            call = replace(call, arguments=syntax.arguments(call.name, text))
         (result,) = await toolbox.run(
             [replace(call, id=call_id(0))], environment.offered, turn.whole_text
         )

@@ -55,7 +55,7 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
-from coterie.tools.actions.domains import check, described
+from coterie.tools.actions.domains import check, describe
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -121,7 +121,7 @@ async def open_critic(recipe: MoatData, run: Run) -> AsyncIterator[ActionCritic]
         yield ScriptCritic()
         return
     async with open_chat(s, run.folder / "critic") as chat:
-        yield ModelCritic(chat, described(recipe.environment.domain.name), recipe.settings.seed)
+        yield ModelCritic(chat, describe(recipe.environment.domain.name), recipe.settings.seed)
 
 
 async def correct(recipe: MoatData, run: Run, i: int, progress: Progress) -> Metrics:

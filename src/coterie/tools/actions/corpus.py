@@ -1,6 +1,6 @@
-"""Pages on this machine, searched by BM25: an index of passages, each of which is a paragraph of a page.
+"""BM25 search over local pages. Each passage of the index is a paragraph of a page.
 
-build_index(Path("pages.jsonl"), Path("pages"))      # of `retrieval.index`; rows with `title` and `text`
+build_index(Path("pages.jsonl"), Path("pages"))      # from `retrieval.index`; rows with `title` and `text`
 corpus = Corpus.open(Path("pages"))
 corpus.search("capital of Norway", 3)
 """
@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tools.actions.executor import ranked
+from coterie.tools.actions.executor import rank
 from coterie.tools.retrieval.index import (
     PAGES,
     Bm25,
@@ -27,7 +27,7 @@ from coterie.tools.retrieval.index import (
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A paragraph of a page."""
+    """Paragraph of a page."""
 
     place: int
     page: int
@@ -36,32 +36,32 @@ class Paragraph:
 
 
 class Pages(Protocol):
-    """Pages that can be searched."""
+    """Searchable pages."""
 
     def __len__(self) -> int: ...
 
     def paragraph(self, place: int) -> Paragraph:
-        """The paragraph of a number; raises ``IndexError``."""
+        """Return a paragraph by number. Raises ``IndexError``."""
         ...
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """The best paragraphs, best first, equal ones in their order; of these pages alone, if there are any.
+        """Return the best paragraphs that share a word with the query, best first, ties in order.
 
-        Paragraphs without a word of the query are left out.
+        ``pages`` restricts the search to these pages.
         """
         ...
 
     def pages(self, query: str, count: int) -> list[Paragraph]:
-        """The best paragraph of each of the best pages, best first."""
+        """Return the best paragraph of each of the best pages, best first."""
         ...
 
     def first(self, page: int) -> Paragraph:
-        """The first paragraph of a page."""
+        """Return the first paragraph of a page."""
         ...
 
 
 class Corpus:
-    """An index that is open."""
+    """Open index. Implements ``Pages``."""
 
     def __init__(self, folder: Path) -> None:
         self._passages, self._index = Passages(folder), Bm25(folder)
@@ -69,7 +69,7 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The index of a folder. Raises ``UserError`` for what is none, and where ``bm25s`` is missing."""
+        """Open the index of a folder. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
         check_index(IndexSettings(index=str(folder)))
         return cls(folder)
 
@@ -77,45 +77,38 @@ class Corpus:
         return len(self._passages)
 
     def paragraph(self, place: int) -> Paragraph:
-        """The paragraph of a number; raises ``IndexError``."""
-        found = self._passages[place]
-        return Paragraph(place, int(self._pages[place]), found.title, found.text)
+        passage = self._passages[place]
+        return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """The best paragraphs, best first, equal ones in their order; of these pages alone, if there are any.
-
-        Paragraphs without a word of the query are left out.
-        """
         scores = self._index.scores(query)
-        found = best(scores, count, self._of_pages(pages) if pages else None)
-        return [self.paragraph(int(place)) for place in found]
+        places = best(scores, count, self._of_pages(pages) if pages else None)
+        return [self.paragraph(int(place)) for place in places]
 
     def pages(self, query: str, count: int) -> list[Paragraph]:
-        """The best paragraph of each of the best pages, best first."""
-        found: dict[int, Paragraph] = {}
+        by_page: dict[int, Paragraph] = {}
         for one in self.search(query, 8 * count):
-            found.setdefault(one.page, one)
-        return list(found.values())[:count]
+            by_page.setdefault(one.page, one)
+        return list(by_page.values())[:count]
 
     def first(self, page: int) -> Paragraph:
-        """The first paragraph of a page."""
         return self.paragraph(int(np.searchsorted(self._pages, page)))
 
     def _of_pages(self, pages: Sequence[int]) -> NDArray[np.int64]:
-        """Paragraphs of these pages; those of one stand side by side."""
-        wanted = sorted(set(pages))
-        begins = np.searchsorted(self._pages, wanted, side="left")
-        ends = np.searchsorted(self._pages, wanted, side="right")
+        """Return the numbers of the paragraphs of these pages, which are contiguous per page."""
+        numbers = sorted(set(pages))
+        begins = np.searchsorted(self._pages, numbers, side="left")
+        ends = np.searchsorted(self._pages, numbers, side="right")
         return np.concatenate([np.arange(a, b) for a, b in zip(begins, ends, strict=True)])
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of what the pages of an index say. Raises ``UserError`` for a folder that has none."""
+    """Return a hash of the pages of an index. Raises ``UserError`` for a folder without an index."""
     return Manifest.read(folder).content
 
 
 class FewPages:
-    """Pages of one paragraph each, as titles and texts."""
+    """Pages in memory, of one paragraph each. Implements ``Pages``."""
 
     def __init__(self, pages: Sequence[tuple[str, str]]) -> None:
         self._paragraphs = [Paragraph(n, n, title, text) for n, (title, text) in enumerate(pages)]
@@ -124,21 +117,17 @@ class FewPages:
         return len(self._paragraphs)
 
     def paragraph(self, place: int) -> Paragraph:
-        """See ``Pages``."""
         if place < 0:
             raise IndexError(place)
         return self._paragraphs[place]
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """See ``Pages``."""
         among = [one for one in self._paragraphs if not pages or one.page in pages]
-        places = ranked(query, [f"{one.title} {one.text}" for one in among])
+        places = rank(query, [f"{one.title} {one.text}" for one in among])
         return [among[place] for place in places[:count]]
 
     def pages(self, query: str, count: int) -> list[Paragraph]:
-        """See ``Pages``."""
         return self.search(query, count)
 
     def first(self, page: int) -> Paragraph:
-        """See ``Pages``."""
         return self.paragraph(page)

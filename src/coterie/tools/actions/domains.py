@@ -1,7 +1,7 @@
-"""The tools of each domain, and what is wrong with an action line that uses them.
+"""Tools of each domain, and a checker of action lines.
 
-Domains and names of tools are those of Yin et al. 2024. Results are called ``R1``, ``R2``, ... in any order and with
-gaps, or ``Output``; each name is set once, and used only after that.
+Names of domains and tools follow Yin et al. 2024. Results are named ``R1``, ``R2``, ... in any order, or ``Output``.
+Each name is set once before it is used.
 """
 
 import re
@@ -20,19 +20,19 @@ _RESULT = re.compile(r"R[1-9]\d{0,3}|Output")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a tool takes in one place."""
+    """Parameter of a tool."""
 
     name: str
     kind: Kind = "text"
     label: str = ""
-    """What is to stand before it, such as ``Query``; any case counts. Empty: nothing."""
+    """Label before the argument, such as ``Query``, in any case; empty for none."""
     more: bool = False
-    """Whether what follows, commas included, belongs to it too. Only a tool's last parameter."""
+    """True if it takes all further text, including commas. Only for the last parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTool:
-    """A tool that actions may name."""
+    """Tool that actions may call."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -40,37 +40,37 @@ class ActionTool:
 
     @property
     def fewest(self) -> int:
-        """Arguments that it needs."""
+        """Minimum number of arguments."""
         return len(self.parameters)
 
     @property
     def most(self) -> int | None:
-        """Arguments that it takes; ``None``: any number."""
+        """Maximum number of arguments; ``None``: no limit."""
         return None if self.parameters[-1].more else self.fewest
 
     @property
     def signature(self) -> str:
-        """Such as ``QA([results], Question: question)``."""
-        shown = [f"{one.label}: {one.name}" if one.label else one.name for one in self.parameters]
-        return f"{self.name}({', '.join(shown)})"
+        """Signature such as ``QA([results], Question: question)``."""
+        names = [f"{one.label}: {one.name}" if one.label else one.name for one in self.parameters]
+        return f"{self.name}({', '.join(names)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Tools that belong together."""
+    """Set of tools."""
 
     name: str
     tools: tuple[ActionTool, ...]
-    given: tuple[str, ...] = ()
-    """Variables that are there before the first action."""
+    variables: tuple[str, ...] = ()
+    """Variables that exist before the first action."""
 
     def tool(self, name: str) -> ActionTool | None:
-        """The tool of this name, if there is one."""
+        """Return the tool with this name, or ``None``."""
         return next((one for one in self.tools if one.name == name), None)
 
 
-def _text(name: str, shown: str, does: str) -> ActionTool:
-    return ActionTool(name, (Parameter(shown, more=True),), does)
+def _text(name: str, parameter: str, does: str) -> ActionTool:
+    return ActionTool(name, (Parameter(parameter, more=True),), does)
 
 
 def _about(name: str, does: str) -> ActionTool:
@@ -140,7 +140,7 @@ DOMAINS: Mapping[str, Domain] = {one.name: one for one in (_MATHS, _COMPLEX_QA, 
 
 
 def find_domain(name: str) -> Domain:
-    """The domain of a name; raises ``UserError`` for a name that none has."""
+    """Return a domain by name. Raises ``UserError`` for an unknown name."""
     if name not in DOMAINS:
         raise UserError(
             f"there is no domain {name!r} of actions",
@@ -149,15 +149,15 @@ def find_domain(name: str) -> Domain:
     return DOMAINS[name]
 
 
-def described(domain: str) -> str:
-    """The tools of a domain for a prompt, a line for each; raises ``UserError`` for an unknown domain."""
+def describe(domain: str) -> str:
+    """Describe the tools of a domain for a prompt, one per line. Raises ``UserError`` for an unknown domain."""
     return "\n".join(f"- {one.signature}: {one.does}" for one in find_domain(domain).tools)
 
 
 def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
-    """Read a text, and add what is wrong with its actions; nothing is run.
+    """Parse a text and report problems of its actions, without running them.
 
-    ``known`` are the results of earlier steps. Raises ``UserError`` for an unknown domain, and never for the text.
+    ``known`` are the results of earlier steps. Raises ``UserError`` only for an unknown domain.
     """
     tools = find_domain(domain)
     parsed = parse(text)
@@ -167,26 +167,26 @@ def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
     for action in parsed.actions[MAX_ACTIONS : MAX_ACTIONS + 1]:
         what = f"there are {len(parsed.actions)} actions, and {MAX_ACTIONS} are allowed"
         problems.append(Problem(what, action.start, len(text)))
-    there = {*known, *tools.given}
+    names = {*known, *tools.variables}
     for action in parsed.actions:
-        problems += _names(action, there)
+        problems += _names(action, names)
         problems += _use(action, tools)
-        there.add(action.result)
+        names.add(action.result)
     return Parsed(parsed.actions, tuple(sorted(problems, key=lambda one: (one.start, one.stop))))
 
 
-def _names(action: Action, there: set[str]) -> Iterator[Problem]:
-    """Wrong names of results, set and used."""
+def _names(action: Action, known: set[str]) -> Iterator[Problem]:
+    """Yield problems with names of results that are set or used."""
     stop = action.start + len(action.result)
     if not _RESULT.fullmatch(action.result):
         yield Problem(
             f"{action.result} is not the name of a result: take R1, R2, ...", action.start, stop
         )
-    elif action.result in there:
+    elif action.result in known:
         yield Problem(f"{action.result} is set a second time", action.start, stop)
     for argument in action.arguments:
         for name in argument.variables:
-            if name not in there:
+            if name not in known:
                 yield Problem(f"{name} is used before it is set", argument.start, argument.stop)
 
 
@@ -198,10 +198,10 @@ def _use(action: Action, domain: Domain) -> Iterator[Problem]:
         what = f"there is no tool {action.tool}: {hint}the tools are {', '.join(names)}"
         yield Problem(what, action.start, action.stop)
         return
-    given = len(action.arguments)
-    if given < tool.fewest or (tool.most is not None and given > tool.most):
+    count = len(action.arguments)
+    if count < tool.fewest or (tool.most is not None and count > tool.most):
         yield Problem(
-            f"{tool.name} takes {_number(tool)}, not {given}: {tool.signature}",
+            f"{tool.name} takes {_number(tool)}, not {count}: {tool.signature}",
             action.start,
             action.stop,
         )
@@ -213,8 +213,8 @@ def _use(action: Action, domain: Domain) -> Iterator[Problem]:
 def _argument(tool: ActionTool, parameter: Parameter, argument: Argument) -> Iterator[Problem]:
     start, stop = argument.start, argument.stop
     if argument.label != parameter.label.lower() and (parameter.label or parameter.kind != "text"):
-        wanted = f"with `{parameter.label}:`" if parameter.label else "without a label"
-        yield Problem(f"{tool.name} takes this argument {wanted}: {tool.signature}", start, stop)
+        form = f"with `{parameter.label}:`" if parameter.label else "without a label"
+        yield Problem(f"{tool.name} takes this argument {form}: {tool.signature}", start, stop)
     elif parameter.kind == "results" and not argument.variables:
         yield Problem(f"{tool.name} takes the name of a result here: {tool.signature}", start, stop)
     elif parameter.label and not argument.text.strip():

@@ -1,10 +1,10 @@
-r"""Reads calculations, equations and inequalities into steps for a stack machine, and works out calculations.
+r"""Parse calculations, equations and inequalities into steps for a stack machine, and evaluate calculations.
 
-``2(x + 1)`` becomes ``2 x 1 + *``. What is read: numbers (``1,200``, ``.5``, ``3 1/4``, ``2e3``, money signs), names,
-``+ - * / // ^ **``, ``%`` (per cent, or before a number the remainder), ``!``, the functions of :data:`FUNCTIONS`,
-products without a sign, and the commoner LaTeX. There is no recursion, and nothing else gets through, so what a model
-wrote can't reach an interpreter. Calculations are exact where that is possible, and in floats where it is not (roots,
-logarithms). Every number has a limit of bits, so nothing here takes long: ``9^9^9^9`` is refused.
+``2(x + 1)`` becomes ``2 x 1 + *``. The syntax has numbers (``1,200``, ``.5``, ``3 1/4``, ``2e3``, currency signs),
+names, ``+ - * / // ^ **``, ``%`` (percent, or the remainder before a number), ``!``, the functions of
+:data:`FUNCTIONS`, implicit products, and common LaTeX. The parser does not recurse and refuses everything else, so text
+of a model never reaches an interpreter. Calculations are exact if possible, else in floats (roots, logarithms). Numbers
+have a limit of bits, so evaluation is fast: ``9^9^9^9`` is refused.
 """
 
 import math
@@ -23,25 +23,25 @@ FUNCTIONS = (
     "sqrt", "cbrt", "abs", "floor", "ceil", "round", "min", "max", "sum", "mean", "gcd", "lcm", "factorial",
     "exp", "ln", "log", "log2", "log10", "sin", "cos", "tan", "mod",
 )  # fmt: skip
-"""Names that are functions where ``(`` follows."""
+"""Names that are functions if ``(`` follows."""
 Step = tuple[Literal["number", "name", "operator", "function"], str, int]
-"""What is done, its number or name, and how many values of the stack it takes."""
+"""Kind of step, its number or name, and the number of values it takes from the stack."""
 Expression = tuple[Step, ...]
 Lookup = Callable[[str], str | None]
-"""From the name of a result to its value, if there is one."""
+"""Function from the name of a result to its value, or ``None``."""
 
 
 class Unreadable(ValueError):
-    """A text that is not mathematics as it is written here; the message says why."""
+    """A text does not follow the syntax. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An expression, or several with relations between them: ``1 < x <= 5`` has three sides."""
+    """Expressions with relations between them: ``1 < x <= 5`` has three sides."""
 
     sides: tuple[Expression, ...]
     relations: tuple[str, ...] = ()
-    """Between the sides: ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``."""
+    """Relations between the sides: ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``."""
 
 
 _SPELLINGS = tuple(
@@ -76,15 +76,17 @@ _RIGHT = ("negative", "^")
 
 
 def read(text: str, lookup: Lookup = lambda name: None) -> Statement:
-    """What a text states. A name that ``lookup`` knows stands for its value, which is a number or an expression;
-    alone it may be an equation too. Raises :class:`Unreadable`.
+    """Parse a text. Raises :class:`Unreadable`.
+
+    A name that ``lookup`` knows is replaced by its value, a number or an expression. If the name is the whole text, its
+    value may also be an equation.
     """
-    found = lookup(text.strip()) if _RESULT.fullmatch(text.strip()) else None
-    return _Reader(text if found is None else found, lookup if found is None else None).read()
+    value = lookup(text.strip()) if _RESULT.fullmatch(text.strip()) else None
+    return _Reader(text if value is None else value, lookup if value is None else None).read()
 
 
 class _Reader:
-    """Shunting yard: values go to ``done``, operators wait until those that bind tighter are done."""
+    """Shunting-yard parser: values go to ``done``; operators wait for operators of higher precedence."""
 
     def __init__(self, text: str, lookup: Lookup | None) -> None:
         if len(text) > MAX_CHARACTERS:
@@ -99,27 +101,27 @@ class _Reader:
         self.relations: list[str] = []
         self.done: list[Step] = []
         self.waiting: list[tuple[str, int]] = []
-        """Operators, and open brackets as ``(`` or the function's name, with the number of arguments so far."""
+        """Operators, and open brackets as ``(`` or the function's name, each with its number of arguments."""
         self.wants_value = True
         self.after_number = False
 
     def read(self) -> Statement:
         at, end = 0, len(self.text.rstrip())
         while at < end:
-            found = _TOKEN.match(self.text, at)
-            if found is None:
+            match = _TOKEN.match(self.text, at)
+            if match is None:
                 raise Unreadable(f"{self.text[at:].strip()[:20]!r} can't be read")
-            at = self._token(found)
+            at = self._token(match)
         self._side()
         return Statement(tuple(self.sides), tuple(self.relations))
 
-    def _token(self, found: re.Match[str]) -> int:
-        """Take one token; where the next begins."""
-        kind, at = found.lastgroup, found.end()
-        token = found[kind or 0]
+    def _token(self, match: re.Match[str]) -> int:
+        """Process one token; return where the next begins."""
+        kind, at = match.lastgroup, match.end()
+        token = match[kind or 0]
         if kind == "grouped" and self._in_call():
             token = token.partition(",")[0]  # max(1,200) has two arguments
-            at = found.start(kind) + len(token)
+            at = match.start(kind) + len(token)
         if kind in ("mixed", "grouped", "number"):
             if not self.wants_value and self.after_number:
                 raise Unreadable(f"no sign stands before {token!r}")
@@ -237,7 +239,7 @@ class _Reader:
         self.wants_value = True
 
     def _side(self) -> None:
-        """End one side of the statement."""
+        """Finish one side of the statement."""
         if self.wants_value:
             raise Unreadable("a value is missing at its end" if self.done else "a value is missing")
         while self.waiting:
@@ -249,7 +251,7 @@ class _Reader:
 
 
 def _plain(token: str) -> str:
-    """A number as ``Fraction`` reads it, but for mixed ones, which become an improper fraction."""
+    """Rewrite a number for ``Fraction``; a mixed number becomes an improper fraction."""
     if " " in token.strip() and "/" in token:
         whole, _, part = token.strip().partition(" ")
         above, below = (int(one) for one in part.split("/"))
@@ -260,9 +262,9 @@ def _plain(token: str) -> str:
 
 
 def _alone(name: str, value: str) -> Expression:
-    """The steps of an earlier value; of the number alone in ``x = 5`` and ``about 1,040 metres``."""
-    if worded := _WORDED.fullmatch(value.strip()):
-        return (("number", _plain(worded[1]), 0),)
+    """Parse an earlier value; of ``x = 5`` and ``about 1,040 metres`` take the number."""
+    if number := _WORDED.fullmatch(value.strip()):
+        return (("number", _plain(number[1]), 0),)
     try:
         statement = _Reader(value, None).read()
     except Unreadable as error:
@@ -280,29 +282,29 @@ def _alone(name: str, value: str) -> Expression:
 # -- arithmetic ---------------------------------------------------------------------------------
 
 MAX_BITS = 4096
-"""Of a number above and below its line."""
+"""Bits of a numerator or denominator."""
 MAX_FACTORIAL = 300
 DIGITS = 12
-"""Of numbers that can't be written out."""
+"""Significant digits of numbers without a short exact form."""
 
 Number = Fraction | float
 CONSTANTS: Mapping[str, Number] = {"pi": math.pi, "e": math.e}
 
 
 class NoValue(ValueError):
-    """A calculation that has no value; the message says why."""
+    """A calculation has no value. The message says why."""
 
 
 def calculate(
     text: str, lookup: Lookup = lambda name: None, names: Mapping[str, Number] = CONSTANTS
 ) -> Number:
-    """The value of a text such as ``(R1 + 48) / 2``. ``lookup`` knows results, ``names`` what else has a value.
+    """Evaluate a text such as ``(R1 + 48) / 2``; ``lookup`` has the results, ``names`` other values.
 
-    ``x = 2 + 3`` has the value of its right side. Raises ``Unreadable`` or :class:`NoValue`.
+    The value of ``x = 2 + 3`` is its right side. Raises ``Unreadable`` or :class:`NoValue`.
     """
     statement = read(text, lookup)
-    named = statement.sides[0][0][0] == "name" and len(statement.sides[0]) == 1
-    if statement.relations and not (statement.relations == ("=",) and named):
+    has_name = statement.sides[0][0][0] == "name" and len(statement.sides[0]) == 1
+    if statement.relations and not (statement.relations == ("=",) and has_name):
         raise Unreadable("it compares, and so is not a calculation")
     stack: list[Number] = []
     for kind, name, count in statement.sides[-1]:
@@ -313,17 +315,17 @@ def calculate(
                 raise NoValue(f"{name} has no value")
             stack.append(names[name])
         else:
-            given = stack[-count:]
+            values = stack[-count:]
             del stack[-count:]
-            stack.append(_within(_apply(name, given)))
+            stack.append(_within(_apply(name, values)))
     (value,) = stack
     return value
 
 
-def shown(value: Number) -> str:
-    """A number as text: whole and finite decimals in full, other fractions as ``1/3``, floats with 12 digits.
+def format_number(value: Number) -> str:
+    """Format a number: integers and finite decimals in full, other fractions as ``1/3``, floats with 12 digits.
 
-    Raises :class:`NoValue` for one that is too large.
+    Raises :class:`NoValue` if it is too large.
     """
     _within(value)
     if isinstance(value, Fraction):
@@ -338,17 +340,17 @@ def shown(value: Number) -> str:
         places = next((n for n in range(1, DIGITS + 1) if 10**n % value.denominator == 0), None)
         if places is not None:
             digits = str(int(abs(value) * 10**places)).rjust(places + 1, "0")
-            return _trimmed(f"{'-' * (value < 0)}{digits[:-places]}.{digits[-places:]}")
+            return _trim(f"{'-' * (value < 0)}{digits[:-places]}.{digits[-places:]}")
         try:
             value = float(value)
         except OverflowError as error:
             raise NoValue("a number is too large") from error
     if value == int(value) and abs(value) < 10**DIGITS:
         return str(int(value))
-    return _trimmed(f"{value:.{DIGITS}g}")
+    return _trim(f"{value:.{DIGITS}g}")
 
 
-def _trimmed(text: str) -> str:
+def _trim(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
@@ -361,13 +363,13 @@ def _within(value: Number) -> Number:
     return value
 
 
-def _apply(name: str, given: Sequence[Number]) -> Number:
-    """Apply one operator or function."""
+def _apply(name: str, values: Sequence[Number]) -> Number:
+    """Apply an operator or function."""
     fewest, most, do = _OPERATIONS[name]
-    if not fewest <= len(given) <= most:
-        raise NoValue(f"{name} does not take {len(given)} values")
+    if not fewest <= len(values) <= most:
+        raise NoValue(f"{name} does not take {len(values)} values")
     try:
-        return do(*given)
+        return do(*values)
     except NoValue:
         raise
     except ZeroDivisionError as error:
@@ -378,8 +380,8 @@ def _apply(name: str, given: Sequence[Number]) -> Number:
         raise NoValue(f"{name} has no value there") from error
 
 
-def _mixed(do: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
-    """Work exactly on two fractions, and in floats if one is a float."""
+def _exact_or_float(do: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
+    """Compute exactly on two fractions, else in floats."""
 
     def work(a: Number, b: Number) -> Number:
         exact = isinstance(a, Fraction) and isinstance(b, Fraction)
@@ -395,7 +397,7 @@ def _power(base: Number, exponent: Number) -> Number:
         if base >= 0 and exponent.denominator <= 16:
             degree = exponent.denominator
             above, below = (_whole_root(one, degree) for one in base.as_integer_ratio())
-            if above and below:  # no exact root of 0, which is 0.0 or a division by 0 in floats
+            if above and below:  # 0 is left to floats: 0.0, or a division by 0
                 return _whole_power(Fraction(above, below), exponent.numerator)
         if base < 0 and exponent.denominator % 2:
             sign = -1 if exponent.numerator % 2 else 1
@@ -410,7 +412,7 @@ def _whole_power(base: Fraction, exponent: int) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits > 1 and (bits - 1) * abs(exponent) > MAX_BITS:
         raise NoValue("a number is too large")
-    if abs(base) == 1:  # whose exponent may have any size
+    if abs(base) == 1:  # the exponent may be huge
         exponent %= 2
     return base**exponent
 
@@ -425,7 +427,7 @@ def _whole_root(value: int, degree: int) -> int | None:
 
 def _whole(value: Number) -> int:
     if value != int(value):
-        raise NoValue(f"{shown(value)} is not a whole number")
+        raise NoValue(f"{format_number(value)} is not a whole number")
     return int(value)
 
 
@@ -435,8 +437,8 @@ def _factorial(value: Number) -> Fraction:
     return Fraction(math.factorial(_whole(value)))
 
 
-def _rounded(value: Number, places: Number = Fraction(0)) -> Fraction:
-    """Half is rounded away from 0, as in school."""
+def _round(value: Number, places: Number = Fraction(0)) -> Fraction:
+    """Round half away from 0."""
     if places < -30 or places > 30:
         raise NoValue("round takes at most 30 places")
     scale = Fraction(10) ** _whole(places)
@@ -453,13 +455,13 @@ def _sum(*values: Number) -> Number:
 
 _ANY = 1000
 _OPERATIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "+": (2, 2, _mixed(lambda a, b: a + b)),
-    "-": (2, 2, _mixed(lambda a, b: a - b)),
-    "*": (2, 2, _mixed(lambda a, b: a * b)),
-    "/": (2, 2, _mixed(lambda a, b: a / b)),
-    "//": (2, 2, _mixed(lambda a, b: Fraction(a // b))),
-    "remainder": (2, 2, _mixed(lambda a, b: a % b)),
-    "mod": (2, 2, _mixed(lambda a, b: a % b)),
+    "+": (2, 2, _exact_or_float(lambda a, b: a + b)),
+    "-": (2, 2, _exact_or_float(lambda a, b: a - b)),
+    "*": (2, 2, _exact_or_float(lambda a, b: a * b)),
+    "/": (2, 2, _exact_or_float(lambda a, b: a / b)),
+    "//": (2, 2, _exact_or_float(lambda a, b: Fraction(a // b))),
+    "remainder": (2, 2, _exact_or_float(lambda a, b: a % b)),
+    "mod": (2, 2, _exact_or_float(lambda a, b: a % b)),
     "^": (2, 2, _power),
     "negative": (1, 1, lambda a: -a),
     "!": (1, 1, _factorial),
@@ -470,7 +472,7 @@ _OPERATIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "abs": (1, 1, abs),
     "floor": (1, 1, lambda a: Fraction(math.floor(a))),
     "ceil": (1, 1, lambda a: Fraction(math.ceil(a))),
-    "round": (1, 2, _rounded),
+    "round": (1, 2, _round),
     "min": (1, _ANY, lambda *all_of: min(all_of)),
     "max": (1, _ANY, lambda *all_of: max(all_of)),
     "sum": (1, _ANY, _sum),

@@ -1,11 +1,11 @@
-"""Reads action lines: ``R1 = Calculator(48 / 2); R2 = Calculator(R1 + 48)``.
+"""Parse action lines: ``R1 = Calculator(48 / 2); R2 = Calculator(R1 + 48)``.
 
-An action is ``RESULT = Tool(arguments)``. Actions are joined by ``;`` or line ends outside of brackets and quotes.
-Arguments are split at commas outside of inner brackets and quotes. A label (``Query: ...``) makes an argument free
-text, which goes on, over commas, to the next label or the end. A ``'`` opens a quote only where no letter stands before
-it and one closes it on its line, so apostrophes are text.
+An action is ``RESULT = Tool(arguments)``. Actions are separated by ``;`` or line ends outside of brackets and quotes.
+Arguments are separated by commas outside of inner brackets and quotes. A label (``Query: ...``) makes an argument free
+text, which continues over commas to the next label or the end. A ``'`` opens a quote only if no letter precedes it and
+the quote is closed on the same line, so apostrophes are text.
 
-A model writes the text: nothing here raises for it, and the time is linear in its length.
+A model writes the text, so parsing never raises, and its time is linear in the length.
 """
 
 import re
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 MAX_CHARACTERS = 4000
-"""Of a text that is read; a longer one is one problem."""
+"""Limit on the length of a text; a longer one is a single problem."""
 
 MAX_ACTIONS = 32
 
@@ -36,21 +36,21 @@ _OPENERS = {")": "(", "]": "[", "}": "{"}
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What stands between two commas of an action."""
+    """Argument of an action."""
 
     text: str
     label: str
-    """In lower case; empty for an argument without one."""
+    """Lowercase label; empty for none."""
     variables: tuple[str, ...]
-    """Results (``R3``) that it names, each once; ``Env`` and ``Output`` only where nothing else stands in it."""
+    """Results (``R3``) that it names, each once; ``Env`` and ``Output`` only if the argument has no other text."""
     start: int
     stop: int
-    """Characters of the whole text, label included: from ``start`` up to, without, ``stop``."""
+    """Range of characters in the whole text, including the label; ``stop`` is exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool, what it is given, and the name of its result."""
+    """Call of a tool, with the name of its result."""
 
     result: str
     tool: str
@@ -60,17 +60,17 @@ class Action:
     stop: int
 
     def rest(self, place: int) -> str:
-        """The arguments from this place on as one text, with their commas; empty if there are none."""
-        given = self.arguments[place:]
-        if not given:
+        """Return the text of all arguments from index ``place`` on, with their commas."""
+        arguments = self.arguments[place:]
+        if not arguments:
             return ""
-        begin = given[0].stop - len(given[0].text)
-        return self.text[begin - self.start : given[-1].stop - self.start]
+        begin = arguments[0].stop - len(arguments[0].text)
+        return self.text[begin - self.start : arguments[-1].stop - self.start]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a text, and where: characters from ``start`` up to, without, ``stop``."""
+    """Problem of a text, with its range of characters; ``stop`` is exclusive."""
 
     what: str
     start: int
@@ -79,7 +79,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The actions that could be read, in their order, and what is wrong, by position."""
+    """Actions in order, and problems by position."""
 
     actions: tuple[Action, ...]
     problems: tuple[Problem, ...]
@@ -90,7 +90,7 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Read a text that a model wrote. Never raises for one; an empty text has no actions and no problems."""
+    """Parse a text that a model wrote, without raising. An empty text has no actions and no problems."""
     if len(text) > MAX_CHARACTERS:
         what = f"the text has {len(text):,} characters, and {MAX_CHARACTERS:,} are allowed"
         return Parsed((), (Problem(what, 0, len(text)),))
@@ -99,13 +99,13 @@ def parse(text: str) -> Parsed:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Where brackets and commas stand, outside of quotes."""
+    """Positions of brackets and commas outside of quotes."""
 
     closing: dict[int, int]
     commas: dict[int, list[int]]
-    """The commas right inside of an opening bracket."""
-    alone: list[int]
-    """Brackets without a partner, in order."""
+    """Commas directly inside of each opening bracket."""
+    unmatched: list[int]
+    """Unmatched brackets, in order."""
 
 
 def _marks(text: str, begins: list[int]) -> _Marks:
@@ -120,38 +120,38 @@ def _marks(text: str, begins: list[int]) -> _Marks:
             if stack:
                 marks.commas.setdefault(stack[-1], []).append(at)
         elif not open_now[_OPENERS[sign]]:
-            marks.alone.append(at)
+            marks.unmatched.append(at)
         else:
             while True:
                 opened = stack.pop()
                 open_now[text[opened]] -= 1
                 if text[opened] == _OPENERS[sign]:
                     break
-                marks.alone.append(opened)
+                marks.unmatched.append(opened)
             marks.closing[opened] = at
-    marks.alone.extend(stack)
-    marks.alone.sort()
+    marks.unmatched.extend(stack)
+    marks.unmatched.sort()
     return marks
 
 
 def _signs(text: str, begins: list[int]) -> Iterator[tuple[int, str]]:
-    """Brackets and commas outside of quotes. A quote that runs into the next action is a sign of inches or the like."""
+    """Yield brackets and commas outside of quotes. A quote that spans the next action is text, such as inches."""
     at = 0
-    while found := _MARK.search(text, at):
-        at = found.end()
-        if len(found[0]) == 1:
-            yield found.start(), found[0]
-        elif bisect_left(begins, found.start()) < bisect_left(begins, found.end()):
-            at = found.start() + 1
+    while mark := _MARK.search(text, at):
+        at = mark.end()
+        if len(mark[0]) == 1:
+            yield mark.start(), mark[0]
+        elif bisect_left(begins, mark.start()) < bisect_left(begins, mark.end()):
+            at = mark.start() + 1
 
 
 class _Reader:
-    """Goes over the text from action to action."""
+    """Parser of one text, action by action."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.begins = [found.start() for found in _BEGINS.finditer(text)]
-        """Separators after which an action begins for sure, whatever brackets are open."""
+        self.begins = [separator.start() for separator in _BEGINS.finditer(text)]
+        """Separators after which an action begins even if brackets are open."""
         self.marks = _marks(text, self.begins)
         self.actions: list[Action] = []
         self.problems: list[Problem] = []
@@ -165,20 +165,20 @@ class _Reader:
         return Parsed(tuple(self.actions), tuple(ordered))
 
     def _skip(self, at: int) -> int:
-        found = _SPACES.match(self.text, at)
-        return found.end() if found else at
+        spaces = _SPACES.match(self.text, at)
+        return spaces.end() if spaces else at
 
     def _problem(self, what: str, start: int, stop: int) -> None:
         self.problems.append(Problem(what, start, stop))
 
     def _not_an_action(self, at: int) -> int:
-        found = _SEPARATOR.search(self.text, at)
-        stop = found.start() if found else len(self.text)
+        separator = _SEPARATOR.search(self.text, at)
+        stop = separator.start() if separator else len(self.text)
         self._problem("not an action: write `R1 = Tool(arguments)`", at, stop)
         return stop
 
     def _action(self, header: re.Match[str]) -> int:
-        """Read one action; where the next may begin."""
+        """Parse one action; return where the next may begin."""
         opened = header.end() - 1
         closed = self.marks.closing.get(opened)
         if closed is None:
@@ -201,21 +201,21 @@ class _Reader:
         return self._tail(stop)
 
     def _tail(self, at: int) -> int:
-        if found := _TAIL.match(self.text, at):
-            return found.end()
+        if tail := _TAIL.match(self.text, at):
+            return tail.end()
         following = self._skip(at)
         if _HEADER.match(self.text, following):
             self._problem("`;` is missing between two actions", at, following)
             return following
-        found = _SEPARATOR.search(self.text, at)
-        stop = found.start() if found else len(self.text)
+        separator = _SEPARATOR.search(self.text, at)
+        stop = separator.start() if separator else len(self.text)
         self._problem("text after the end of an action", at, stop)
         return stop
 
     def _brackets(self, opened: int, closed: int) -> None:
-        """Tell of brackets within an action that have no partner."""
-        alone = self.marks.alone
-        for at in alone[bisect_left(alone, opened) : bisect_left(alone, closed)]:
+        """Report unmatched brackets within an action."""
+        unmatched = self.marks.unmatched
+        for at in unmatched[bisect_left(unmatched, opened) : bisect_left(unmatched, closed)]:
             state = "opened" if self.text[at] in _OPENERS else "closed"
             self._problem(f"`{self.text[at]}` is not {state}", at, at + 1)
 
@@ -225,20 +225,20 @@ class _Reader:
         commas = [at for at in self.marks.commas.get(opened, ()) if at < closed]
         edges = [opened, *commas, closed]
         pieces: list[tuple[int, int]] = []
-        labelled = False
+        in_label = False
         for before, after in pairwise(edges):
-            start, stop = self._stripped(before + 1, after)
+            start, stop = self._strip(before + 1, after)
             has_label = _LABEL.match(self.text, start, stop) is not None
-            if labelled and not has_label:
+            if in_label and not has_label:
                 pieces[-1] = (pieces[-1][0], stop)
                 continue
-            labelled = has_label
+            in_label = has_label
             pieces.append((start, stop))
             if start == stop:
                 self._problem("an argument is empty", before, after)
         return tuple(self._argument(*piece) for piece in pieces)
 
-    def _stripped(self, start: int, stop: int) -> tuple[int, int]:
+    def _strip(self, start: int, stop: int) -> tuple[int, int]:
         piece = self.text[start:stop]
         start += len(piece) - len(piece.lstrip())
         return start, max(start, start + len(piece.strip()))

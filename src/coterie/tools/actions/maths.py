@@ -1,7 +1,7 @@
-"""Runs the actions of mathematics. Nothing outside of this machine is asked.
+"""Run the actions of mathematics, all on this machine.
 
-Calculations are worked out by ``expressions``; equations and inequalities go to sympy in a process of its own
-(``solver_worker``) with a limit of time, Python to the sandbox.
+``expressions`` evaluates calculations, sympy solves equations and inequalities in another process (``solver_worker``)
+with a time limit, and the sandbox runs Python.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from coterie.tools.actions.expressions import (
     Number,
     Unreadable,
     calculate,
+    format_number,
     read,
-    shown,
 )
 from coterie.tools.actions.grammar import Action
 from coterie.tools.line_process import LineProcess
@@ -74,7 +74,7 @@ def _ran(text, names):
 
 
 class MathsExecutor(Executor):
-    """Runs actions of the domain ``maths``. ``sandbox`` is for ``Code``; without one, ``Code`` fails."""
+    """Executor of the domain ``maths``. Without a sandbox, ``Code`` fails."""
 
     def __init__(self, sandbox: Sandbox | None = None, *, seconds: float = SECONDS) -> None:
         super().__init__(seconds=seconds)
@@ -90,11 +90,11 @@ class MathsExecutor(Executor):
         try:
             match action.tool:
                 case "Calculator":
-                    return calculated(text, values)
+                    return evaluate(text, values)
                 case "SetEquation":
                     if not read(text, values.get).relations:
                         raise Failed("it states no equation")
-                    return _filled(text, values)
+                    return _substitute(text, values)
                 case "SolveEquation":
                     return await solve_equations(_pieces(text, values), values)
                 case "SolveInequality":
@@ -105,21 +105,21 @@ class MathsExecutor(Executor):
                     )
                 case "Code":
                     return await run_code(self.sandbox, text, values)
-            return _filled(text, values)  # Define
+            return _substitute(text, values)  # Define
         except (Unreadable, NoValue) as error:
             raise Failed(str(error)) from error
 
 
-def calculated(text: str, values: Mapping[str, str]) -> str:
-    """The value of a calculation. Names that earlier results give a value (``x = 3``) have it.
+def evaluate(text: str, values: Mapping[str, str]) -> str:
+    """Return the value of a calculation, which may use names that earlier results assign (``x = 3``).
 
     Raises ``Unreadable`` or ``NoValue``.
     """
-    return shown(calculate(text, values.get, {**CONSTANTS, **_named(values)}))
+    return format_number(calculate(text, values.get, {**CONSTANTS, **_assignments(values)}))
 
 
 def members(text: str) -> list[str]:
-    """The members of a list such as ``[1, 2, 3]`` or ``a, b``; none of an empty text or ``no solution``."""
+    """Return the members of a list such as ``[1, 2, 3]`` or ``a, b``; empty for ``no solution``."""
     text = text.strip()
     if text[:1] + text[-1:] in ("[]", "{}", "()"):
         text = text[1:-1]
@@ -129,41 +129,40 @@ def members(text: str) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """What stands between the commas and semicolons outside of brackets and quotes; empty pieces are left out."""
-    found = [""]
+    """Split at commas and semicolons outside of brackets and quotes; drop empty pieces."""
+    pieces = [""]
     depth = 0
     for piece in _PIECE.findall(text):
         depth = max(0, depth + (piece in "([{") - (piece in ")]}"))
         if piece in ",;" and not depth:
-            found.append("")
+            pieces.append("")
         else:
-            found[-1] += piece
-    return [one.strip() for one in found if one.strip()]
+            pieces[-1] += piece
+    return [one.strip() for one in pieces if one.strip()]
 
 
-def _named(values: Mapping[str, str]) -> dict[str, Number]:
-    """Names that values of earlier actions state a number of; the last one counts."""
-    found: dict[str, Number] = {}
+def _assignments(values: Mapping[str, str]) -> dict[str, Number]:
+    """Return the names that earlier results assign a number to; the last assignment counts."""
+    numbers: dict[str, Number] = {}
     for value in values.values():
         for name, text in _SAID.findall(value[:1000]):
             try:
-                found[name] = calculate(text)
+                numbers[name] = calculate(text)
             except (Unreadable, NoValue):
                 continue
-    return found
+    return numbers
 
 
 def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
-    """The statements of a text, which commas, semicolons or ``and`` join; a result stands for those of its value."""
-    found = split(_AND.sub(";", _THOUSANDS.sub("", text)))
-    found = [
+    """Split statements at commas, semicolons and ``and``; replace a result's name by its statements."""
+    pieces = [
         one
-        for given in found
-        for one in (split(_value(given, values)) if _RESULT.fullmatch(given) else [given])
+        for piece in split(_AND.sub(";", _THOUSANDS.sub("", text)))
+        for one in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
     ]
-    if not found:
+    if not pieces:
         raise Unreadable("it is given nothing")
-    return found
+    return pieces
 
 
 def _value(name: str, values: Mapping[str, str]) -> str:
@@ -172,21 +171,19 @@ def _value(name: str, values: Mapping[str, str]) -> str:
     return values[name]
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A text with the values of the results that it names: in brackets, and of ``x = 5`` the right side."""
+def _substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace names of results by their values, in brackets; of ``x = 5`` take the right side."""
     return re.sub(
         r"\b(?:R\d{1,4}|Output)\b",
-        lambda found: (
-            values.get(found[0], found[0]) if found[0] == text else _inner(found[0], values)
-        ),
+        lambda name: values.get(name[0], name[0]) if name[0] == text else _inner(name[0], values),
         text,
     )
 
 
 def _inner(name: str, values: Mapping[str, str]) -> str:
     value = values.get(name, name)
-    if named := _IS.fullmatch(value):
-        value = named[1]
+    if equation := _IS.fullmatch(value):
+        value = equation[1]
     return value if _SIMPLE.fullmatch(value) else f"({value})"
 
 
@@ -194,16 +191,16 @@ def _inner(name: str, values: Mapping[str, str]) -> str:
 
 
 async def solve_equations(texts: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return the real solutions of equations that hold together; an expression alone is taken to be 0.
+    """Return the real solutions of a system of equations; an expression without a relation is set to 0.
 
     One unknown: ``7``, or ``-2, 2``. Several: ``x = 3, y = 4``, with ``;`` between solutions. The last text may name
-    what to solve for. Raises ``Unreadable`` or ``NoValue``.
+    the unknown to solve for. Raises ``Unreadable`` or ``NoValue``.
     """
     unknown = None
     if len(texts) > 1 and _NAME.fullmatch(texts[-1]) and not _RESULT.fullmatch(texts[-1]):
         *texts, unknown = texts
-    told = await _ask_solver("equations", texts, values, unknown)
-    solutions: list[dict[str, str]] = told["solutions"]
+    reply = await _ask_solver("equations", texts, values, unknown)
+    solutions: list[dict[str, str]] = reply["solutions"]
     if all(len(one) == 1 for one in solutions):
         numbers = [value for one in solutions for value in one.values()]
         return ", ".join(map(_number, dict.fromkeys(numbers)))
@@ -213,12 +210,12 @@ async def solve_equations(texts: Sequence[str], values: Mapping[str, str]) -> st
 
 
 async def solve_inequalities(texts: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return where all hold: ``(-2, 2]``, pieces joined by ``U``, single points as ``{3}``, or ``no solution``.
+    """Return the range in which all hold: ``(-2, 2]``, unions with ``U``, points as ``{3}``, or ``no solution``.
 
     Raises ``Unreadable`` or ``NoValue``.
     """
-    told = await _ask_solver("inequalities", texts, values, None)
-    return " U ".join(map(_piece, told["pieces"])) or "no solution"
+    reply = await _ask_solver("inequalities", texts, values, None)
+    return " U ".join(map(_piece, reply["pieces"])) or "no solution"
 
 
 async def _ask_solver(
@@ -232,10 +229,10 @@ async def _ask_solver(
         raise NoValue(
             f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
         )
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
-        raise NoValue(told["error"])
-    return told
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise NoValue(reply["error"])
+    return reply
 
 
 def _piece(piece: dict[str, Any]) -> str:
@@ -247,13 +244,13 @@ def _piece(piece: dict[str, Any]) -> str:
 
 
 def _number(text: str) -> str:
-    """A number as all numbers are shown; what is none, as it is."""
+    """Format a number; return other text unchanged."""
     if _RATIONAL.fullmatch(text):
-        return shown(Fraction(text))
+        return format_number(Fraction(text))
     if text in ("inf", "-inf"):
         return text.replace("inf", "oo")
     try:
-        return shown(float(text))
+        return format_number(float(text))
     except ValueError:
         return text
 
@@ -262,9 +259,9 @@ def _number(text: str) -> str:
 
 
 async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]) -> str:
-    """The value of a program's last expression, else of ``answer``, ``result`` or ``output``, else what it printed.
+    """Return the value of a program's last expression, else of ``answer``, ``result`` or ``output``, else its output.
 
-    ``values`` are there under their names, as numbers where they are some. Raises :class:`Failed`.
+    The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed`.
     """
     if sandbox is None:
         raise Failed("there is no sandbox to run it in")
@@ -272,17 +269,17 @@ async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]
     (result,) = await sandbox.run(_SOURCE, [f"_ran({text!r}, {{{names}}})"])
     if not result.ok:
         raise Failed(result.reason)
-    found = _text(result.value)
-    if not found:
+    text = _text(result.value)
+    if not text:
         raise Failed("the program ends without a value, and prints nothing")
-    return found
+    return text
 
 
 def _text(value: bool | int | float | str) -> str:
     if isinstance(value, bool | str):
         return str(value)
     try:
-        return shown(Fraction(value) if isinstance(value, int) else value)
+        return format_number(Fraction(value) if isinstance(value, int) else value)
     except NoValue as error:
         raise Failed(str(error)) from error
 

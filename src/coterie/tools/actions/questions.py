@@ -1,8 +1,7 @@
-"""Runs the actions of questions over many pages. Pages are searched on this machine (``corpus``), answers are read
-from them by a reader.
+"""Run the actions of questions over many pages. ``corpus`` searches local pages, and a reader answers from them.
 
-The value of a search is lines such as ``[17] Oslo | Oslo is the capital of Norway.``; the number is the paragraph's, by
-which later actions find it again.
+A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``, with the number of the paragraph, by
+which later actions find it.
 """
 
 import asyncio
@@ -17,24 +16,24 @@ from coterie.tools.actions.corpus import Pages, Paragraph
 from coterie.tools.actions.executor import Executor, Failed, words_of
 from coterie.tools.actions.expressions import NoValue, Unreadable
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.actions.maths import calculated, run_code
+from coterie.tools.actions.maths import evaluate, run_code
 from coterie.tools.sandbox.pool import Sandbox
 
 if TYPE_CHECKING:
     from coterie.engines.chat_model import ChatModel, ChatModelSettings
 
 MAX_SHOWN = 700
-"""Characters of a paragraph that a value shows."""
+"""Characters of a paragraph in a result."""
 MAX_FILLED = 200
-"""Characters of a value that is put into a question; longer ones and paragraphs are not."""
+"""Characters of a result that is inserted into a question; longer results and paragraphs are not."""
 _RESULT = re.compile(r"\bR\d{1,4}\b")
 _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
 class QuestionsExecutor(Executor):
-    """Runs actions of the domain ``complex_qa``. Without a sandbox, ``Code`` fails.
+    """Executor of the domain ``complex_qa``. Without a sandbox, ``Code`` fails.
 
-    Raises ``EngineError`` if a reader's model can't be reached: that is not the fault of the actions.
+    Raises ``EngineError`` if a reader's model is unavailable.
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class QuestionsExecutor(Executor):
         super().__init__()
         self.corpus, self.reader, self.sandbox = corpus, reader or ExtractiveReader(), sandbox
         self.pages = pages
-        """Of a ``KnowledgeQuery``."""
+        """Pages that ``KnowledgeQuery`` returns."""
         self.paragraphs = paragraphs
-        """Of a ``ParagraphRetrieve``."""
+        """Paragraphs that ``ParagraphRetrieve`` returns."""
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
         """See ``Executor``."""
@@ -59,15 +58,15 @@ class QuestionsExecutor(Executor):
             raise Failed("it is given nothing")
         match action.tool:
             case "KnowledgeQuery":
-                words = _filled(action.rest(0), values).strip("\"' ")
-                return _found(await asyncio.to_thread(self.corpus.pages, words, self.pages))
+                words = _substitute(action.rest(0), values).strip("\"' ")
+                return _format(await asyncio.to_thread(self.corpus.pages, words, self.pages))
             case "ParagraphRetrieve":
                 return await self._retrieve(action, values)
             case "QA":
                 return await self._answer(action, values)
             case "Calculator":
                 try:
-                    return calculated(action.rest(0), values)
+                    return evaluate(action.rest(0), values)
                 except (Unreadable, NoValue) as error:
                     raise Failed(str(error)) from error
             case "Code":
@@ -76,42 +75,43 @@ class QuestionsExecutor(Executor):
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
         places = [
-            int(one) for text in _given(action.arguments[0], values) for one in _LINE.findall(text)
+            int(one) for text in _values(action.arguments[0], values) for one in _LINE.findall(text)
         ]
         pages = [self.corpus.paragraph(one).page for one in places if one < len(self.corpus)]
         if not pages:
             raise Failed("what it is given has no pages")
-        query = _filled(action.rest(1), values)
-        found = await asyncio.to_thread(self.corpus.search, query, self.paragraphs, pages)
-        return _found(
-            found or [self.corpus.first(page) for page in dict.fromkeys(pages)][: self.paragraphs]
+        query = _substitute(action.rest(1), values)
+        paragraphs = await asyncio.to_thread(self.corpus.search, query, self.paragraphs, pages)
+        return _format(
+            paragraphs
+            or [self.corpus.first(page) for page in dict.fromkeys(pages)][: self.paragraphs]
         )
 
     async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
         if len(action.arguments) < 2:
             raise Failed("it is given no question")
-        texts = [_LINE.sub("", text) for text in _given(action.arguments[0], values)]
-        said = await self.reader.answer(_filled(action.rest(1), values), texts)
-        if not said:
+        texts = [_LINE.sub("", text) for text in _values(action.arguments[0], values)]
+        answer = await self.reader.answer(_substitute(action.rest(1), values), texts)
+        if not answer:
             raise Failed("no answer is in what it is given")
-        return said
+        return answer
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A text with short values in the place of the results that it names: ``Is R6 greater than R3?``."""
+def _substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace names of results by their values if these are short: ``Is R6 greater than R3?``."""
 
-    def value(found: re.Match[str]) -> str:
-        said = values.get(found[0], found[0])
-        return said if len(said) <= MAX_FILLED and not _LINE.match(said) else found[0]
+    def value(name: re.Match[str]) -> str:
+        result = values.get(name[0], name[0])
+        return result if len(result) <= MAX_FILLED and not _LINE.match(result) else name[0]
 
     return _RESULT.sub(value, text)
 
 
-def _given(argument: Argument, values: Mapping[str, str]) -> list[str]:
+def _values(argument: Argument, values: Mapping[str, str]) -> list[str]:
     return [values[name] for name in argument.variables]
 
 
-def _found(paragraphs: Sequence[Paragraph]) -> str:
+def _format(paragraphs: Sequence[Paragraph]) -> str:
     if not paragraphs:
         raise Failed("nothing is found")
     return "\n".join(f"[{one.place}] {one.title} | {one.text[:MAX_SHOWN]}" for one in paragraphs)
@@ -120,46 +120,46 @@ def _found(paragraphs: Sequence[Paragraph]) -> str:
 # -- readers ------------------------------------------------------------------------------------
 
 MAX_CHARACTERS = 6000
-"""Of all passages that a model is shown."""
+"""Characters of all passages in a prompt."""
 
 
 class Reader(Protocol):
-    """Answers a question."""
+    """Model or rule that answers a question."""
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """A short answer; empty if there is none. Raises ``EngineError`` if who answers can't be reached."""
+        """Return a short answer, or an empty string. Raises ``EngineError`` if the reader is unavailable."""
         ...
 
 
 class ChatReader:
-    """A chat model that answers from the passages alone."""
+    """Chat model that answers only from the passages."""
 
     def __init__(self, model: "ChatModel", *, seed: int = 0) -> None:
         self.model = model
         self.seed = seed
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """The first line that it says."""
-        said = await self.model.ask(asked(question, passages), self.seed)
-        lines = [line.strip() for line in said.text.splitlines() if line.strip()]
+        """Return the first line of the reply."""
+        reply = await self.model.ask(_prompt(question, passages), self.seed)
+        lines = [line.strip() for line in reply.text.splitlines() if line.strip()]
         return lines[0].removeprefix("Answer:").strip() if lines else ""
 
 
 @asynccontextmanager
 async def open_reader(settings: "ChatModelSettings", logs: Path) -> AsyncIterator[ChatReader]:
-    """A chat model as a reader; a server that is started leaves its logs in ``logs``."""
+    """Open a chat model as a reader; a started server writes its logs to ``logs``."""
     from coterie.engines.chat_model import open_chat
 
     async with open_chat(settings, logs) as chat:
         yield ChatReader(chat)
 
 
-def asked(question: str, passages: Sequence[str]) -> list[Utterance]:
-    shown = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
+def _prompt(question: str, passages: Sequence[str]) -> list[Utterance]:
+    text = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
     return [
         Utterance("system", "Answer the question from the passages. Reply with the answer alone, in a few words: "
                   "a name, a date, a number, yes or no."),
-        Utterance("user", f"Passages:\n{shown}\n\nQuestion: {question}"),
+        Utterance("user", f"Passages:\n{text}\n\nQuestion: {question}"),
     ]  # fmt: skip
 
 
@@ -190,41 +190,43 @@ _NOT = frozenset({"not", "no", "never", "neither", "nor", "without", "cannot"})
 _MORE = frozenset(words_of("more greater larger higher bigger later older longer taller after"))
 _LESS = frozenset(words_of("less fewer smaller lower earlier younger shorter before"))
 _ENOUGH = 0.75
-"""Share of a question's words that a sentence needs to say yes to it."""
+"""Fraction of a question's words that a sentence needs for the answer yes."""
 
 
 class ExtractiveReader:
-    """Rules, and no model: the sentence that has most of the question's words, and in it what the question asks for.
+    """Rule-based reader. Takes the sentence with most of the question's words, and extracts the answer from it.
 
-    A line may begin with its page's title (``Oslo | The city ...``), whose words count and are never the answer. A date
-    for "when", a number for "how many", else a name that is not in the question, else the sentence. A question that
-    begins with a verb is answered with yes if a sentence has most of its words and no negation, else with no; one that
-    compares two numbers of its own ("Is 5 greater than 3?") by these. It understands nothing; it is for tests, for
-    machines without a model, and as the bar that a model has to pass.
+    A line may begin with its page's title (``Oslo | The city ...``), whose words count but are never the answer. The
+    answer is a date for "when", a number for "how many", else a name that is not in the question, else the sentence. A
+    question that begins with a verb is answered with yes if a sentence has most of its words and no negation, else with
+    no. A question that compares two numbers ("Is 5 greater than 3?") is answered by arithmetic. For tests, for machines
+    without a model, and as a baseline.
     """
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """See the class."""
-        if compared := _compared(question):
-            return compared
-        titled = [_TITLED.match(line) for text in passages for line in text.splitlines()]
-        found = [(one[1] or "", said) for one in titled if one for said in _SENTENCE.split(one[2])]
-        sentences = [said.strip() for _, said in found]
-        wanted = _content(question)
-        if not sentences or not wanted:
+        """Return the answer by rules."""
+        if comparison := _compare(question):
+            return comparison
+        lines = [_TITLED.match(line) for text in passages for line in text.splitlines()]
+        pairs = [
+            (one[1] or "", sentence) for one in lines if one for sentence in _SENTENCE.split(one[2])
+        ]
+        sentences = [sentence.strip() for _, sentence in pairs]
+        words = _content(question)
+        if not sentences or not words:
             return ""
-        scores = [len(wanted & _content(" ".join(one))) / len(wanted) for one in found]
+        scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
         best = max(range(len(sentences)), key=lambda at: (scores[at], -at))
         if words_of(question)[0] in _SAYS_YES_OR_NO:
-            denied = _denies(sentences[best]) != _denies(question)
-            return "yes" if scores[best] >= _ENOUGH and not denied else "no"
+            contradicts = _denies(sentences[best]) != _denies(question)
+            return "yes" if scores[best] >= _ENOUGH and not contradicts else "no"
         order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
         spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
         return next((span for span in spans if span), sentences[best] if scores[best] else "")
 
 
-def _compared(question: str) -> str:
-    """``yes`` or ``no`` to a question that compares two numbers; empty for another one."""
+def _compare(question: str) -> str:
+    """Answer ``yes`` or ``no`` to a question that compares two numbers; empty for other questions."""
     words = words_of(question)
     numbers = [float(one.replace(",", "")) for one in _NUMBER.findall(question)]
     if len(numbers) != 2 or words[0] not in _SAYS_YES_OR_NO or not (_MORE | _LESS) & set(words):
@@ -242,16 +244,16 @@ def _denies(text: str) -> bool:
 
 
 def _span(question: str, sentence: str) -> str:
-    """What of a sentence answers the question, by the question's first words; empty if nothing does."""
+    """Extract the answer from a sentence by the question's first words, or an empty string."""
     asks = question.lower()
     if "year" in asks:
-        found = _YEAR.findall(sentence)
+        spans = _YEAR.findall(sentence)
     elif asks.startswith("when") or "what date" in asks:
-        found = _DATE.findall(sentence)
+        spans = _DATE.findall(sentence)
     elif re.search(r"\bhow (?:many|much|old|long|tall|far|large|high)\b", asks):
-        found = _NUMBER.findall(sentence)
+        spans = _NUMBER.findall(sentence)
     else:
-        said = _content(question)
-        found = [one for one in _PROPER.findall(sentence) if not _content(one) <= said]
-        found = [one for one in found if _content(one)]
-    return found[0] if found else ""
+        # A name without content words is a subset of any question.
+        words = _content(question)
+        spans = [one for one in _PROPER.findall(sentence) if not _content(one) <= words]
+    return spans[0] if spans else ""

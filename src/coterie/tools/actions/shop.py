@@ -1,8 +1,8 @@
-"""A small shop, drawn from a seed, and what runs actions in it. After that of Yao et al. 2022, without its items.
+"""Small shop generated from a seed, and an executor for it. Modeled on WebShop (Yao et al. 2022), without its items.
 
-``Shop.drawn(seed)`` has the items, ``wish(shop, seed)`` says what is to be bought, ``act`` does one action in a session
-(a frozen value) and gives the next one, and ``reward`` compares what was bought with the wish. What is found and opened
-is told by its id (``B017``), by which later actions find it again.
+``Shop.generate(seed)`` has the items, ``wish(shop, seed)`` returns the item to buy, ``act`` runs one action in a
+session (a frozen value) and returns the next session, and ``reward`` compares the purchase with the wish. Results show
+the ids of items (``B017``), by which later actions find them.
 """
 
 import json
@@ -14,31 +14,31 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Self
 
-from coterie.tools.actions.executor import Executor, Failed, ranked, word_f1, words_of
+from coterie.tools.actions.executor import Executor, Failed, rank, word_f1, words_of
 from coterie.tools.actions.grammar import Action
 
-FOUND = 10
-TOLD = 3
-"""Items whose features are told at a time."""
+MAX_HITS = 10
+MAX_DETAILS = 3
+"""Items whose features one action lists."""
 BUY = "Buy Now"
 _ID = re.compile(r"\bB\d{3,6}\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of item: what its items may be like."""
+    """Kind of item, with the possible properties of its items."""
 
     name: str
     department: str
     attributes: Sequence[str]
     options: Mapping[str, Sequence[str]]
     prices: tuple[int, int]
-    """Lowest and highest, in whole dollars."""
+    """Lowest and highest price, in whole dollars."""
 
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of items that the shop has."""
+    """Load the kinds of items of the shop."""
     lines = (files("coterie") / "assets" / "shop.jsonl").read_text("utf-8").rstrip("\n").split("\n")
     return tuple(Kind(**json.loads(line)) for line in lines)
 
@@ -59,7 +59,7 @@ BRANDS = [
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something to buy."""
+    """Item of the shop."""
 
     id: str
     brand: str
@@ -67,12 +67,12 @@ class Item:
     department: str
     attributes: tuple[str, ...]
     options: tuple[tuple[str, tuple[str, ...]], ...]
-    """What can be chosen: the name of a choice, and its values."""
+    """Options to choose: name and values of each."""
     cents: int
 
     @property
     def title(self) -> str:
-        """Brand, some of its attributes and its kind; not all that it has is in its title."""
+        """Brand, two attributes and kind."""
         return f"{self.brand} {' '.join(self.attributes[:2])} {self.kind}"
 
     @property
@@ -87,30 +87,30 @@ class Item:
 
 @dataclass(frozen=True)
 class Shop:
-    """All items, by their places."""
+    """Items of a shop."""
 
     items: tuple[Item, ...]
 
     @classmethod
-    def drawn(cls, seed: int, count: int = 200) -> Self:
-        """A shop of so many items; the same for the same seed."""
+    def generate(cls, seed: int, count: int = 200) -> Self:
+        """Generate a shop of ``count`` items; deterministic in the seed."""
         rng = random.Random(f"shop/{seed}")
         return cls(tuple(_item(rng, number) for number in range(count)))
 
     @cached_property
     def by_id(self) -> Mapping[str, Item]:
-        """The items by id."""
+        """Items by id."""
         return {item.id: item for item in self.items}
 
     def search(self, words: str, among: Sequence[Item] | None = None) -> list[Item]:
-        """The items that fit the words, best first; all items, or those of ``among``."""
+        """Return the items of the shop (or of ``among``) that match the words, best first."""
         items = self.items if among is None else among
-        return [items[at] for at in ranked(words, [item.text for item in items])]
+        return [items[at] for at in rank(words, [item.text for item in items])]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be bought."""
+    """Item to buy."""
 
     kind: str
     department: str
@@ -129,7 +129,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where a visit stands."""
+    """State of a visit."""
 
     opened: str = ""
     chosen: tuple[tuple[str, str], ...] = ()
@@ -137,7 +137,7 @@ class Session:
 
 
 def wish(shop: Shop, seed: int) -> Wish:
-    """Something that the shop has; the same for the same seed."""
+    """Sample a wish that the shop can satisfy; deterministic in the seed."""
     rng = random.Random(f"wish/{seed}")
     item = rng.choice(shop.items)
     attributes = tuple(sorted(rng.sample(item.attributes, rng.randint(1, 2))))
@@ -146,37 +146,35 @@ def wish(shop: Shop, seed: int) -> Wish:
     return Wish(item.kind, item.department, attributes, options, -(-dearer // 500) * 500)
 
 
-def reward(shop: Shop, session: Session, wanted: Wish) -> float:
-    """In [0, 1]: the share of wanted attributes, options and the price that the bought item has; 0 if none is bought.
+def reward(shop: Shop, session: Session, goal: Wish) -> float:
+    """Return the fraction of the wish (attributes, options, price) that the purchase satisfies; 0 without a purchase.
 
-    The reward of Yao et al. 2022, section 3, with a simpler factor for the kind: 1 for the wanted kind, one half for
-    another of its department, 0 for any other.
+    The reward of Yao et al. 2022, section 3, with a simpler factor for the kind: 1 for the same kind, one half for
+    another kind of its department, 0 for any other.
     """
     if not session.bought:
         return 0.0
     item = shop.by_id[session.opened]
-    alike = (
-        1.0 if item.kind == wanted.kind else 0.5 if item.department == wanted.department else 0.0
-    )
-    has = len(set(wanted.attributes) & set(item.attributes))
-    has += len(set(wanted.options) & set(session.chosen))
-    has += item.cents <= wanted.cents
-    return alike * has / (len(wanted.attributes) + len(wanted.options) + 1)
+    factor = 1.0 if item.kind == goal.kind else 0.5 if item.department == goal.department else 0.0
+    matches = len(set(goal.attributes) & set(item.attributes))
+    matches += len(set(goal.options) & set(session.chosen))
+    matches += item.cents <= goal.cents
+    return factor * matches / (len(goal.attributes) + len(goal.options) + 1)
 
 
 def act(
     shop: Shop, session: Session, action: Action, values: Mapping[str, str]
 ) -> tuple[Session, str]:
-    """Do one action: the session after it, and its value. Raises :class:`Failed`."""
+    """Run one action; return the next session and the action's value. Raises :class:`Failed`."""
     if session.bought:
         raise Failed("the visit is over: something is bought")
     if not action.arguments:
         raise Failed("it is given nothing")
     if action.tool == "Search":
-        found = shop.search(action.rest(0))[:FOUND]
-        if not found:
+        hits = shop.search(action.rest(0))[:MAX_HITS]
+        if not hits:
             raise Failed("nothing is found")
-        return session, "\n".join(item.line for item in found)
+        return session, "\n".join(item.line for item in hits)
     if action.tool not in ("FeatureRetrieve", "Pick", "Click"):
         raise Failed("there is no such tool")
     words = action.rest(1).strip()
@@ -184,20 +182,20 @@ def act(
         raise Failed("it is given no words")
     if action.tool == "Click":
         return _click(shop, session, words)
-    named = [
+    ids = [
         one for name in action.arguments[0].variables for one in _ID.findall(values.get(name, ""))
     ]
-    items = [shop.by_id[one] for one in dict.fromkeys(named) if one in shop.by_id]
+    items = [shop.by_id[one] for one in dict.fromkeys(ids) if one in shop.by_id]
     if not items:
         raise Failed("what it is given has no items")
     best = shop.search(words, items) or items
     if action.tool == "FeatureRetrieve":
-        return session, "\n".join(item.text for item in best[:TOLD])
+        return session, "\n".join(item.text for item in best[:MAX_DETAILS])
     return Session(best[0].id), best[0].text
 
 
 class ShopExecutor(Executor):
-    """Runs actions of the domain ``shop``; ``session`` is where the visit stands after them, errors included."""
+    """Executor of the domain ``shop``. ``session`` is the state after the last action, even after an error."""
 
     def __init__(self, shop: Shop, session: Session | None = None) -> None:
         super().__init__()
@@ -222,15 +220,15 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
     options = [
         (name, value) for name, values in shop.by_id[session.opened].options for value in values
     ]
-    fits = [
+    scores = [
         max(word_f1(words, value), word_f1(words, f"{name} {value}")) for name, value in options
     ]
-    best = max(range(len(options)), key=lambda at: (fits[at], -at), default=None)
-    if best is None or not fits[best]:
+    best = max(range(len(options)), key=lambda at: (scores[at], -at), default=None)
+    if best is None or not scores[best]:
         raise Failed(f"the open item has no such option; {BUY} buys it")
     name, value = options[best]
-    kept = tuple(one for one in session.chosen if one[0] != name)
-    return replace(session, chosen=(*kept, (name, value))), f"chosen {name}: {value}"
+    others = tuple(one for one in session.chosen if one[0] != name)
+    return replace(session, chosen=(*others, (name, value))), f"chosen {name}: {value}"
 
 
 def _item(rng: random.Random, number: int) -> Item:
@@ -254,5 +252,5 @@ def _item(rng: random.Random, number: int) -> Item:
 
 
 def dollars(cents: int) -> str:
-    """A price as text: ``$12.50``."""
+    """Format a price as ``$12.50``."""
     return f"${cents // 100}.{cents % 100:02d}"

@@ -1,10 +1,9 @@
-"""A process that solves equations and inequalities with sympy. Started by ``tools.actions.maths``.
+"""Process that solves equations and inequalities with sympy. ``tools.actions.maths`` starts it.
 
-Reads a line for each question, as JSON: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown":
-"x"}``, each side a list of steps (``tools.actions.expressions``). sympy's objects are built from the steps by a table,
-one by one: no text is ever given to sympy's readers, which go through Python's ``eval``. A process of its own, because
-a question may take for ever or all the memory that it can. The sandbox's jails, which hold numpy and no other package,
-can't import sympy.
+Reads one line of JSON per question: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown": "x"}``.
+Each side is a list of steps (``tools.actions.expressions``), from which sympy objects are built. Its parsers are never
+used, since they call ``eval``. It is a separate process because a question may take unbounded time and memory. The
+sandbox's jails have only numpy, so they can't import sympy.
 """
 
 import json
@@ -20,16 +19,16 @@ from sympy import Integer, Max, Min, Rational, S, Symbol
 MEMORY = 2 * 2**30
 """Bytes of address space."""
 MAX_EXPONENT = 64
-"""Of a power, up and down; higher ones are refused."""
+"""Absolute limit of exponents."""
 MAX_SOLUTIONS = 64
 
 
 class NoAnswer(Exception):
-    """A question without an answer; the message says why."""
+    """A question has no answer. The message says why."""
 
 
 def main() -> None:
-    """Answer until there are no more lines."""
+    """Answer each input line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
@@ -38,13 +37,13 @@ def main() -> None:
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        given = question["statements"]
-        steps = [step for sides, _ in given for side in sides for step in side]
+        pairs = question["statements"]
+        steps = [step for sides, _ in pairs for side in sides for step in side]
         if not any(kind == "name" and name != "pi" for kind, name, _ in steps):
             raise NoAnswer("there is no unknown in it")
-        statements = [(list(map(_built, sides)), relations) for sides, relations in given]
+        statements = [(list(map(_build, sides)), relations) for sides, relations in pairs]
         if question["ask"] == "equations":
-            return {"solutions": _solved(statements, question["unknown"])}
+            return {"solutions": _solve(statements, question["unknown"])}
         return {"pieces": _range(statements)}
     except NoAnswer as error:
         return {"error": str(error)}
@@ -70,7 +69,7 @@ def _factorial(value: Any) -> Any:
     return sympy.factorial(value)
 
 
-def _divided(a: Any, b: Any) -> Any:
+def _divide(a: Any, b: Any) -> Any:
     if b.is_zero:
         raise ZeroDivisionError
     return a / b
@@ -80,8 +79,8 @@ _BUILD: dict[str, Callable[..., Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "/": _divided,
-    "//": lambda a, b: sympy.floor(_divided(a, b)),
+    "/": _divide,
+    "//": lambda a, b: sympy.floor(_divide(a, b)),
     "^": _power,
     "remainder": sympy.Mod,
     "mod": sympy.Mod,
@@ -117,7 +116,7 @@ _RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _built(steps: list[Any]) -> Any:
+def _build(steps: list[Any]) -> Any:
     stack: list[Any] = []
     for kind, name, count in steps:
         if kind == "number":
@@ -127,13 +126,13 @@ def _built(steps: list[Any]) -> Any:
         elif name not in _BUILD:
             raise NoAnswer(f"{name} can't stand in an equation")
         else:
-            given = stack[-count:]
+            values = stack[-count:]
             del stack[-count:]
-            stack.append(_BUILD[name](*given))
+            stack.append(_BUILD[name](*values))
     return stack[0]
 
 
-def _solved(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
+def _solve(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
     equations = []
     for sides, relations in statements:
         if set(relations) - {"="}:
@@ -142,9 +141,9 @@ def _solved(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
     if all(sympy.simplify(one) == 0 for one in equations):
         raise NoAnswer("every value solves it")
     symbols = sorted(set().union(*(one.free_symbols for one in equations)), key=str)
-    wanted = [one for one in symbols if one.name == unknown] or symbols
-    found = sympy.solve(equations, wanted if len(equations) == 1 else symbols, dict=True)
-    solutions = [{one: values[one] for one in wanted if one in values} for values in found]
+    unknowns = [one for one in symbols if one.name == unknown] or symbols
+    candidates = sympy.solve(equations, unknowns if len(equations) == 1 else symbols, dict=True)
+    solutions = [{one: values[one] for one in unknowns if one in values} for values in candidates]
     if not any(solutions):
         raise NoAnswer("it has no real solution")
     return [
@@ -198,7 +197,7 @@ def _pieces(part: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """Fractions exactly, other numbers in digits, what still has unknowns as sympy writes it."""
+    """Format fractions exactly, other numbers as decimals, and terms with unknowns as sympy does."""
     if value in (sympy.oo, -sympy.oo):
         return "inf" if value == sympy.oo else "-inf"
     if isinstance(value, Integer | Rational):

@@ -1,7 +1,7 @@
-"""Runs the actions of a web page against a list of candidate elements, as in Deng et al. 2023.
+"""Match the actions of a web page with a list of candidate elements, as in Deng et al. 2023.
 
-The element is the candidate whose text fits the words best. Nothing is clicked: the value of an action says which
-element it takes and what is done with it, and :func:`score` compares that with what is right.
+An action selects the candidate whose text matches its words best. Nothing is clicked: its value is an operation on an
+element, which :func:`score` compares with the gold operation.
 """
 
 import re
@@ -15,34 +15,34 @@ from coterie.tools.actions.executor import SECONDS, Executor, Failed, word_f1
 from coterie.tools.actions.grammar import Action
 
 CANDIDATES = 50
-"""How many elements are looked at, the first ones."""
+"""Number of leading candidates that are considered."""
 Kind = Literal["CLICK", "TYPE", "SELECT"]
 _TAGS: Mapping[str, frozenset[str]] = {
     "TYPE": frozenset({"input", "textarea", "searchbox", "textbox", "combobox"}),
     "SELECT": frozenset({"select", "option", "listbox", "combobox"}),
 }
-_FITTING = 0.1
-"""What an element's tag counts that fits the operation; a full match of words is 1."""
-_LIKE = 0.5
-"""What the likeness of letters counts."""
+_TAG_WEIGHT = 0.1
+"""Weight of a tag that suits the operation; a full match of words has 1."""
+_LETTER_WEIGHT = 0.5
+"""Weight of the similarity of letters."""
 _LEAST = 0.25
 _OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A candidate; those that a ranker likes better stand first."""
+    """Candidate element. Candidates are ordered by a ranker."""
 
     id: str
-    """Without ``]``."""
+    """Id without ``]``."""
     tag: str
     text: str
-    """What it shows, its label, its placeholder."""
+    """Text, label and placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done with which element."""
+    """Operation on an element."""
 
     kind: Kind
     element: str
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What is right in a step."""
+    """Gold operation of a step."""
 
     elements: frozenset[str]
     kind: Kind
@@ -63,22 +63,22 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class StepScore:
-    """How right a step is."""
+    """Score of a step."""
 
     element: bool
     operation: bool
-    """Whether the kind and the value are right."""
+    """True if the kind and the value are correct."""
 
     @property
     def success(self) -> bool:
-        """Whether all is right: the step success of Deng et al. 2023."""
+        """Step success of Deng et al. 2023: element and operation are correct."""
         return self.element and self.operation
 
 
 class WebExecutor(Executor):
-    """Runs actions of the domain ``web``. Each value is an operation as text (:func:`read_operation`)."""
+    """Executor of the domain ``web``. Each value is an operation as text (:func:`read_operation`)."""
 
-    given = ("Env",)
+    variables = ("Env",)
 
     def __init__(self, candidates: Sequence[Element], *, seconds: float = SECONDS) -> None:
         super().__init__(seconds=seconds)
@@ -90,12 +90,12 @@ class WebExecutor(Executor):
 
 
 def choose(action: Action, candidates: Sequence[Element]) -> Operation:
-    """The operation that an action stands for; raises :class:`Failed` if no element fits."""
+    """Return the operation of an action. Raises :class:`Failed` if no element matches."""
     if action.tool not in get_args(Kind):
         raise Failed("there is no such tool")
     kind: Kind = action.tool  # type: ignore[assignment]
-    labelled = {one.label: one.text for one in action.arguments}
-    query, value = labelled.get("query", "").strip(), labelled.get("text", "").strip()
+    by_label = {one.label: one.text for one in action.arguments}
+    query, value = by_label.get("query", "").strip(), by_label.get("text", "").strip()
     if not query:
         raise Failed("it names no element")
     if kind != "CLICK" and not value:
@@ -108,22 +108,22 @@ def choose(action: Action, candidates: Sequence[Element]) -> Operation:
 
 
 def read_operation(text: str) -> Operation | None:
-    """The operation that a value of a ``WebExecutor`` states; ``None`` for another text."""
-    found = _OPERATION.fullmatch(text)
-    return Operation(found[1], found[2], found[3] or "") if found else None  # type: ignore[arg-type]
+    """Parse a value of a ``WebExecutor``; ``None`` for other text."""
+    match = _OPERATION.fullmatch(text)
+    return Operation(match[1], match[2], match[3] or "") if match else None  # type: ignore[arg-type]
 
 
 def score(done: Operation | None, gold: Gold) -> StepScore:
-    """Compare with what is right; values count by their words, whatever their case. ``None`` is wrong."""
+    """Compare an operation with the gold one; values ignore case and spacing. ``None`` is wrong."""
     if done is None:
         return StepScore(False, False)
     same = done.value.casefold().split() == gold.value.casefold().split()
-    right = done.kind == gold.kind and (same or gold.kind == "CLICK")
-    return StepScore(done.element in gold.elements, right)
+    correct = done.kind == gold.kind and (same or gold.kind == "CLICK")
+    return StepScore(done.element in gold.elements, correct)
 
 
 def _fit(kind: str, query: str, element: Element) -> float:
-    """Words in common count most, then likeness of letters, then the tag."""
+    """Score a candidate by common words, then similarity of letters, then the tag."""
     text = element.text[:500]
     words = (
         word_f1(query, f"{text} {element.tag}")
@@ -131,4 +131,8 @@ def _fit(kind: str, query: str, element: Element) -> float:
         else word_f1(query, text)
     )
     letters = fuzz.ratio(query.casefold(), text.casefold()) / 100
-    return words + _LIKE * letters + _FITTING * (element.tag.lower() in _TAGS.get(kind, ()))
+    return (
+        words
+        + _LETTER_WEIGHT * letters
+        + _TAG_WEIGHT * (element.tag.lower() in _TAGS.get(kind, ()))
+    )

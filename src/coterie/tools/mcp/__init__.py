@@ -1,1 +1,1 @@
-"""Tools of MCP servers, and our own tools offered by that protocol (package ``mcp``)."""
+"""Client of MCP servers, and a server of our tools (package ``mcp``)."""

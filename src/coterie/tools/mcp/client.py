@@ -1,4 +1,4 @@
-"""The connection to one MCP server: the SDK's client in a task that owns it, made again when the server is gone."""
+"""Connection to one MCP server. A task owns the SDK's client, and reconnects when the server is gone."""
 
 import asyncio
 import hashlib
@@ -29,14 +29,14 @@ from coterie.engines.keys import find_key
 from coterie.engines.servers import leash
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
-from coterie.tools.mcp.source import Listed, McpSettings, changes
+from coterie.tools.mcp.source import McpSettings, ToolList, changes
 from coterie.tools.run import ToolError, ToolUnavailable, cut_text
 from coterie.trajectories.calls import Tool
 
 MAX_LINE = 16 * 2**20
 """Maximum bytes of one message of a command."""
 TOO_LONG = -32010
-"""Error code of a request whose answer is longer."""
+"""Error code of a request with a longer answer."""
 HEAD = 256
 """Bytes kept of a message that is too long; they include its id."""
 MAX_EVENT = 64 * 2**20
@@ -46,37 +46,37 @@ MAX_PAGES = 100
 MAX_NAME = 64
 """Characters of a tool's name that chat templates and endpoints accept."""
 MAX_DESCRIPTION = 4000
-"""Characters of a tool's description that are shown: it is part of every prompt."""
+"""Characters of a tool's description, which is part of every prompt."""
 MAX_SCHEMA = 40_000
 """Maximum characters of a tool's schema, which can't be cut."""
 LOOK_AGAIN = 30.0
-"""Seconds after which the tools are listed again before a call: not every server announces changes."""
+"""Seconds after which a call lists the tools again, since not every server announces changes."""
 END_SECONDS = 2.0
-"""Seconds that a command has to end when its input ends, and then to be ended."""
+"""Seconds for a command to end after its input ends, and after each signal."""
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL of a command."""
-SHOWN = 500
-"""Last characters of a command's standard error that an error quotes."""
+MAX_QUOTE = 500
+"""Last characters of a command's stderr in an error."""
 CLOSED = "Connection closed"
-"""What the SDK says of a connection that is gone; servers use its code for errors of their own."""
+"""Message of the SDK for a lost connection; servers use its code for other errors."""
 NO_ANSWER = "Server returned an error response"
-"""What the SDK says of an HTTP status for which a server gives no error of its own."""
+"""Message of the SDK for an HTTP status without an error of the server."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]*")\s*,')
 T = TypeVar("T")
 Received = SessionMessage | Exception
-# Errors of servers are in our own errors; the SDK's log would also write them to the terminal.
+# Our errors include errors of servers; the SDK's log would repeat them in the terminal.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 class LinkLost(ToolUnavailable):
-    """The connection is gone, or never came up."""
+    """The connection was lost or never opened."""
 
 
 class Session:
-    """Calls of the tools that a run has, over one connection at a time. Close it."""
+    """Calls of a run's tools, over one connection at a time. Close it after use."""
 
-    def __init__(self, settings: McpSettings, known: Listed) -> None:
+    def __init__(self, settings: McpSettings, known: ToolList) -> None:
         self._settings = settings
         self._known = known
         self._link: Link | None = None
@@ -86,10 +86,10 @@ class Session:
         self._changed: UserError | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a tool's answer.
+        """Call a tool and return its result.
 
-        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is gone (it is started again for the next
-        call), ``UserError`` if its tools have changed, which fails all later calls too.
+        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is gone (the next call starts it again),
+        and ``UserError`` if its tools have changed, which also fails all later calls.
         """
         link = await self.ready()
         try:
@@ -101,13 +101,13 @@ class Session:
             if error.code == types.REQUEST_TIMEOUT:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
-            forgotten = error.code == types.INVALID_REQUEST  # the server does not know the session
-            if self._settings.url and (forgotten or error.error.message == NO_ANSWER):
-                if forgotten:
+            unknown = error.code == types.INVALID_REQUEST  # the server does not know the session
+            if self._settings.url and (unknown or error.error.message == NO_ANSWER):
+                if unknown:
                     self._drop(link)
                 raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
-        except (RuntimeError, ValueError) as error:  # not of the protocol, or of its schema
+        except (RuntimeError, ValueError) as error:  # violates the protocol or its schema
             raise ToolError(f"the tool's result can't be read: {error}") from error
         text = text_of(result)
         if result.is_error:
@@ -115,7 +115,7 @@ class Session:
         return text
 
     async def ready(self) -> "Link":
-        """Return a connection to a server with the run's tools. Raises ``UserError`` and ``ToolUnavailable``."""
+        """Return a connection with the run's tools. Raises ``UserError`` and ``ToolUnavailable``."""
         async with self._turn:
             if self._changed is not None:
                 raise self._changed
@@ -132,16 +132,16 @@ class Session:
             return link
 
     async def close(self) -> None:
-        """End the connection, and the server if we started it."""
+        """Close the connection, and stop the server if we started it."""
         if self._link is not None:
             self._drop(self._link)
         await asyncio.gather(*(link.close() for link in self._dropped))
 
     async def _check_tools(self, link: "Link") -> None:
-        link.suspect = False  # before the request: a change that is announced meanwhile counts
+        link.suspect = False  # before the request, so that a change during it counts
         settings = self._settings
         try:
-            now = listed(await link.tools(), settings.read_only, settings.server)
+            now = convert_tools(await link.tools(), settings.read_only, settings.server)
         except UserError as error:
             self._changed = error
             raise
@@ -153,7 +153,7 @@ class Session:
         if now.identity != self._known.identity:
             self._changed = UserError(
                 f"the tools of the MCP server `{settings.server}` have changed ({changes(self._known, now)})",
-                "a run's tools stay the same: give it the server as it was, or begin another run",
+                "restore the server's tools, or start a new run",
             )
             raise self._changed
         self._listed_at = time.monotonic()
@@ -165,13 +165,13 @@ class Session:
             self._link = None
 
 
-async def first_list(settings: McpSettings) -> Listed:
-    """Return the tools of a server. Raises ``UserError`` if it does not answer."""
+async def first_list(settings: McpSettings) -> ToolList:
+    """List the tools of a server. Raises ``UserError`` if it does not answer."""
     try:
         link = Link(settings)
         try:
             await link.ready()
-            return listed(await link.tools(), settings.read_only, settings.server)
+            return convert_tools(await link.tools(), settings.read_only, settings.server)
         finally:
             await link.close()
     except (LinkLost, MCPError, ValueError) as error:
@@ -181,15 +181,15 @@ async def first_list(settings: McpSettings) -> Listed:
 
 
 class Link:
-    """One connection. It comes up by itself.
+    """One connection, which opens in the background.
 
-    The SDK's cancel scopes must end in the task that began them, so one task opens the client, waits, and closes it;
-    calls come from any task. A cancelled call is cancelled at the server and leaves the connection open.
+    The SDK's cancel scopes must end in the task that opened them, so one task opens the client, waits and closes it.
+    Any task may call. Canceling a call cancels it at the server and leaves the connection open.
     """
 
     def __init__(self, settings: McpSettings) -> None:
         self.suspect = True
-        """True if its tools may have changed since they were listed."""
+        """True if the tools may have changed since the last list."""
         self._settings = settings
         self._ended = asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -202,12 +202,12 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Return True if no fault is known."""
+        """True unless the connection failed or was dropped."""
         return not self._owner.done() and not self._ended.is_set()
 
     @property
     def open(self) -> bool:
-        """Return True until it has ended."""
+        """True until the owner task has ended."""
         return not self._owner.done()
 
     async def tools(self) -> list[types.Tool]:
@@ -223,7 +223,7 @@ class Link:
         raise self.lost(f"its list of tools has more than {MAX_PAGES} pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
-        """Call a tool. Raises ``MCPError`` for what the server refuses, :class:`LinkLost`."""
+        """Call a tool. Raises ``MCPError`` if the server refuses, and :class:`LinkLost`."""
         seconds = self._settings.seconds
         return await self._ask(
             lambda client: client.call_tool(name, arguments, read_timeout_seconds=seconds)
@@ -233,21 +233,21 @@ class Link:
         self._ended.set()
 
     async def close(self) -> None:
-        """Close it; a command of ours has ended when this returns."""
+        """Close the connection, and wait until the command has ended."""
         self.drop()
         if not self._client.done():
             self._owner.cancel()
         await asyncio.wait({self._owner})
-        self._client.exception()  # was raised before, or nobody waits for it
+        self._client.exception()  # mark as retrieved
 
     def lost(self, why: str) -> LinkLost:
-        """Return the error that says why, and what the server wrote last."""
-        wrote = " ".join(self._stderr.decode(errors="replace").split())[-SHOWN:]
+        """Return an error with the reason and the end of the server's stderr."""
+        wrote = " ".join(self._stderr.decode(errors="replace").split())[-MAX_QUOTE:]
         text = f"the MCP server `{self._settings.server}`: {why}"
         return LinkLost(f"{text}; it wrote: {wrote}" if wrote else text)
 
     async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
-        """Send a request; wait until there is an answer or the connection is gone."""
+        """Send a request; wait for the answer or the end of the connection."""
         if not self.alive or not self._client.done():
             raise self.lost("the connection is closed")
         request = asyncio.ensure_future(ask(self._client.result()))
@@ -316,7 +316,7 @@ async def _client(
 
 
 @contextmanager
-def _tail(kept: bytearray) -> Iterator[TextIO]:
+def _tail(buffer: bytearray) -> Iterator[TextIO]:
     loop = asyncio.get_running_loop()
     source, target = os.pipe()
     os.set_blocking(source, False)
@@ -325,8 +325,8 @@ def _tail(kept: bytearray) -> Iterator[TextIO]:
         with suppress(BlockingIOError):
             if not (more := os.read(source, 65536)):
                 loop.remove_reader(source)
-            kept.extend(more)
-            del kept[:-SHOWN]
+            buffer.extend(more)
+            del buffer[:-MAX_QUOTE]
 
     loop.add_reader(source, read)
     try:
@@ -347,7 +347,7 @@ def _reason(error: BaseException) -> str:
 
 
 # -- a command: one line of JSON for each message -----------------------------------------------
-# The SDK's own transport keeps a line in memory however long it is, and lets the command outlive our SIGKILL.
+# The SDK's transport buffers lines of any length, and its command survives a SIGKILL of this process.
 
 
 @asynccontextmanager
@@ -356,13 +356,13 @@ async def pipes(
 ) -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]
 ]:
-    """Start the command; a transport for the SDK's client. The process has ended when the block has."""
+    """Start the command as a transport for the SDK's client. The process ends with the block."""
     environment = get_default_environment()
     for name in settings.environment:
         if name not in os.environ:
             raise UserError(f"{name} is not set", f"export {name}=..., or leave it out")
         environment[name] = os.environ[name]
-    # The leash ends the command when we are gone.
+    # The guard ends the command if this process dies.
     guard = [sys.executable, "-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
     process = await asyncio.create_subprocess_exec(
         *guard,
@@ -397,7 +397,7 @@ async def pipes(
 
 
 async def lines(stdout: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool]]:
-    """Read lines; of one over the reader's limit give the beginning, and True."""
+    """Yield lines with False, or the beginning of a line over the limit with True."""
     head = b""
     while True:
         try:
@@ -413,7 +413,7 @@ async def lines(stdout: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool
 
 
 async def _read(stdout: asyncio.StreamReader, answers: MemoryObjectSendStream[Received]) -> None:
-    """Pass on messages; when the client has gone read on, so that the command does not block."""
+    """Forward messages; drain the pipe after the client ends, so that the command does not block."""
     async with answers:
         async for line, too_long in lines(stdout):
             message = _refusal(line) if too_long else _message(line)
@@ -437,7 +437,7 @@ async def _write(
             text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
             stdin.write(text.encode() + b"\n")
             await stdin.drain()
-    except OSError:  # the command reads nothing more, so no request would be answered
+    except OSError:  # the command closed its input
         await answers.aclose()
 
 
@@ -449,7 +449,7 @@ def _message(line: bytes) -> Received:
 
 
 def _refusal(head: bytes) -> Received | None:
-    """Return an error in the place of an answer; None if its request is unknown."""
+    """Return an error that replaces an answer; None if the id of the request is unreadable."""
     number = _ID.match(head)
     if number is None:
         return None
@@ -471,14 +471,14 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 return
 
 
-# -- what a server says, as ours ----------------------------------------------------------------
+# -- conversion of tools and results ------------------------------------------------------------
 
 
-def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -> Listed:
-    """Return a server's tools as ours. Raises ``UserError`` if there are none, or a model can't be offered one."""
-    if not given:
-        raise UserError(f"{server} has no tools", "give a server that has some")
-    ours = [_OTHER.sub("_", one.name)[:MAX_NAME] for one in given]
+def convert_tools(rows: Sequence[types.Tool], read_only: Sequence[str], server: str) -> ToolList:
+    """Convert a server's tools. Raises ``UserError`` for an empty list or an unusable tool."""
+    if not rows:
+        raise UserError(f"{server} has no tools", "give a server with tools")
+    ours = [_OTHER.sub("_", one.name)[:MAX_NAME] for one in rows]
     tools = tuple(
         Tool(
             name,
@@ -486,9 +486,9 @@ def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -
             one.input_schema,
             alone=not _only_reads(one, read_only),
         )
-        for name, one in zip(ours, given, strict=True)
+        for name, one in zip(ours, rows, strict=True)
     )
-    if unknown := set(read_only) - {one.name for one in given} - set(ours):
+    if unknown := set(read_only) - {one.name for one in rows} - set(ours):
         raise UserError(
             f"{server} has no tool {min(unknown)!r}, which read_only names",
             f"it has: {', '.join(ours)}",
@@ -496,23 +496,23 @@ def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -
     for tool in tools:
         if (size := len(json.dumps(tool.parameters))) > MAX_SCHEMA:
             raise UserError(
-                f"{server}: the parameters of {tool.name} are {size:,} characters long, and part of every prompt",
+                f"{server}: the parameters of {tool.name} have {size:,} characters, and are part of every prompt",
                 f"give a server whose tools have schemas of at most {MAX_SCHEMA:,} characters",
             )
     try:
         check_tools(tools)
     except UserError as error:
         raise UserError(f"{server}: {error.what}", "correct the server") from error
-    rows = [
-        [one.name, one.description, one.input_schema, _only_reads(one, read_only)] for one in given
+    fields = [
+        [one.name, one.description, one.input_schema, _only_reads(one, read_only)] for one in rows
     ]
-    text = json.dumps(rows, sort_keys=True)
-    names = dict(zip(ours, (one.name for one in given), strict=True))
-    return Listed(tools, names, hashlib.sha256(text.encode()).hexdigest()[:16])
+    text = json.dumps(fields, sort_keys=True)
+    names = dict(zip(ours, (one.name for one in rows), strict=True))
+    return ToolList(tools, names, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """Return a result as text; everything else is named in a short note."""
+    """Return a result as text, with a short note for each other part."""
     parts = [_part(one) for one in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Our tools as one MCP server, over HTTP or over standard input and output: ``coterie serve tools``."""
+"""MCP server of our tools, over HTTP or over standard input and output: ``coterie serve tools``."""
 
 import asyncio
 import json
@@ -18,25 +18,25 @@ from mcp.shared.exceptions import MCPError
 import coterie
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools, checked
+from coterie.tools.checking import check_tools, validate_calls
 from coterie.tools.run import CallLimits, Function, run_calls
 from coterie.tools.source import SessionSource, ToolSource
 from coterie.trajectories.calls import Tool, ToolCall, call_id
 
 HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")
-"""Names under which the server may be reached, so that no web page gets to it by a name of its own."""
+"""Allowed host headers, as protection against DNS rebinding by web pages."""
 MAX_CALLS = 64
 GRACE = 3
-"""Seconds that running calls have to end after Ctrl-C."""
+"""Seconds for running calls to end after Ctrl-C."""
 LIMITS = CallLimits(seconds=120.0)
 logger = logging.getLogger(__name__)
 
 
 class ToolServer:
-    """Tools of sources. Calls are checked and limited as those of our own agents are.
+    """Server of the tools of sources. Calls are checked and limited like calls of agents.
 
-    Tools with sessions (``python``) have one session over standard input and output, and one for each call over HTTP,
-    where requests belong to no client.
+    Tools with sessions (``python``) have one session over standard input and output, but one per call over HTTP, where
+    requests are not assigned to clients.
     """
 
     def __init__(self, sources: Sequence[ToolSource], limits: CallLimits = LIMITS) -> None:
@@ -95,20 +95,20 @@ class ToolServer:
     async def _list(self, *_: object) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(tool) for tool in self._tools])
 
-    async def _call(self, _: object, asked: types.CallToolRequestParams) -> types.CallToolResult:
-        call = ToolCall(call_id(0), asked.name, json.dumps(asked.arguments or {}))
-        calls = checked([call], self._tools)
+    async def _call(self, _: object, request: types.CallToolRequestParams) -> types.CallToolResult:
+        call = ToolCall(call_id(0), request.name, json.dumps(request.arguments or {}))
+        calls = validate_calls([call], self._tools)
         try:
-            async with self._room, self._opened(asked.name) as functions:
+            async with self._room, self._open_functions(request.name) as functions:
                 (result,) = await run_calls(calls, self._tools, functions, self._limits)
         except (EngineError, UserError) as error:
-            logger.warning("%s: %s", asked.name, error)
-            raise MCPError(types.INTERNAL_ERROR, f"{asked.name} can't be reached") from error
+            logger.warning("%s: %s", request.name, error)
+            raise MCPError(types.INTERNAL_ERROR, f"{request.name} can't be reached") from error
         content = types.TextContent(text=result.text)
         return types.CallToolResult(content=[content], is_error=result.error)
 
     @asynccontextmanager
-    async def _opened(self, name: str) -> AsyncIterator[Mapping[str, Function]]:
+    async def _open_functions(self, name: str) -> AsyncIterator[Mapping[str, Function]]:
         if name in self._functions or name not in self._owners:
             yield self._functions
             return

@@ -1,4 +1,4 @@
-"""Tools of any MCP server, as a source of tools.
+"""Tools of an MCP server as a source of tools.
 
 source = McpSource(McpSettings(server="python server.py"))
 async with source.open() as functions:
@@ -26,21 +26,21 @@ from coterie.trajectories.calls import Tool
 
 
 class McpSettings(Settings):
-    """A server of the Model Context Protocol: a program that we start, or a URL."""
+    """Settings of an MCP server, given by a command or a URL."""
 
     main: ClassVar[str] = "server"
 
     server: str = key(
         ...,
-        "A command that talks by its standard input and output (`python server.py`), or the URL of a server "
+        "A command that uses standard input and output (`python server.py`), or the URL of a server "
         "(`https://tools.example/mcp`).",
         quiet=True,
     )
-    folder: str = key("", "Where the command runs; empty: the working folder.")
+    folder: str = key("", "Working folder of the command; empty: the current folder.")
     environment: tuple[str, ...] = key(
         (),
-        "Names of environment variables that the command is given, besides PATH, HOME, USER, LOGNAME, SHELL and TERM. "
-        "It gets no others, so none of our keys.",
+        "Names of environment variables for the command, in addition to PATH, HOME, USER, LOGNAME, SHELL and TERM. "
+        "It gets no others, so no keys.",
     )
     key_variable: str | None = key(
         None,
@@ -50,19 +50,19 @@ class McpSettings(Settings):
     )
     read_only: tuple[str, ...] = key(
         (),
-        "Tools that only look although the server does not say so: their calls run side by side and are tried "
-        "again. All others but those with `readOnlyHint` run one after the other, once.",
+        "Read-only tools that lack `readOnlyHint`. Calls of read-only tools run concurrently and are retried. "
+        "Other calls run alone, without retries.",
     )
     start_seconds: float = key(
-        30.0, "Seconds in which the server must come up and say what tools it has.", gt=0
+        30.0, "Timeout in seconds for the server to start and list its tools.", gt=0
     )
     seconds: float = key(
-        120.0, "Seconds after which a request is given up, whatever the run's own limit is.", gt=0
+        120.0, "Timeout of a request in seconds, independent of the run's limit.", gt=0
     )
 
     @property
     def url(self) -> str | None:
-        """The URL; ``None`` for a command."""
+        """URL; ``None`` for a command."""
         return self.server if self.server.startswith(("http://", "https://")) else None
 
     @property
@@ -96,36 +96,33 @@ class McpSettings(Settings):
 
 def need_sdk() -> None:
     """Raise ``UserError`` if the package ``mcp`` is missing, or older than 2."""
-    if importlib.util.find_spec("mcp_types") is None:  # which version 1 does not bring
+    if importlib.util.find_spec("mcp_types") is None:  # version 1 lacks it
         raise UserError(
             "tools of MCP servers need the package mcp, version 2", "pip install -e '.[mcp]'"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """The tools of a server."""
+class ToolList:
+    """Tools of a server."""
 
     tools: tuple[Tool, ...]
     names: Mapping[str, str]
-    """By our name of a tool: the server's, which may have other characters."""
+    """Server's name of each tool, which may have other characters, by our name."""
     identity: str
-    """A hash of all names, descriptions, schemas and whether they only read."""
+    """Hash of all names, descriptions, schemas and read-only flags."""
 
     @property
     def tags(self) -> dict[str, Tag]:
-        """Tools that can be called by a tag: those with one parameter that is a text, or one that must be given."""
-        found = {}
-        for tool in self.tools:
-            if name := _only_text(tool.parameters):
-                found[tool.name] = Tag(name)
-        return found
+        """Tags of the tools with a single or a single required parameter of type string."""
+        names = {tool.name: _only_text(tool.parameters) for tool in self.tools}
+        return {tool: Tag(name) for tool, name in names.items() if name}
 
 
 class McpSource:
-    """The tools that the server lists when this is made, which are those of the run.
+    """Source of the tools that the server lists at construction.
 
-    Raises ``UserError`` for a server that does not answer in time, and for tools that no model can be given.
+    Raises ``UserError`` for a server that does not answer in time, and for unusable tools.
     """
 
     settings_type = McpSettings
@@ -133,13 +130,13 @@ class McpSource:
     def __init__(self, settings: McpSettings) -> None:
         need_sdk()
         self._settings = settings
-        # A thread of its own: this may be called where a loop runs.
+        # In a thread, since an event loop may be running here.
         with ThreadPoolExecutor(1) as thread:
-            self._listed: Listed = thread.submit(self._list).result()
+            self._listed: ToolList = thread.submit(self._list).result()
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The server's tools, under names that every template takes."""
+        """Tools of the server, with names that every chat template accepts."""
         return self._listed.tools
 
     @property
@@ -148,12 +145,12 @@ class McpSource:
 
     @property
     def identity(self) -> str:
-        """A hash of the tools' names, descriptions and schemas."""
+        """Hash of the tools' names, descriptions and schemas."""
         return self._listed.identity
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """What runs the calls. Raises ``UserError`` if the server is not there, or has other tools now."""
+        """Connect; return the functions by tool name. Raises ``UserError`` without a connection or if tools changed."""
         from coterie.tools.mcp.client import Session
 
         session = Session(self._settings, self._listed)
@@ -166,22 +163,22 @@ class McpSource:
         finally:
             await session.close()
 
-    def _list(self) -> Listed:
+    def _list(self) -> ToolList:
         from coterie.tools.mcp.client import first_list
 
         return asyncio.run(first_list(self._settings))
 
 
-def changes(before: Listed, now: Listed) -> str:
-    """Return the differences between two lists."""
+def changes(before: ToolList, now: ToolList) -> str:
+    """Describe the differences between two lists."""
     old, new = ({one.name: one for one in each.tools} for each in (before, now))
     parts = {
         "new": sorted(new.keys() - old.keys()),
         "gone": sorted(old.keys() - new.keys()),
         "changed": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
     }
-    found = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
-    return "; ".join(found) or "their order"
+    lines = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
+    return "; ".join(lines) or "their order"
 
 
 def _only_text(parameters: Mapping[str, object]) -> str | None:

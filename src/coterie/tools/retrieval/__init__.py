@@ -1,1 +1,1 @@
-"""Passages that agents search: corpora and their indexes, a server that searches them, and the tool that asks it."""
+"""Search of passages: indexes of corpora, and the tool that searches them or asks a retrieval server."""

@@ -1,7 +1,7 @@
-"""Passages on disk, indexed by words (BM25) or by meaning (vectors), and their search.
+"""Passages on disk, indexed by words (BM25) or by vectors, and their search.
 
-A corpus may have tens of millions of passages, so none of them is kept as an object: a folder has the passages as JSON
-lines, where each begins, and the index; all files are mapped into memory.
+A corpus may have tens of millions of passages, so passages are not kept as objects. A folder has the passages as JSON
+lines, the offset of each line, and the index. All files are memory-mapped.
 """
 
 import hashlib
@@ -30,30 +30,32 @@ PASSAGES, OFFSETS, PAGES = "passages.jsonl", "offsets.npy", "pages.npy"
 MANIFEST, VECTORS = "manifest.json", "vectors.faiss"
 FORM = 2
 MAX_CHARACTERS = 2000
-"""Of a paragraph; a longer one is cut into several."""
+"""Limit on a paragraph; a longer one is split."""
 SAMPLE = 1 << 16
-"""Bytes of a large file, from both its ends, of which its hash is made."""
+"""Bytes at each end of a large file that enter its hash."""
 ROW = 'a row is {"id": "7", "contents": "\\"Oslo\\"\\nOslo is a city."} or {"title": "Oslo", "text": "Oslo is a city."}'
 Places = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
 
 class EncoderSettings(Settings):
-    """A sentence encoder, and how texts are given to it."""
+    """Sentence encoder, and the format of its input."""
 
     model: str = key(..., "A folder or a hub name, such as intfloat/e5-base-v2.", min_length=1)
-    query_prefix: str = key("query: ", "What stands before a query.", source="E5")
-    passage_prefix: str = key("passage: ", "What stands before a passage.", source="E5")
-    max_tokens: int = key(256, "Tokens of a text; more are cut off.", source="Search-R1", ge=8)
+    query_prefix: str = key("query: ", "Prefix of a query.", source="E5")
+    passage_prefix: str = key("passage: ", "Prefix of a passage.", source="E5")
+    max_tokens: int = key(
+        256, "Tokens of a text; longer texts are truncated.", source="Search-R1", ge=8
+    )
     device: str = key(
         "auto",
-        "Where it runs: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`. On a GPU in half precision.",
+        "Device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`. Half precision on a GPU.",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
     )
-    batch: int = key(64, "Texts that it reads at the same time.", ge=1)
+    batch: int = key(64, "Texts in a batch.", ge=1)
 
     def identity(self) -> str:
-        """A hash of what vectors depend on, wherever the model is. Raises ``UserError`` for what is not a model."""
+        """Return a hash of the model's content and the settings. Raises ``UserError`` if it is not a model."""
         from coterie.models.loading import identity  # loads torch
 
         numbers = (self.query_prefix, self.passage_prefix, str(self.max_tokens))
@@ -61,18 +63,18 @@ class EncoderSettings(Settings):
 
 
 class SearchSettings(Settings):
-    """How passages are searched."""
+    """Settings of a search."""
 
-    search: Literal["bm25", "dense"] = key("bm25", "By words (BM25), or by meaning (vectors).")
+    search: Literal["bm25", "dense"] = key("bm25", "Search by words (BM25) or by vectors.")
     vectors: str | None = key(
         None,
-        "Of `search: dense`: a FAISS index of inner products with one vector for each passage, such as e5_Flat.index "
-        "of Wiki-18; default: the vectors that the folder was made with.",
+        "For `search: dense`: a FAISS index of inner products with one vector for each passage, such as e5_Flat.index "
+        "of Wiki-18; default: the vectors of the folder.",
     )
     encoder: EncoderSettings | None = key(
         None,
-        "Of `search: dense`: the encoder (`model`, `query_prefix`, `max_tokens`, ...); default: the one that the "
-        "folder's vectors were made with.",
+        "For `search: dense`: the encoder (`model`, `query_prefix`, `max_tokens`, ...); default: the encoder of the "
+        "folder's vectors.",
     )
 
     @model_validator(mode="after")
@@ -80,16 +82,14 @@ class SearchSettings(Settings):
         if self.search != "dense" and (self.vectors is not None or self.encoder is not None):
             raise ValueError("vectors and encoder are for `search: dense`")
         if self.vectors is not None and self.encoder is None:
-            raise ValueError(
-                "vectors needs the encoder that they were made with (`encoder: {model: NAME}`)"
-            )
+            raise ValueError("vectors needs its encoder; add `encoder: {model: NAME}`")
         return self
 
 
 class IndexSettings(SearchSettings):
-    """What is searched, and how."""
+    """Settings of a search in an index."""
 
-    index: str = key(..., "The folder that `coterie data index` made.", min_length=1)
+    index: str = key(..., "Folder of an index (`coterie data index`).", min_length=1)
 
     @property
     def folder(self) -> Path:
@@ -101,11 +101,11 @@ class IndexSettings(SearchSettings):
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of text that is found as a whole."""
+    """Unit of text that a search returns."""
 
     id: str
     contents: str
-    """Its title in quotes, in a line by itself, then its text; or a text alone."""
+    """Title in quotes on the first line, then the text; or only a text."""
 
     @property
     def title(self) -> str:
@@ -119,14 +119,14 @@ class Passage:
 
 
 class Passages:
-    """The passages of a folder, by their place. May be read by several threads."""
+    """Sequence of the passages of a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._offsets: NDArray[np.int64] = np.load(folder / OFFSETS, mmap_mode="r")
         with (folder / PASSAGES).open("rb") as file:
             self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if int(self._offsets[-1]) != len(self._rows):
-            raise UserError(f"{folder} is damaged: {PASSAGES} was changed", "make the index again")
+            raise UserError(f"{folder} is damaged: {PASSAGES} has changed", "build the index again")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -142,10 +142,10 @@ class Passages:
 
 
 def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
-    """The passages of a file of rows (``datasets.files``), each with the number of its row, from 0.
+    """Yield the passages of a file of rows (``datasets.files``), each with the number of its row, from 0.
 
-    A row with ``contents`` is one passage. One with ``title`` and ``text`` is a page: its text is cut at line ends into
-    paragraphs. Raises ``UserError`` that names the line, and for a file that can't be read.
+    A row with ``contents`` is one passage. A row with ``title`` and ``text`` is a page, whose text is split at line
+    ends into paragraphs. Raises ``UserError`` for a bad row, with its line, and for an unreadable file.
     """
     for page, (place, row) in enumerate(numbered(file, progress)):
         where = f"{file}, {place}"
@@ -160,7 +160,7 @@ def _quoted(line: str) -> bool:
 
 
 def _passages(row: dict[str, Any], page: int, where: str) -> Iterator[Passage]:
-    """The passages of a row; ids are its own, or its number, and its paragraphs are counted from 0."""
+    """Yield the passages of a row. Its id is the row's id or number; paragraphs are numbered from 0."""
     id_ = str(row.get("id", page))
     if "contents" in row:
         yield Passage(id_, _text(row["contents"], where))
@@ -199,13 +199,13 @@ def _bad(where: str) -> UserError:
 
 
 class Bm25:
-    """An open BM25 index (package ``bm25s``). Several threads may use it."""
+    """Open BM25 index (package ``bm25s``). Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._index = need_bm25s().BM25.load(str(folder), mmap=True, show_progress=False)
 
     def scores(self, query: str) -> Scores:
-        """Return the score of each passage for a query; 0 for one without any of its words."""
+        """Return the score of each passage for a query; 0 without a common word."""
         words = known_words(self._index, query)
         if not words:
             return np.zeros(int(self._index.scores["num_docs"]), dtype=np.float32)
@@ -213,24 +213,24 @@ class Bm25:
         return scores
 
     def search(self, query: str, count: int) -> tuple[Places, Scores]:
-        """Return places and scores of the best passages that have a word of the query, best first."""
+        """Return indices and scores of the best passages that share a word with the query, best first."""
         scores = self.scores(query)
         places = best(scores, count)
         return places, scores[places]
 
 
 def known_words(index: Any, query: str) -> list[str]:
-    """Return the words of a query that a BM25 index has."""
+    """Return the words of a query that are in a BM25 index."""
     (words,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
     return [one for one in words if one in index.vocab_dict]
 
 
 def best(scores: Scores, count: int, among: Places | None = None) -> Places:
-    """Return the places of the highest scores above 0 (``among`` some), highest first, equal ones in their order."""
+    """Return the indices of the highest positive scores, highest first, ties in order; ``among`` restricts them."""
     places = np.flatnonzero(scores) if among is None else among[scores[among] > 0]
     if count < len(places):
-        kept = scores[places]
-        places = places[kept >= np.partition(kept, len(kept) - count)[len(kept) - count]]
+        values = scores[places]
+        places = places[values >= np.partition(values, len(values) - count)[len(values) - count]]
     return places[np.lexsort((places, -scores[places]))][:count]
 
 
@@ -253,40 +253,40 @@ def _need_faiss() -> None:
 # -- the folder ---------------------------------------------------------------------------------
 
 
-class MadeWith(BaseModel):
-    """The encoder of a folder's vectors."""
+class VectorSource(BaseModel):
+    """Encoder of a folder's vectors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     encoder: EncoderSettings
     identity: str
-    """A hash of what vectors depend on."""
+    """Hash of the encoder (``EncoderSettings.identity``)."""
 
 
 class Manifest(BaseModel):
-    """What a folder says of itself."""
+    """Manifest of an index folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     form: int
     passages: int
     pages: int
     content: str
-    """A hash of all passages in their order."""
+    """Hash of all passages in order."""
     bm25: bool
-    vectors: MadeWith | None = None
+    vectors: VectorSource | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the manifest of a folder. Raises ``UserError`` for what is not an index."""
+        """Read the manifest of a folder. Raises ``UserError`` if it is not an index."""
         try:
             manifest = cls.model_validate_json((folder / MANIFEST).read_bytes())
         except (OSError, ValidationError) as error:
             raise UserError(
-                f"{folder} is not an index of pages, or of an older form",
-                "make one: coterie data index FILE.jsonl FOLDER",
+                f"{folder} is not an index of pages, or has an older format",
+                "build one: coterie data index FILE.jsonl FOLDER",
             ) from error
         if manifest.form != FORM:
             raise UserError(
-                f"{folder} is of form {manifest.form}, not {FORM}", "make the index again"
+                f"{folder} has format {manifest.form}, not {FORM}", "build the index again"
             )
         return manifest
 
@@ -301,8 +301,8 @@ def build_index(
 ) -> int:
     """Index a file (:func:`read_rows`); return the number of passages.
 
-    With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row
-    that is broken, a folder that is there already, and a package or a model that is missing.
+    An ``encoder`` adds vectors. Raises ``UserError`` for an unreadable file, a bad row, an existing folder, and a
+    missing package or model.
     """
     check_new_folder(folder, "give another folder, or remove it")
     with whole_folder(folder) as new:
@@ -312,7 +312,7 @@ def build_index(
 def fill_index(
     new: Path, file: Path, *, bm25: bool, encoder: EncoderSettings | None, progress: Progress
 ) -> int:
-    """Do what :func:`build_index` does, in a new folder that the caller keeps or drops."""
+    """Build an index like :func:`build_index`, in an empty folder of the caller."""
     if bm25:
         need_bm25s()
     loaded: Any = None
@@ -345,26 +345,26 @@ def fill_index(
     np.save(new / PAGES, np.frombuffer(pages, np.int64))
     if bm25:
         if not tokens.vocab:
-            raise UserError("no passage has a word that can be searched", "search by meaning alone")
+            raise UserError("no passage has a searchable word", "build the index with vectors only")
         index = need_bm25s().BM25()
         index.index(tokens, show_progress=False)
         index.save(str(new), show_progress=False)
-    made = None
+    source = None
     if encoder is not None:
         from coterie.tools.retrieval.vectors import build_vectors
 
         build_vectors(Passages(new), loaded, new / VECTORS, progress)
         place = expanded(encoder.model)
         model = str(place.absolute()) if place.is_dir() else encoder.model
-        placed = encoder.model_copy(update={"model": model})
-        made = MadeWith(encoder=placed, identity=encoder.identity())
+        absolute = encoder.model_copy(update={"model": model})
+        source = VectorSource(encoder=absolute, identity=encoder.identity())
     manifest = Manifest(
         form=FORM,
         passages=len(pages),
         pages=pages[-1] + 1,
         content=content.hexdigest(),
         bm25=bm25,
-        vectors=made,
+        vectors=source,
     )
     (new / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return manifest.passages
@@ -375,14 +375,14 @@ def fill_index(
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage, and how well it fits a query."""
+    """Passage with its score for a query."""
 
     passage: Passage
     score: float
 
 
 class Retriever:
-    """An open index; ``search`` finds places of passages. Several threads may use it."""
+    """Open index; ``search`` returns indices of passages. Thread-safe."""
 
     def __init__(
         self,
@@ -392,7 +392,7 @@ class Retriever:
         self._passages, self._search = passages, search
 
     def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
-        """Return at most ``count`` passages of each query, best first."""
+        """Return at most ``count`` passages for each query, best first."""
         return [
             [
                 Hit(self._passages[int(place)], float(score))
@@ -403,30 +403,28 @@ class Retriever:
 
 
 def check_index(settings: IndexSettings) -> str:
-    """Return a hash of what searches give, wherever files lie.
+    """Return a hash of the content that search results depend on, independent of paths.
 
-    Raises ``UserError`` for what can't be searched, as far as it shows without loading anything large.
+    Raises ``UserError`` if the index can't be searched, checked without loading large files.
     """
     manifest = Manifest.read(settings.folder)
     if settings.search == "bm25":
         need_bm25s()
         if not manifest.bm25:
             raise UserError(
-                f"{settings.index} was made without BM25",
-                "search by meaning (`search: dense`), or make the index again",
+                f"{settings.index} has no BM25 index",
+                "set `search: dense`, or build the index again",
             )
         return digest(manifest.content, "bm25")
     _need_faiss()
     encoder, file = _encoder(settings, manifest), _vectors(settings)
     if not file.is_file():
-        raise UserError(
-            f"there is no file {file}", "give the FAISS index that goes with the corpus"
-        )
+        raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")
     return digest(manifest.content, encoder.identity(), sampled_hash(file))
 
 
 def open_retriever(settings: IndexSettings) -> Retriever:
-    """Open an index. Raises ``UserError`` as :func:`check_index`, and for what does not fit together."""
+    """Open an index. Raises ``UserError`` like :func:`check_index`, and for parts that do not match."""
     manifest = Manifest.read(settings.folder)
     passages = Passages(settings.folder)
     if settings.search == "bm25":
@@ -442,33 +440,33 @@ def open_retriever(settings: IndexSettings) -> Retriever:
 
 
 def sampled_hash(file: Path) -> str:
-    """Return a hash of a large file's size and of both its ends."""
+    """Return a hash of a large file's size and both of its ends."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
-        head = opened.read(SAMPLE)
-        opened.seek(max(0, size - SAMPLE))
-        return hashlib.sha256(b"%d " % size + head + opened.read()).hexdigest()
+    with file.open("rb") as stream:
+        head = stream.read(SAMPLE)
+        stream.seek(max(0, size - SAMPLE))
+        return hashlib.sha256(b"%d " % size + head + stream.read()).hexdigest()
 
 
 def _vectors(settings: IndexSettings) -> Path:
-    given = settings.vectors
-    return settings.folder / VECTORS if given is None else expanded(given)
+    file = settings.vectors
+    return settings.folder / VECTORS if file is None else expanded(file)
 
 
 def _encoder(settings: IndexSettings, manifest: Manifest) -> EncoderSettings:
-    """The encoder that is meant; for the folder's own vectors it must be the one that made them."""
+    """Return the encoder. Raises ``UserError`` if it did not make the folder's vectors."""
     if settings.vectors is not None and settings.encoder is not None:
         return settings.encoder
-    made = manifest.vectors
-    if made is None:
+    source = manifest.vectors
+    if source is None:
         raise UserError(
-            f"{settings.index} was made without vectors",
-            "make the index again with --dense MODEL, or give `vectors` and `encoder`",
+            f"{settings.index} has no vectors",
+            "build the index again with --dense MODEL, or give `vectors` and `encoder`",
         )
-    encoder = settings.encoder or made.encoder
-    if encoder.identity() != made.identity:
+    encoder = settings.encoder or source.encoder
+    if encoder.identity() != source.identity:
         raise UserError(
-            f"the vectors of {settings.index} were made by another encoder than {encoder.model}, or in another way",
-            f"they were made by {made.encoder.model}",
+            f"the vectors of {settings.index} are not from {encoder.model} with these settings",
+            f"use their encoder, {source.encoder.model}, or build the index again",
         )
     return encoder

@@ -1,11 +1,11 @@
-"""The tool that agents search passages with: in this process, or at a retrieval server.
+"""Tool that searches passages in this process or at a retrieval server.
 
     tool = RetrieverTool(RetrieverSettings(corpus="passages"))
     async with tool.open() as functions:
         text = await functions["wiki_search"]({"query": "capital of Norway"})
 
-Calls of the same moment, such as those of one message, are one search. A server speaks the protocol of Search-R1's:
-``POST /retrieve`` with ``{"queries", "topk", "return_scores"}``. No part of its reply is trusted.
+Concurrent calls, such as the calls of one message, share one search. A server uses Search-R1's protocol:
+``POST /retrieve`` with ``{"queries", "topk", "return_scores"}``. Its reply is validated.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ MAX_PASSAGES = 100
 MAX_QUERIES = 128
 MAX_REQUESTS = 16
 CONNECT_SECONDS = 5.0
-KEPT_SECONDS = 2.0
-"""An idle connection is closed before a server would do so (uvicorn: 5 s)."""
-RETRIED = (408, 425, 429)
-"""Statuses below 500 that may pass."""
-REFUSED = (400, 413, 422)
-"""Statuses of a query that the server does not accept."""
+KEEPALIVE_SECONDS = 2.0
+"""Less than a server's timeout of idle connections (uvicorn: 5 s)."""
+RETRY_STATUSES = (408, 425, 429)
+"""Temporary failures with a status below 500."""
+REFUSAL_STATUSES = (400, 413, 422)
+"""Statuses of a refused query."""
 FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
-"""Seconds between two tries; the pause doubles."""
-SHOWN = 300
-"""Characters of a server's message that an error quotes."""
+"""Seconds between two attempts; the pause doubles."""
+MAX_QUOTE = 300
+"""Characters of a server's message in an error."""
 NOTHING = "No passages were found."
 _HEADER = re.compile(r'^Doc \d+ \(Title: "(.*)"\)$', re.MULTILINE)
 Answer = list[Passage] | ToolError
@@ -60,30 +60,30 @@ Search = Callable[[Sequence[str]], Awaitable[Sequence[Answer]]]
 
 
 class RetrieverSettings(SearchSettings):
-    """A tool that searches passages; either ``url`` or ``corpus`` says where."""
+    """Settings of a tool that searches passages at ``url`` or in ``corpus``."""
 
     name: str = key("wiki_search", "The tool's name.", pattern=r"^[A-Za-z0-9_-]+$")
     description: str = key(
-        "Finds passages of an encyclopedia that fit a query.", "What agents are told of it."
+        "Finds passages of an encyclopedia that fit a query.", "Description of the tool in prompts."
     )
     url: str | None = key(
         None, "A retrieval server, such as http://127.0.0.1:8000/retrieve (Search-R1's protocol)."
     )
     corpus: str | None = key(
         None,
-        "Passages that this process searches: a folder that `coterie data index` made, or a JSONL file of rows with "
-        "`contents`, or `title` and `text`, which is indexed once.",
+        "Local passages: a folder of `coterie data index`, or a JSONL file of rows with `contents`, or `title` and "
+        "`text`, which is indexed once.",
     )
     topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=MAX_PASSAGES)
-    seconds: float = key(8.0, "Of `url`: time limit of one try of a request.", gt=0)
-    tries: int = key(3, "Of `url`: tries of a request that fails for a reason that may pass.", ge=1)
-    window_ms: float = key(2.0, "Milliseconds that a call waits for others.", ge=0)
+    seconds: float = key(8.0, "For `url`: time limit of one attempt, in seconds.", gt=0)
+    tries: int = key(3, "For `url`: attempts of a request after temporary failures.", ge=1)
+    window_ms: float = key(2.0, "Milliseconds that a call waits to be batched with others.", ge=0)
 
     @field_validator("url")
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
         if url is not None and not server_url(url).path.strip("/"):
-            raise ValueError(f"must be the whole address, such as {url}/retrieve")
+            raise ValueError(f"must be the full address, such as {url}/retrieve")
         return url
 
     @model_validator(mode="after")
@@ -91,12 +91,12 @@ class RetrieverSettings(SearchSettings):
         if (self.url is None) == (self.corpus is None):
             raise ValueError("give one of url and corpus")
         if self.url is not None and self.search == "dense":
-            raise ValueError("search is of a corpus; a server searches as it was started")
+            raise ValueError("search is for corpus; configure the server instead")
         return self
 
 
 class RetrieverTool:
-    """A source of one tool (``tools.source.ToolSource``)."""
+    """Source of one tool (``tools.source.ToolSource``)."""
 
     settings_type = RetrieverSettings
 
@@ -108,7 +108,7 @@ class RetrieverTool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        async with self._searching() as search:
+        async with self._open_search() as search:
             at_once = MAX_REQUESTS if self.settings.url else 1
             batches = Batches(search, self.settings.window_ms / 1000, at_once)
 
@@ -119,7 +119,7 @@ class RetrieverTool:
                 answer = await batches.ask(query)
                 if isinstance(answer, ToolError):
                     raise ToolError(str(answer))
-                return shown(answer)
+                return format_passages(answer)
 
             try:
                 yield {self.settings.name: do}
@@ -127,7 +127,7 @@ class RetrieverTool:
                 await batches.close()
 
     def _content(self) -> str:
-        """Return a hash of what is searched; a server does not say. Raises ``UserError`` for what can't be."""
+        """Return a hash of the passages; empty for a server. Raises ``UserError`` if they can't be searched."""
         s = self.settings
         if s.url is not None:
             try:
@@ -156,7 +156,7 @@ class RetrieverTool:
         )
 
     @asynccontextmanager
-    async def _searching(self) -> AsyncIterator[Search]:
+    async def _open_search(self) -> AsyncIterator[Search]:
         s = self.settings
         if s.url is not None:
             client = RetrieverClient(s.url, seconds=s.seconds, tries=s.tries)
@@ -176,17 +176,17 @@ class RetrieverTool:
         yield here
 
 
-def shown(passages: Sequence[Passage]) -> str:
+def format_passages(passages: Sequence[Passage]) -> str:
     return "\n\n".join(_block(n, one) for n, one in enumerate(passages, 1)) or NOTHING
 
 
 def titles_in(text: str) -> tuple[str, ...]:
-    """Return the titles of the passages in a text that :func:`shown` wrote, also if it was cut."""
+    """Return the titles in a text of :func:`format_passages`, which may be truncated."""
     return tuple(_HEADER.findall(text))
 
 
 def index_folder(place: Path) -> Path:
-    """Return the index of a folder, or of a file, made the first time."""
+    """Return the index of a folder, or of a file, which is indexed on first use."""
     if not place.is_file():
         return place
     target = home() / "indexes" / f"{sha256(place)}-{FORM}"
@@ -207,7 +207,7 @@ def _parameters() -> dict[str, object]:
 
 
 class Batches:
-    """Search queries together that come within ``window`` seconds, equal ones once. Use it in one event loop."""
+    """Batches of queries that arrive within ``window`` seconds; equal queries are searched once. For one event loop."""
 
     def __init__(self, search: Search, window: float, at_once: int) -> None:
         self._search, self._window = search, window
@@ -217,7 +217,7 @@ class Batches:
         self._timer: asyncio.TimerHandle | None = None
 
     async def ask(self, query: str) -> Answer:
-        """Return the answer to one query; raise what its search raised."""
+        """Return the answer to one query. Raises the exceptions of its search."""
         loop = asyncio.get_running_loop()
         answer = self._waiting.setdefault(query, loop.create_future())
         if len(self._waiting) >= MAX_QUERIES:
@@ -254,7 +254,7 @@ class Batches:
             for future in batch.values():
                 if not future.done():
                     future.set_exception(error)
-                    future.exception()  # a caller that was cancelled does not read it
+                    future.exception()  # a canceled caller does not read it
         finally:
             for future in batch.values():
                 future.cancel()
@@ -273,24 +273,24 @@ class _Scored(BaseModel):
 
 
 class _Reply(BaseModel):
-    """A reply with scores, or without."""
+    """Reply with or without scores."""
 
     result: list[list[_Scored | _Document]]
 
 
 class _Refused(Exception):
-    """The server does not accept the queries."""
+    """The server refused the queries."""
 
 
 class RetrieverClient:
-    """Client of the server at ``url``, which ends in ``/retrieve``. ``seconds``: time limit of a try."""
+    """Client of a retrieval server. ``url`` ends in ``/retrieve``; ``seconds`` is the time limit of an attempt."""
 
     def __init__(self, url: str, *, seconds: float, tries: int) -> None:
         self.url = url
         self._tries = tries
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
-            limits=httpx2.Limits(keepalive_expiry=KEPT_SECONDS),
+            limits=httpx2.Limits(keepalive_expiry=KEEPALIVE_SECONDS),
             trust_env=False,
         )
 
@@ -298,9 +298,9 @@ class RetrieverClient:
         await self._http.aclose()
 
     async def search(self, queries: Sequence[str], count: int) -> list[Answer]:
-        """Return at most ``count`` passages of each query, best first, or why the server refuses it.
+        """Return at most ``count`` passages for each query, best first, or the reason of its refusal.
 
-        Raises ``ToolUnavailable`` if the server can't be reached, or answers nothing that can be used.
+        Raises ``ToolUnavailable`` if the server is unreachable or its replies are invalid.
         """
         try:
             return await self._ask(queries, count)
@@ -322,20 +322,20 @@ class RetrieverClient:
             except (httpx2.HTTPError, OSError) as error:
                 fault = f"no answer from {self.url}: {error!r}"
                 continue
-            status, said = reply.status_code, reply.text[:SHOWN]
-            if status in REFUSED:
-                raise _Refused(f"the query was refused: {said}")
-            if status >= 500 or status in RETRIED:
-                fault = f"{self.url} answered {status}: {said}"
+            status, quote = reply.status_code, reply.text[:MAX_QUOTE]
+            if status in REFUSAL_STATUSES:
+                raise _Refused(f"the query was refused: {quote}")
+            if status >= 500 or status in RETRY_STATUSES:
+                fault = f"{self.url} answered {status}: {quote}"
                 wait = retry_after(reply.headers.get("retry-after"), reply.headers.get("date"))
                 pause = max(pause, wait or 0.0)
                 continue
             if status != httpx2.codes.OK:
-                raise ToolUnavailable(f"{self.url} answered {status}: {said}")
+                raise ToolUnavailable(f"{self.url} answered {status}: {quote}")
             try:
                 rows = _Reply.model_validate_json(reply.content).result
             except ValidationError:
-                fault = f"{self.url} gave a broken reply: {said}"
+                fault = f"{self.url} gave a broken reply: {quote}"
                 continue
             if len(rows) == len(queries):
                 return [[_passage(one) for one in row[:count]] for row in rows]

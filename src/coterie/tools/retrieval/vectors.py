@@ -1,8 +1,7 @@
-"""Search by meaning: vectors of passages in a FAISS index, made by a sentence encoder.
+"""Vector search: vectors of passages from a sentence encoder, in a FAISS index.
 
-A vector is the mean of the last hidden states over a text's tokens, of length 1; an inner product says how near two
-texts are in meaning. Defaults are the conventions of E5 (Wang et al., 2022), with which the Wiki-18 index of Search-R1
-was made.
+A vector is the normalized mean of the last hidden states over a text's tokens. The inner product measures similarity.
+Defaults follow E5 (Wang et al., 2022), the encoder of Search-R1's Wiki-18 index.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ Vectors = NDArray[np.float32]
 
 
 class Encoder:
-    """An encoder that is loaded. Raises ``UserError`` for a model that can't be."""
+    """Loaded sentence encoder. Raises ``UserError`` for a model that can't be loaded."""
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
@@ -48,34 +47,34 @@ class Encoder:
         return int(self._model.config.hidden_size)
 
     def queries(self, texts: Sequence[str]) -> Vectors:
-        return self._encoded([self.settings.query_prefix + text for text in texts])
+        return self._encode([self.settings.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        return self._encoded([self.settings.passage_prefix + text for text in texts])
+        return self._encode([self.settings.passage_prefix + text for text in texts])
 
-    def _encoded(self, texts: Sequence[str]) -> Vectors:
+    def _encode(self, texts: Sequence[str]) -> Vectors:
         size = self.settings.batch
         parts = [self._batch(texts[begin : begin + size]) for begin in range(0, len(texts), size)]
         return np.concatenate(parts) if parts else np.zeros((0, self.width), np.float32)
 
     @torch.inference_mode()
     def _batch(self, texts: Sequence[str]) -> Vectors:
-        given = self._tokenizer(
+        inputs = self._tokenizer(
             list(texts),
             padding=True,
             truncation=True,
             max_length=self.settings.max_tokens,
             return_tensors="pt",
         ).to(self._device)
-        states = self._model(**given).last_hidden_state.float()
-        mask = given["attention_mask"].unsqueeze(-1).float()
+        states = self._model(**inputs).last_hidden_state.float()
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
         means = (states * mask).sum(1) / mask.sum(1)
-        found: Vectors = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
-        return found
+        vectors: Vectors = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+        return vectors
 
 
 def build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: Progress) -> None:
-    """Encode passages into a flat FAISS index of inner products; 4 bytes a number are in memory meanwhile."""
+    """Encode passages into a flat FAISS index of inner products, built in memory (float32)."""
     index = faiss.IndexFlatIP(encoder.width)
     step = encoder.settings.batch
     progress.start(len(passages), "encoding")
@@ -87,10 +86,10 @@ def build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: Pr
 
 
 class VectorIndex:
-    """A FAISS index that is open, and mapped into memory where FAISS can.
+    """Open FAISS index, memory-mapped if FAISS can.
 
-    ``count`` passages are what it is for. Raises ``UserError`` for a file that is not an index, has another
-    number of passages, or does not compare by inner products.
+    ``count`` is the number of passages. Raises ``UserError`` for a file that is not an index, has another number of
+    vectors, or does not use inner products.
     """
 
     def __init__(self, file: Path, count: int) -> None:
@@ -105,30 +104,30 @@ class VectorIndex:
         if self._index.ntotal != count:
             raise UserError(
                 f"{file} has {self._index.ntotal:,} vectors, and the corpus {count:,} passages",
-                "give the index that was made of this corpus, and index rows with `contents`, which stay whole",
+                "give the index of this corpus, and build the corpus from rows with `contents`, which are not split",
             )
         if self._index.metric_type != faiss.METRIC_INNER_PRODUCT:
             raise UserError(
-                f"{file} does not compare by inner products", "make it with METRIC_INNER_PRODUCT"
+                f"{file} does not use inner products", "build it with METRIC_INNER_PRODUCT"
             )
 
     def check_width(self, encoder: Encoder) -> None:
-        """Refuse (``UserError``) an encoder whose vectors are of another length."""
+        """Raise ``UserError`` for an encoder with another vector size."""
         if encoder.width != self.width:
             raise UserError(
-                f"{self.file} has vectors of {self.width} numbers, and {encoder.settings.model} makes {encoder.width}",
-                "give the encoder that the index was made with",
+                f"{self.file} has vectors of size {self.width}, but {encoder.settings.model} has size {encoder.width}",
+                "give the encoder of the index",
             )
 
     def search(self, queries: Vectors, count: int) -> list[tuple[Places, Scores]]:
-        """For each query: places and scores of the nearest passages, nearest first, equal ones in their order."""
+        """Return indices and scores of the nearest passages for each query, nearest first, ties in order."""
         scores, places = self._index.search(queries, min(count, self._index.ntotal))
         return [
-            _ordered(row[row >= 0], own[row >= 0]) for row, own in zip(places, scores, strict=True)
+            _sort(row[row >= 0], own[row >= 0]) for row, own in zip(places, scores, strict=True)
         ]
 
 
-def _ordered(places: Places, scores: Scores) -> tuple[Places, Scores]:
+def _sort(places: Places, scores: Scores) -> tuple[Places, Scores]:
     order = np.lexsort((places, -scores))
     return places[order], scores[order]
 

@@ -1,7 +1,7 @@
-"""When two plain values are the same: by value, on their forms as JSON.
+"""Compare two plain values in their JSON form.
 
-No Python set or dictionary is made of values that a model chose, since those can be made to collide: keys and members
-of sets are compared by digests, which takes no longer than reading them.
+Values that a model chose never enter a Python set or dictionary, since a model can choose colliding hashes. Keys and
+members of sets are compared by digests, in linear time.
 """
 
 import hashlib
@@ -19,29 +19,29 @@ _KINDS = {
     **dict.fromkeys(("bytes", "bytearray"), _BYTES),
     **dict.fromkeys(("list", "iterator", "values"), _LIST),
 }
-"""What values of several types can be the same as; other types have values of their own."""
+"""Types whose values can be equal across types, by group."""
 _WHOLE = ("int", "bool")
 _IN_ORDER = (_LIST, "tuple", "deque")
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT = 2000
-"""Digits without zeros at the end, and exponent, up to which a decimal is compared with other numbers."""
+"""Upper bound of the digits without trailing zeros, and of the exponent, of a decimal that is compared exactly."""
 _MAX_RANGE = 1000
-"""Hexadecimal digits of a bound; ranges with longer ones are equal if they are written alike."""
+"""Hexadecimal digits of a bound; ranges with longer bounds are compared as text."""
 
 
-def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = False) -> bool:
-    """Equal values, all the way down; two NaNs are the same.
+def same(expected: Wire, actual: Wire, tolerance: float = 0.0, *, strict: bool = False) -> bool:
+    """Return True if the values are recursively equal; two NaNs are equal.
 
-    As for Python's ``==``, ``1 == 1.0 == True``, and a set equals a frozen one. Besides, an iterator or a view of
-    values is the list of what it holds. ``strict``: types must be equal too. ``tolerance``, absolute or relative, is
-    for floats that are not keys or members of sets. A whole number is never near another: an expected integer, and
-    an integer where a whole float is expected, are exact.
+    As for Python's ``==``, ``1 == 1.0 == True``, and a set equals a frozenset. An iterator or a view equals the list of
+    its items. ``strict`` also compares types. ``tolerance``, absolute or relative, is for floats that are not keys or
+    members of sets. Integers are compared exactly: an expected integer, and an integer where a whole float is
+    expected.
     """
-    if expected[0] != given[0] and (strict or _kind(expected) != _kind(given)):
+    if expected[0] != actual[0] and (strict or _kind(expected) != _kind(actual)):
         return False
-    kind, content, other = _kind(expected), expected[1], given[1]
+    kind, content, other = _kind(expected), expected[1], actual[1]
     if kind == _NUMBER:
-        return _close(expected, given, tolerance) or _number(expected) == _number(given)
+        return _close(expected, actual, tolerance) or _number(expected) == _number(actual)
     if kind in _IN_ORDER:
         return len(content) == len(other) and all(
             same(one, two, tolerance, strict=strict)
@@ -52,12 +52,12 @@ def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = 
         return len(content) == len(other) and ours.keys() == theirs.keys() and all(
             same(value, theirs[key], tolerance, strict=strict) for key, value in ours.items()
         )  # fmt: skip
-    return _digest(expected, strict) == _digest(given, strict)
+    return _digest(expected, strict) == _digest(actual, strict)
 
 
-def equal(expected: Wire, given: Wire) -> bool:
-    """What Python's ``==`` says of the two values: NaN is not equal to itself, nor an iterator to another."""
-    return not _unequal(expected) and not _unequal(given) and same(expected, given)
+def equal(expected: Wire, actual: Wire) -> bool:
+    """Compare like Python's ``==``: NaN does not equal itself, nor an iterator another one."""
+    return not _unequal(expected) and not _unequal(actual) and same(expected, actual)
 
 
 def has_nan(wire: Wire) -> bool:
@@ -92,15 +92,15 @@ def _kind(wire: Wire) -> str:
     return _KINDS.get(tag, tag)
 
 
-def _close(expected: Wire, given: Wire, tolerance: float) -> bool:
-    tags = expected[0], given[0]
+def _close(expected: Wire, actual: Wire, tolerance: float) -> bool:
+    tags = expected[0], actual[0]
     if not tolerance or "float" not in tags or "complex" in tags or expected[0] in _WHOLE:
         return False
     try:
-        one, two = _as_float(expected), _as_float(given)
+        one, two = _as_float(expected), _as_float(actual)
     except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
         return False
-    if not math.isfinite(one) or (given[0] in _WHOLE and one.is_integer()):
+    if not math.isfinite(one) or (actual[0] in _WHOLE and one.is_integer()):
         return False
     return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
 
@@ -130,15 +130,15 @@ def _digest(wire: Wire, strict: bool) -> bytes:
         parts = [content[0].encode("utf-8", "surrogatepass"), _digest(content[1], strict)]
     else:
         parts = [_scalar(wire, strict).encode("utf-8", "surrogatepass")]
-    found = hashlib.sha256(f"{wire[0] if strict else kind} {len(parts)}".encode())
+    digest = hashlib.sha256(f"{wire[0] if strict else kind} {len(parts)}".encode())
     for part in parts:
-        found.update(b"%d:" % len(part))
-        found.update(part)
-    return found.digest()
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.digest()
 
 
 def _scalar(wire: Wire, strict: bool) -> str:
-    """One text for each value that is neither a number nor a container."""
+    """Return a canonical text of a value that is neither a number nor a container."""
     tag, content = wire
     if tag == "range" and max(map(len, content)) <= _MAX_RANGE:
         values = decode(wire)
@@ -152,7 +152,7 @@ def _scalar(wire: Wire, strict: bool) -> str:
 
 
 def _instant(tag: str, bare: str, offset: str) -> int:
-    """Microseconds in UTC; two values with time zones are equal if these are."""
+    """Return the microseconds in UTC; values with time zones are equal if these are."""
     if tag == "datetime":  # noqa: SIM108 - a line of one hundred
         value = datetime.fromisoformat(bare)
     else:
@@ -167,7 +167,7 @@ def _number(wire: Wire) -> str:
     if tag == "bool":
         return f"{content:d}/1"
     if tag == "fraction":
-        over, under = (int(part, 16) for part in content)  # in lowest terms, as they are written
+        over, under = (int(part, 16) for part in content)  # already in lowest terms
         return f"{over:x}/{under:x}"
     if tag == "complex":
         real, imaginary = (_number(["float", part]) for part in content)
@@ -192,8 +192,8 @@ def _decimal(value: Decimal) -> str:
     if not short:
         return "0/1"
     exponent += len(text) - len(short)
-    written = f"{'-' * sign}{short}e{exponent}"
+    text = f"{'-' * sign}{short}e{exponent}"
     if max(abs(exponent), len(short)) > _EXACT:
-        return written
-    over, under = Decimal(written).as_integer_ratio()
+        return text
+    over, under = Decimal(text).as_integer_ratio()
     return f"{over:x}/{under:x}"

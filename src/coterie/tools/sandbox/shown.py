@@ -1,4 +1,4 @@
-"""Plain values as text for a person: always possible, and never longer than asked for."""
+"""Plain values as text of limited length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from coterie.tools.sandbox.inside.plain import CONTAINERS, Wire, decode
 
 _MAX_INTEGER = 1000
-"""Hexadecimal digits; interpreters print integers of at most 4,300 decimal ones."""
+"""Hexadecimal digits; Python prints integers of at most 4,300 decimal digits."""
 _BRACKETS = {
     "list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("frozenset({", "})"),
     "deque": ("deque([", "])"), "iterator": ("iterator([", "])"), "keys": ("dict_keys([", "])"),
@@ -14,8 +14,8 @@ _BRACKETS = {
 }  # fmt: skip
 
 
-def shown(wire: Wire, max_length: int) -> str:
-    """A value about as Python writes it, cut to ``max_length`` characters."""
+def format_value(wire: Wire, max_length: int) -> str:
+    """Format a value much like ``repr``, cut to ``max_length`` characters."""
     text = ""
     for piece in _pieces(wire, max_length):
         text += piece

@@ -1,7 +1,6 @@
-"""Users that answers run as: where we are root, every worker of the machine has one of its own.
+"""Users that answers run as. As root, every worker of the machine has its own user.
 
-The kernel counts a user's processes and locks together, whatever jail they are in. So with one user two answers would
-share their limits.
+The kernel counts processes and locks by user, across jails. So two answers with the same user would share their limits.
 """
 
 import os
@@ -14,41 +13,41 @@ from coterie.errors import UserError
 
 NOBODY = 65534
 UIDS = range(61184, 65520)
-"""Users that no account has; systemd hands them out for a while."""
-HANDED_OUT = Path("/run/systemd/dynamic-uid")
+"""User ids without accounts; systemd assigns them temporarily."""
+SYSTEMD_USERS = Path("/run/systemd/dynamic-uid")
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user for one worker, until it is released or this process ends."""
+    """User of one worker, until it is released or this process ends."""
 
     uid: int
-    held: socket.socket | None = None
-    """Has a name that only one socket of the machine has, and that is free again when this process is gone."""
+    lock: socket.socket | None = None
+    """Socket bound to a name that is unique on the machine and free again when this process ends."""
 
     def release(self) -> None:
-        if self.held is not None:
-            self.held.close()
+        if self.lock is not None:
+            self.lock.close()
 
 
 def claim_user() -> User:
-    """A user for a worker: as root one that no other worker has, else ``NOBODY``, who has an own namespace.
+    """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
 
     Raises ``UserError`` if all are taken.
     """
     if os.geteuid() != 0:
         return User(NOBODY)
     for uid in random.SystemRandom().sample(UIDS, len(UIDS)):
-        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            held.bind(f"\0coterie/sandbox/user/{uid}")
+            lock.bind(f"\0coterie/sandbox/user/{uid}")
         except OSError:
-            held.close()
+            lock.close()
             continue
-        if not (HANDED_OUT / str(uid)).exists():
-            return User(uid, held)
-        held.close()
+        if not (SYSTEMD_USERS / str(uid)).exists():
+            return User(uid, lock)
+        lock.close()
     raise UserError(
-        f"all {len(UIDS)} users that answers may run as are taken by workers of sandboxes",
+        f"all {len(UIDS)} user ids for sandbox workers are in use",
         "end other runs on this machine, or set fewer workers",
     )

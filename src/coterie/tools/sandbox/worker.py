@@ -1,4 +1,4 @@
-"""One worker: the jail's process, and the exchange of requests and replies with the supervisor in it."""
+"""Worker process of a jail. Sends requests to the supervisor in it and reads the replies."""
 
 import asyncio
 import contextlib
@@ -20,32 +20,32 @@ from coterie.tools.sandbox.jail import advice
 from coterie.tools.sandbox.users import User, claim_user
 
 START_SECONDS = 60.0
-"""For a jail to come up, on a busy machine."""
+"""Timeout for starting a jail on a busy machine."""
 GRACE_SECONDS = 10.0
-"""For a reply, beyond the time that the job has."""
+"""Timeout for a reply, in addition to the job's limit."""
 STDERR = 2000
-"""Bytes that are kept of what a jail says."""
+"""Bytes of a jail's stderr to keep."""
 CLOSE_SECONDS = 10.0
-"""For a jail that was killed to be gone."""
+"""Timeout for the end of a killed jail."""
 Request = Job | Opening | Cell | Closing
 
 
 class WorkerLost(Exception):
-    """The worker gave no proper reply, and is ended."""
+    """The worker sent no valid reply and was ended."""
 
 
 class Worker:
-    """A jail that runs one answer at a time, or has one session. Start it with ``start``."""
+    """Jail that runs one answer at a time, or one session. Create it with ``start``."""
 
     def __init__(self, user: User, process: Process) -> None:
         self.user = user
         self.seconds = 0.0
-        """That the last job took, without the time for which it waited for a processor."""
+        """Seconds of the last job, without the time it waited for a CPU."""
         self._process = process
 
     @classmethod
     async def start(cls, jail: Sequence[str]) -> "Worker":
-        """Start a jail; raises ``UserError`` with what to do if it doesn't come up."""
+        """Start a jail. Raises ``UserError`` if it does not start."""
         user = claim_user()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -58,21 +58,23 @@ class Worker:
         try:
             ready = await asyncio.wait_for(worker._out.readexactly(5), START_SECONDS)
             if ready != b"ready":
-                raise UserError("the sandbox does not start here: it answers strangely", advice())
+                raise UserError("the sandbox did not start: its first reply is invalid", advice())
         except (asyncio.IncompleteReadError, TimeoutError) as error:
-            text = (await worker.close()) or f"{jail[0]} said nothing ({type(error).__name__})"
-            raise UserError(f"the sandbox does not start here: {text}", advice()) from error
+            text = (await worker.close()) or f"{jail[0]} printed nothing ({type(error).__name__})"
+            raise UserError(f"the sandbox did not start: {text}", advice()) from error
         except BaseException:
             await worker.close()
             raise
         return worker
 
     async def run(self, request: Request) -> list[JobRecord]:
-        """The records of the reply, for a job one for each call; raises ``WorkerLost``. Whatever it raises, the worker
-        is ended."""
+        """Return the records of the reply, for a job one for each call.
+
+        Raises ``WorkerLost`` without a valid reply. The worker is killed on any exception.
+        """
         nonce = secrets.token_bytes(16)
         try:
-            self._in.write(written(request) + nonce)
+            self._in.write(pack(request) + nonce)
             reply = await asyncio.wait_for(
                 self._reply(nonce, request), request.longest_seconds + GRACE_SECONDS
             )
@@ -88,15 +90,15 @@ class Worker:
         await self._in.drain()
         head = await self._out.readexactly(len(nonce) + REPLY.size)
         if head[: len(nonce)] != nonce:
-            raise ValueError("a reply to another run")
+            raise ValueError("the reply has another run's nonce")
         size, self.seconds = REPLY.unpack_from(head, len(nonce))
         if size > request.max_reply:
-            raise ValueError("a reply that is too long")
+            raise ValueError("the reply is too long")
         return await self._out.readexactly(size)
 
     @property
     def pid(self) -> int:
-        """Of the jail's outermost process."""
+        """Process id of the jail's outermost process."""
         return self._process.pid
 
     @property
@@ -108,44 +110,43 @@ class Worker:
         return cast(StreamReader, self._process.stdout)
 
     def kill(self) -> None:
-        """End the jail and all that is in it, also while it comes up."""
+        """Kill the jail and all its processes, even while it starts."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> str:
-        """End the jail and wait until it is gone; what it wrote to its standard error.
+        """Kill the jail and wait for its end; return its stderr.
 
-        Its pipes are read to their ends meanwhile: the process counts as ended only then, and a full one is not read
-        by itself.
+        Its pipes are read to the end, since asyncio reports the process as ended only then.
         """
         self.kill()
         self._in.close()
         error = cast(StreamReader, self._process.stderr)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                _, said, _ = await asyncio.gather(
-                    _drained(self._out), _drained(error), self._process.wait()
+                _, stderr, _ = await asyncio.gather(
+                    _drain(self._out), _drain(error), self._process.wait()
                 )
                 with contextlib.suppress(OSError):
                     await self._in.wait_closed()
         except TimeoutError:
-            return ""  # the kernel will end it; nobody has to wait
+            return ""  # the kernel ends it later
         finally:
             self.user.release()
-        return said.decode(errors="replace").strip()
+        return stderr.decode(errors="replace").strip()
 
 
-def written(request: Request) -> bytes:
-    """A request as the supervisor reads it, without its nonce."""
+def pack(request: Request) -> bytes:
+    """Serialize a request for the supervisor, without its nonce."""
     body = json.dumps(asdict(request)).encode()
     return HEAD.pack(request.kind, len(body)) + body
 
 
-async def _drained(pipe: StreamReader) -> bytes:
-    kept = b""
+async def _drain(pipe: StreamReader) -> bytes:
+    beginning = b""
     while data := await pipe.read(1 << 16):
-        kept = (kept + data)[:STDERR]
-    return kept
+        beginning = (beginning + data)[:STDERR]
+    return beginning
 
 
 def _records(reply: bytes, count: int) -> list[JobRecord]:
@@ -155,5 +156,5 @@ def _records(reply: bytes, count: int) -> list[JobRecord]:
         at += 5 + size
         records.append((kind, reply[at - size : at]))
     if at != len(reply):
-        raise ValueError("a reply of another length")
+        raise ValueError("the reply has extra bytes")
     return records

@@ -1,1 +1,1 @@
-"""The web as tools: search, reading pages, and servers of both."""
+"""Tools that search the web and read pages."""

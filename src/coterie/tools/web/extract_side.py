@@ -1,7 +1,7 @@
-"""Takes the text out of pages, in a process of its own: a page may be made to take all time or memory.
+"""Process that extracts the text of pages, since a malicious page may take unbounded time or memory.
 
-Reads lines of JSON (``{"html": ..., "url": ...}``) and answers each with one (``{"title": ..., "text": ...}``). Started
-by :mod:`coterie.tools.web.pages`; run by hand it says ``ready`` if the package trafilatura is there.
+Reads lines of JSON (``{"html": ..., "url": ...}``) and answers each with one (``{"title": ..., "text": ...}``).
+:mod:`coterie.tools.web.pages` starts it. Run by hand, it prints ``ready`` if the package trafilatura is installed.
 """
 
 import json
@@ -14,11 +14,11 @@ MEMORY = 4 * 2**30
 """Bytes of address space."""
 
 HEAD = 2000
-"""Characters in which a whole page says that it is one."""
+"""Characters in which a complete page has its ``<html`` tag."""
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer each input line."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     print("ready", flush=True)
@@ -26,18 +26,18 @@ def main() -> None:
         request = json.loads(line)
         try:
             answer = text_of(request["html"], request["url"])
-        except Exception as error:  # a page may break the parser in any way, and then has no text
+        except Exception as error:  # a page may break the parser in any way
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(answer), flush=True)
 
 
 def text_of(html: str, url: str) -> dict[str, str]:
-    """The title and the text of a page, with its links as Markdown; all of its text where no article is found."""
+    """Return the title and the text of a page, with links as Markdown; all text if it has no article."""
     if "<html" not in html[:HEAD].lower():
-        html = f"<html><body>{html}</body></html>"  # else it is not taken for a page
+        html = f"<html><body>{html}</body></html>"  # trafilatura expects a complete page
     text = extract(html, url=url, output_format="markdown", include_links=True, include_tables=True)
-    found = extract_metadata(html, default_url=url)
-    return {"title": (found and found.title) or "", "text": text or html2txt(html) or ""}
+    metadata = extract_metadata(html, default_url=url)
+    return {"title": (metadata and metadata.title) or "", "text": text or html2txt(html) or ""}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Pages of the web: from addresses that were checked, with limits of size and time.
+"""Fetch pages of the web from checked addresses, with limits on size and time.
 
-A page may link to this machine, to a neighbor in its network, or to the address where clouds hand out passwords. So a
-name is looked up once, all its addresses are checked, and the connection goes to one that was checked; later changes of
-the name change nothing. A connection serves one request. TLS checks the name. There are no cookies, proxies or
-passwords, and redirects are followed by hand.
+A page may link to this machine, to its private network, or to a cloud's metadata server with credentials. So a name is
+resolved once, all its addresses are checked, and the connection uses a checked address, so that later DNS changes have
+no effect. Each connection serves one request. TLS checks the name. There are no cookies, proxies or passwords, and each
+redirect is checked like a new URL.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from coterie.tools.run import ToolError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 GLOBAL_6 = ipaddress.ip_network("2000::/3")
-"""All IPv6 addresses of the public net; those that hold an IPv4 address and are not below 2002::/16 are elsewhere."""
+"""Public IPv6 addresses. Only 2002::/16 of them embeds IPv4 addresses."""
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
         (
             "100.64.0.0/10",  # shared by providers; also a cloud's metadata
-            "168.63.129.16/32",  # a cloud's own server, at a public address
+            "168.63.129.16/32",  # a cloud's metadata at a public address
             "192.0.0.0/24",  # protocols; also a cloud's metadata
             "192.88.99.0/24",  # relays to IPv6
             "2001::/23",  # protocols; Teredo holds IPv4 addresses
@@ -39,34 +39,34 @@ NOT_PUBLIC = tuple(
         ),
     )
 )
-"""Refused beside what Python's ``ipaddress`` knows to be special, which differs from version to version."""
+"""Refused networks, in addition to the special ones of ``ipaddress``, which vary by Python version."""
 LOOKUP = 10.0
-"""Seconds for one look-up of a name."""
+"""Timeout of a DNS query."""
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_ADDRESSES = 3
 CONNECT = 10.0
-"""Seconds for a connection to one address."""
+"""Timeout of a connection to one address."""
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class PageError(ToolError):
-    """A page can't be read, and the agent that asked for it is told why."""
+    """A page can't be read. The agent sees the message."""
 
 
 class HostSettings(Settings):
-    """Whom pages may be fetched from."""
+    """Hosts from which pages may be fetched."""
 
     allowed_hosts: tuple[str, ...] = key(
-        (), "The only hosts that are asked, each with all below it (`example.org`); empty: all."
+        (), "Allowed hosts, including their subdomains (`example.org`); empty: all."
     )
     denied_hosts: tuple[str, ...] = key(
-        (), "Hosts that are never asked, each with all below it; goes before allowed_hosts."
+        (), "Denied hosts, including their subdomains; overrides allowed_hosts."
     )
     private_hosts: tuple[str, ...] = key(
         (),
-        "Hosts with a port (`wiki.intranet:80`, `127.0.0.1:8080`) that may have addresses of this machine or a private "
-        "network. All others are refused there.",
+        "Hosts with a port (`wiki.intranet:80`, `127.0.0.1:8080`) that may be on this machine or a private network. "
+        "Other hosts with private addresses are refused.",
     )
 
     @field_validator("allowed_hosts", "denied_hosts", "private_hosts")
@@ -88,22 +88,22 @@ class HostSettings(Settings):
 
 
 class FetchSettings(HostSettings):
-    """How pages are fetched."""
+    """Settings of page requests."""
 
-    page_seconds: float = key(
-        30.0, "Seconds for a page, its redirects and all of its body included.", gt=0
-    )
+    page_seconds: float = key(30.0, "Time limit of a page, including redirects, in seconds.", gt=0)
     page_bytes: int = key(
-        5_000_000, "Bytes of a page that are read, sent and unpacked; it is cut off there.", ge=1000
+        5_000_000,
+        "Limit on the compressed and the decompressed bytes of a page; it is truncated there.",
+        ge=1000,
     )
-    user_agent: str = key("coterie (research agent)", "What servers are told of us.", min_length=1)
+    user_agent: str = key("coterie (research agent)", "User agent in requests.", min_length=1)
 
 
 # -- addresses -----------------------------------------------------------------------------------
 
 
 def web_url(text: str) -> httpx2.URL:
-    """A URL that may be asked for. Raises :class:`PageError`."""
+    """Parse a URL of the web. Raises :class:`PageError`."""
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:
@@ -122,7 +122,7 @@ def port(url: httpx2.URL) -> int:
 
 
 def check_name(url: httpx2.URL, settings: HostSettings) -> None:
-    """Refuse, with :class:`PageError`, a host that the settings do not allow."""
+    """Raise :class:`PageError` for a host that the settings do not allow."""
     host = _plain(url.host)
     if any(_below(host, one) for one in settings.denied_hosts):
         raise PageError(f"pages of {host} may not be read")
@@ -130,26 +130,26 @@ def check_name(url: httpx2.URL, settings: HostSettings) -> None:
         raise PageError(f"pages of {host} may not be read")
 
 
-async def checked_addresses(url: httpx2.URL, settings: HostSettings) -> list[Address]:
-    """The addresses of a URL's host, all of which may be connected to. Raises :class:`PageError`.
+async def resolve_addresses(url: httpx2.URL, settings: HostSettings) -> list[Address]:
+    """Resolve a URL's host to allowed addresses. Raises :class:`PageError`.
 
-    One address that may not be asked spoils all: such a name is a trap, or a network's own.
+    A host with any refused address is refused, since it is an attack or an internal name.
     """
     check_name(url, settings)
-    found = await _look_up(url.raw_host.decode("ascii"), port(url))
+    addresses = await _look_up(url.raw_host.decode("ascii"), port(url))
     if f"{_plain(url.host)}:{port(url)}" in settings.private_hosts:
-        return found
-    for address in found:
+        return addresses
+    for address in addresses:
         if not is_public(address):
             raise PageError(f"{url.host} is not in the public net, so it may not be read")
-    return found
+    return addresses
 
 
 def is_public(address: Address) -> bool:
     if any(address in net for net in NOT_PUBLIC if net.version == address.version):
         return False
     if isinstance(address, ipaddress.IPv6Address) and address not in GLOBAL_6:
-        return False  # among them IPv4 addresses written as IPv6: ::ffff:127.0.0.1, 64:ff9b::7f00:1
+        return False  # including embedded IPv4 addresses: ::ffff:127.0.0.1, 64:ff9b::7f00:1
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
@@ -181,24 +181,24 @@ def _below(host: str, parent: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a server sent."""
+    """Response of a server."""
 
     url: str
     kind: str
-    """The media type that the server names, without parameters; empty if it names none."""
+    """Media type in the header, without parameters; empty if missing."""
     charset: str
-    """As the server names it; empty if it does not."""
+    """Charset in the header; empty if missing."""
     body: bytes
     whole: bool
-    """Whether it was not cut off."""
+    """True if the body is not truncated."""
 
 
 class Fetcher:
-    """Fetches pages. To be closed. ``trust`` is whose certificates TLS believes; default: the system's."""
+    """HTTP client for pages. Close it after use. ``trust`` has the certificates for TLS; default: the system's."""
 
     def __init__(self, settings: FetchSettings, *, trust: ssl.SSLContext | None = None) -> None:
         self.settings = settings
-        # No connection is used twice: one that was made for a name would do for another name of that address.
+        # Connections are not reused: a connection for one name would serve another name with the same address.
         self._transport = httpx2.AsyncHTTPTransport(
             verify=trust or ssl.create_default_context(),
             limits=httpx2.Limits(max_keepalive_connections=0),
@@ -209,7 +209,7 @@ class Fetcher:
         await self._transport.aclose()
 
     async def fetch(self, url: str, kinds: tuple[str, ...]) -> Fetched:
-        """The page of a URL, if its media type begins with one of ``kinds`` or is not named.
+        """Fetch a page if its media type begins with one of ``kinds`` or is missing.
 
         Raises :class:`PageError`.
         """
@@ -224,7 +224,7 @@ class Fetcher:
     async def _follow(self, text: str, kinds: tuple[str, ...]) -> Fetched:
         url = web_url(text)
         for _ in range(MAX_REDIRECTS + 1):
-            addresses = await checked_addresses(url, self.settings)
+            addresses = await resolve_addresses(url, self.settings)
             response = await self._connect(url, addresses)
             try:
                 if response.status_code not in REDIRECTS or "location" not in response.headers:
@@ -279,7 +279,7 @@ class Fetcher:
         charset = parameters.partition("charset=")[2].partition(";")[0].strip(" \"'")
         body = bytearray()
         try:
-            async for piece in unpacked(response, self.settings.page_bytes):
+            async for piece in decompress(response, self.settings.page_bytes):
                 body += piece
         except httpx2.TransportError as error:
             raise PageError(f"the connection broke off: {error or type(error).__name__}") from error
@@ -287,8 +287,8 @@ class Fetcher:
         return Fetched(str(url), kind, charset, bytes(body), whole)
 
 
-async def unpacked(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, unpacked: at most ``most`` bytes, of at most so many that are sent."""
+async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+    """Yield the decompressed body; ``most`` limits both the compressed and the decompressed bytes."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise PageError(f"it is packed as {coding[:100]}, which was not asked for")
@@ -296,11 +296,11 @@ async def unpacked(response: httpx2.Response, most: int) -> AsyncIterator[bytes]
     sent, left = 0, most
     async for piece in response.aiter_raw():
         try:
-            got = piece[:left] if unpack is None else unpack.decompress(piece, left)
+            data = piece[:left] if unpack is None else unpack.decompress(piece, left)
         except zlib.error as error:
             raise PageError(f"it can't be unpacked: {error}") from error
-        yield got
+        yield data
         sent += len(piece)
-        left -= len(got)
+        left -= len(data)
         if left <= 0 or sent >= most or (unpack is not None and unpack.eof):
             return

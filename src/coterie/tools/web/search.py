@@ -1,4 +1,4 @@
-"""The tool ``web_search``: Serper (google.serper.dev) or a file of pages behind it, and a cache of answers."""
+"""Tool ``web_search``, with Serper (google.serper.dev) or a file of pages as backend, and a cache of answers."""
 
 import asyncio
 import json
@@ -30,19 +30,19 @@ from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 
 FEW, MANY = 10, 100
-"""Numbers of hits that are requested: outside servers charge for a query by these steps."""
+"""Numbers of hits per request, the steps at which providers charge."""
 MAX_QUERY = 2000
 """Characters."""
 SNIPPET = 300
-"""Characters of a page of a file that a hit shows."""
-RETRIED = (408, 425, 429)
-"""Statuses below 500 that may pass."""
-REFUSED = (401, 402, 403)
-"""The key is wrong or has no credit: no query will be answered."""
-SHOWN = 300
-"""Characters of an answer that an error quotes."""
+"""Characters of the snippet of a local page."""
+RETRY_STATUSES = (408, 425, 429)
+"""Temporary failures with a status below 500."""
+KEY_STATUSES = (401, 402, 403)
+"""Statuses of a wrong key or missing credit, which fail all queries."""
+MAX_QUOTE = 300
+"""Characters of a response in an error."""
 WAIT = 30.0
-"""Seconds to wait for another process that writes into the cache."""
+"""Seconds to wait for another process that writes to the cache."""
 TOOL = Tool(
     "web_search",
     "Searches the web; gives titles, links and snippets of the pages that fit best.",
@@ -56,29 +56,33 @@ TOOL = Tool(
 
 
 class WebSearchSettings(Settings):
-    """Where queries are answered, and what is cached."""
+    """Settings of the tool: backend and cache."""
 
     backend: Literal["serper", "corpus"] = key(
-        ..., "What answers: serper (Google's results, needs a key), or corpus (a file of pages)."
+        ..., "Backend: serper (Google's results, needs a key), or corpus (a file of pages)."
     )
-    num: int = key(10, "Pages that a query finds at most.", ge=1, le=MANY, source="GAP's code")
-    upstream: str = key("https://google.serper.dev/search", "Of serper: where it is.", quiet=True)
+    num: int = key(10, "Maximum hits of a query.", ge=1, le=MANY, source="GAP's code")
+    upstream: str = key(
+        "https://google.serper.dev/search", "For serper: URL of the server.", quiet=True
+    )
     key_variable: str = key(
         "SERPER_API_KEY",
-        "Of serper: environment variable (or name in `.env`) that holds the key. Not the key itself.",
+        "For serper: environment variable (or name in `.env`) that holds the key. Not the key itself.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         quiet=True,
     )
-    requests_per_minute: float | None = key(None, "Of serper: most queries in any minute.", ge=1)
-    upstream_concurrency: int = key(8, "Of serper: most queries at a time.", ge=1)
-    upstream_seconds: float = key(60.0, "Of serper: time limit of one try, in seconds.", gt=0)
-    upstream_retries: int = key(
-        3, "Of serper: further tries after a failure that may pass.", ge=0, le=20
+    requests_per_minute: float | None = key(
+        None, "For serper: maximum queries in any minute.", ge=1
     )
-    pages: str = key("", "Of corpus: a JSONL file of rows with url, title, text, and perhaps date.")
-    cache: str = key("", "A file in which answers are kept; empty: no cache. Not for corpus.")
+    upstream_concurrency: int = key(8, "For serper: concurrent queries.", ge=1)
+    upstream_seconds: float = key(60.0, "For serper: time limit of one attempt, in seconds.", gt=0)
+    upstream_retries: int = key(3, "For serper: retries after temporary failures.", ge=0, le=20)
+    pages: str = key(
+        "", "For corpus: a JSONL file of rows with url, title, text and optional date."
+    )
+    cache: str = key("", "Cache file for answers; empty: no cache. Not for corpus.")
     cache_seconds: float = key(
-        3600.0, "How long an answer is kept.", gt=0, source="GAP's search server"
+        3600.0, "Seconds that an answer stays in the cache.", gt=0, source="GAP's search server"
     )
 
     @field_validator("upstream")
@@ -90,7 +94,7 @@ class WebSearchSettings(Settings):
 
 
 class Hit(BaseModel):
-    """A page that fits a query."""
+    """Search hit."""
 
     model_config = ConfigDict(extra="ignore")
     title: str = ""
@@ -108,7 +112,7 @@ class SearchAnswer(BaseModel):
 
 
 class WebSearch:
-    """Web search. Raises ``UserError`` for a backend that can't work."""
+    """Source of the tool. Raises ``UserError`` for an unusable backend."""
 
     settings_type = WebSearchSettings
 
@@ -133,9 +137,9 @@ class WebSearch:
             yield {TOOL.name: self._run}
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """Return at most ``count`` hits, from the cache if it was asked for as many.
+        """Return at most ``count`` hits, from the cache if its entry has enough.
 
-        Equal queries at the same time are asked once.
+        Concurrent equal queries share one request.
         """
         query = " ".join(query.split())
         if self._cache is None:
@@ -143,15 +147,15 @@ class WebSearch:
         key = f"{self._backend.identity}\n{query}"
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            kept = await self._cache.get(key)
-            if kept is not None:
-                answer = json.loads(kept)
+            entry = await self._cache.get(key)
+            if entry is not None:
+                answer = json.loads(entry)
                 hits = SearchAnswer.model_validate(answer).organic
                 if len(hits) >= count or answer["asked"] >= count:
                     return hits[:count]
-            asked = FEW if count <= FEW and kept is None else MANY
-            hits = await self._backend.search(query, asked)
-            answer = {"asked": asked, **SearchAnswer(organic=hits).model_dump()}
+            limit = FEW if count <= FEW and entry is None else MANY
+            hits = await self._backend.search(query, limit)
+            answer = {"asked": limit, **SearchAnswer(organic=hits).model_dump()}
             await self._cache.put(key, json.dumps(answer))
         return hits[:count]
 
@@ -181,7 +185,7 @@ def observation(query: str, hits: Sequence[Hit]) -> str:
 
 
 class Serper:
-    """The outside server, or one that speaks as it does. Raises ``UserError`` if its key is not set."""
+    """Backend of Serper or a compatible server. Raises ``UserError`` if the key is not set."""
 
     def __init__(self, settings: WebSearchSettings) -> None:
         self._settings = settings
@@ -190,7 +194,7 @@ class Serper:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Open connections, and the limits that all queries share."""
+        """Open connections and shared limits."""
         s = self._settings
         self._limits = Limits(s.requests_per_minute, None)
         self._room = asyncio.Semaphore(s.upstream_concurrency)
@@ -200,7 +204,7 @@ class Serper:
             yield
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """Return its hits. Raises ``ToolUnavailable`` when it fails for good, ``ToolError`` for a refused query."""
+        """Return hits. Raises ``ToolUnavailable`` after the last retry, ``ToolError`` for a refused query."""
         failure = ""
         async with self._room:
             for number in range(self._settings.upstream_retries + 1):
@@ -222,27 +226,27 @@ class Serper:
             return f"no answer within {seconds:g} seconds"
         except httpx2.RequestError as error:
             return f"no connection: {error or type(error).__name__}"
-        said = self._key.redact(" ".join(answer.text[: 10 * SHOWN].split()))[:SHOWN]
-        if answer.status_code in REFUSED:
-            raise EngineGone(f"web search at {url}: status {answer.status_code}: {said}")
-        if answer.status_code in RETRIED or answer.status_code >= 500:
+        quote = self._key.redact(" ".join(answer.text[: 10 * MAX_QUOTE].split()))[:MAX_QUOTE]
+        if answer.status_code in KEY_STATUSES:
+            raise EngineGone(f"web search at {url}: status {answer.status_code}: {quote}")
+        if answer.status_code in RETRY_STATUSES or answer.status_code >= 500:
             wait = retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"))
             if wait is not None:
                 self._limits.pause(wait)
-            return f"status {answer.status_code}: {said}"
+            return f"status {answer.status_code}: {quote}"
         if not answer.is_success:
-            raise ToolError(f"the query is refused: {said}")
+            raise ToolError(f"the query is refused: {quote}")
         try:
             return SearchAnswer.model_validate(json.loads(answer.content)).organic[:count]
         except (ValueError, ValidationError):
-            return f"the answer is not of Serper's form: {said}"
+            return f"the answer is not of Serper's form: {quote}"
 
 
 # -- a file of pages instead of the web ---------------------------------------------------------
 
 
 class PageRow(BaseModel):
-    """A page: ``{"url": "https://example.org/oslo", "title": "Oslo", "text": "..."}``, perhaps with a ``date``."""
+    """Row of a page: ``{"url": "https://example.org/oslo", "title": "Oslo", "text": "..."}``. ``date`` is optional."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -253,7 +257,7 @@ class PageRow(BaseModel):
 
 
 class PageFile:
-    """The pages of a file, in memory. Raises ``UserError`` that names a line, and for two pages of one URL."""
+    """Pages of a file, in memory. Raises ``UserError`` for a bad row, and for two pages with one URL."""
 
     def __init__(self, file: Path) -> None:
         self.rows: dict[str, PageRow] = {}
@@ -272,7 +276,7 @@ class PageFile:
 
 
 class CorpusSearch:
-    """BM25 over titles and texts of a file of pages. Raises ``UserError`` for a file that has none."""
+    """Backend with BM25 over titles and texts of a file of pages. Raises ``UserError`` without pages."""
 
     def __init__(self, settings: WebSearchSettings) -> None:
         need_bm25s()
@@ -288,7 +292,7 @@ class CorpusSearch:
         yield
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """Return the best pages, equal ones in the file's order; none without a word of the query."""
+        """Return the best pages that share a word with the query, ties in the file's order."""
         return await asyncio.to_thread(self._search, query, count)
 
     def _make(self) -> Any:
@@ -315,9 +319,9 @@ def _hit(row: PageRow, words: list[str]) -> Hit:
 
 
 class Cache:
-    """Texts by key, each for ``seconds``, in a SQLite file that several processes may use. Close it.
+    """Cache of texts by key in a SQLite file, which processes may share. Entries expire after ``seconds``.
 
-    Raises ``UserError`` for a file that can't be used. ``now`` is the clock, in seconds.
+    Close it after use. Raises ``UserError`` for an unusable file. ``now`` is the clock, in seconds.
     """
 
     def __init__(self, file: Path, seconds: float, now: Callable[[], float] = time.time) -> None:
@@ -342,14 +346,14 @@ class Cache:
             ) from error
 
     async def get(self, key: str) -> str | None:
-        """Return the text of a key; None if there is none, or it is too old."""
+        """Return the text of a key, or None if it is missing or expired."""
         rows = await asyncio.to_thread(
             self._execute, "SELECT at, text FROM kept WHERE key = ?", key
         )
         return rows[0][1] if rows and self._now() - rows[0][0] < self._seconds else None
 
     async def put(self, key: str, text: str) -> None:
-        """Keep a text, in place of the key's older one."""
+        """Store a text; replaces the previous one."""
         add = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
         await asyncio.to_thread(self._execute, add, key, self._now(), text)
 

@@ -1,1 +1,1 @@
-"""What runs inside the jail: standard library only, and bound there by itself."""
+"""Code that runs inside the jail. It imports only the standard library, and is mounted there alone."""

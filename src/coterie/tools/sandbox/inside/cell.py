@@ -1,7 +1,7 @@
-"""What is asked of a session in a jail, and what comes back: read by the host and by the processes in the jail.
+"""Requests to a session in a jail and their replies, shared by the host and the processes in the jail.
 
-The process that runs cells tells of each one byte (``TOLD``) and writes to a pipe, which holds whatever was printed.
-Neither is relied upon: a cell may write what it likes to both.
+For each cell, the process that runs it writes one status byte (``STATUSES``) to one pipe and the output to another.
+Neither is trusted, since a cell may write anything to both.
 """
 
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from typing import ClassVar
 
 from coterie.tools.sandbox.inside.job import MAX_FAILURE, PATIENCE
 
-TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
-"""What the process may say of a cell: how it failed, if it did."""
+STATUSES: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
+"""Status bytes of a cell, with how the cell failed; empty for success."""
 NOT_OPENED = b"f"
-"""What it says before the first cell, if it could not be confined."""
+"""Status byte of a process that could not be confined."""
 GONE = "gone"
-"""That the process was ended by nothing that a cell did."""
+"""Status of a session whose process ended through no action of a cell."""
 CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that begin no character."""
+"""Continuation bytes of UTF-8."""
 OPENING_SECONDS = 10.0
-"""For a new process to confine itself, without waiting for a processor."""
+"""Timeout for a new process to confine itself, without the time it waits for a CPU."""
 CLOSING_SECONDS = 10.0
-"""For all processes of a session to be gone."""
+"""Timeout for ending all processes of a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A new session; one that is there is ended."""
+    """Request to open a session; ends the current one."""
 
     seed: int
     memory_mib: int
-    """Of one process (address space)."""
+    """Address space of one process."""
     processes: int
     file_mib: int
     uid: int
@@ -41,32 +41,32 @@ class Opening:
 
     @property
     def limits(self) -> "Limits":
-        """Those of getting ready."""
+        """Limits while the process starts."""
         return Limits(OPENING_SECONDS, OPENING_SECONDS, self.memory_mib, MAX_FAILURE)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one cell may use."""
+    """Limits of one cell."""
 
     wall_seconds: float
-    """Without the time for which its process waits for a processor."""
+    """Wall time, without the time its process waits for a CPU."""
     cpu_seconds: float
-    """Of all processes together."""
+    """CPU time of all processes together."""
     memory_mib: int
-    """Of all processes together (resident)."""
+    """Resident memory of all processes together."""
     kept_bytes: int
-    """Of the beginning of what is printed, and as many of its end."""
+    """Bytes of the beginning of the output, and of its end."""
 
     @property
     def longest_seconds(self) -> float:
-        """By the clock, also on a machine that is busy with others."""
+        """Upper bound of the wall time on a busy machine."""
         return PATIENCE * self.wall_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Cell(Limits):
-    """One cell. Its reply has three records: a verdict, and the beginning and the end of what was printed."""
+    """Request to run one cell. The reply has three records: a verdict, and the beginning and end of the output."""
 
     source: str
     kind: ClassVar[bytes] = b"c"
@@ -74,13 +74,13 @@ class Cell(Limits):
 
     @property
     def max_reply(self) -> int:
-        """Bytes of all records, each with its head of 5 bytes."""
+        """Bytes of all records, including a header of 5 bytes each."""
         return MAX_FAILURE + 2 * self.kept_bytes + 15
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The end of a session: all its processes are gone before the reply."""
+    """Request to end a session. All its processes have ended before the reply."""
 
     kind: ClassVar[bytes] = b"x"
     records: ClassVar[int] = 0

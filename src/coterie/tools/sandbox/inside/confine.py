@@ -1,7 +1,7 @@
-"""What a forked process gives up before it runs an answer: files, rights, resources, system calls. Linux only.
+"""Confine a forked process before it runs an answer: files, rights, resources, system calls. Linux only.
 
 The supervisor prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
-``give_up_rights``. Each raises ``OSError`` if the kernel refuses, and then the answer isn't run.
+``give_up_rights``. Each raises ``OSError`` if the kernel refuses; the answer does not run then.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import BinaryIO
 from coterie.tools.sandbox.inside.syscalls import NUMBERS, Numbers
 
 AGAIN = "again"
-"""The last argument of a program that has been started again."""
+"""Last argument of a program that restarted itself."""
 ADDR_NO_RANDOMIZE = 0x0040000
 CLONE_NEWPID = 0x20000000
 CLONE_NEW_ANY = 0x7E020080
@@ -26,19 +26,19 @@ MNT_DETACH = 2
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 38, 22, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 RIGHTS = 64
-"""As many as a kernel can know."""
+"""Upper bound of capabilities in a kernel."""
 CAPABILITY_VERSION = 0x20080522
 EPERM, EACCES, ENOSYS = 1, 13, 38
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
-"""The first two together are memory that is kept, and not counted, when all but one page of it is unmapped."""
+"""Shared anonymous memory stays allocated, but uncounted, when all but one page of it is unmapped."""
 ANY = 0xFFFFFFFF
 SIGCHLD = 17
-"""A process that ignores it is not told of its children's time, and so nobody is."""
+"""If a process ignores it, the CPU time of its children is not counted."""
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
-"""What an answer may ask of ``fcntl``: copies of descriptors, flags, locks that end with it, the size of a pipe. Not
-leases, which hold up whoever opens a file, nor marks that stay with a file."""
+"""Allowed ``fcntl`` commands: copies of descriptors, flags, locks that end with the process, the size of a pipe. Not
+leases, which block other openers of a file, nor attributes that stay with a file."""
 WORK = "/tmp"
-"""The answer's folder, and the only one where it can write."""
+"""The answer's folder, the only one it can write to."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,17 +50,17 @@ def _must(result: int, what: str) -> None:
 
 
 def new_process_tree() -> None:
-    """The next forked child is the first process of a tree that ends with it (a pid namespace)."""
+    """Make the next forked child the first process of a new pid namespace, which ends with it."""
     _must(_libc.unshare(CLONE_NEWPID), "unshare(CLONE_NEWPID)")
 
 
-def back_to(namespace: int) -> None:
-    """Further children belong to the pid namespace of this descriptor again."""
+def enter_namespace(namespace: int) -> None:
+    """Fork further children into the pid namespace of this descriptor."""
     _must(_libc.setns(namespace, CLONE_NEWPID), "setns")
 
 
 def pass_ending(pid: int, file: int) -> None:
-    """Wait for a process and write how it ended to a descriptor; nothing of it stays in this process."""
+    """Wait for a process, write its exit status to a descriptor, and clear it from this process."""
     status = ctypes.c_int()
     _libc.waitpid(pid, ctypes.byref(status), 0)
     _libc.write(file, ctypes.byref(status), ctypes.sizeof(status))
@@ -68,26 +68,26 @@ def pass_ending(pid: int, file: int) -> None:
 
 
 def fix_addresses() -> None:
-    """Start this program again, with the same addresses in every process where the kernel lets us.
+    """Restart this program without address randomization, where the kernel allows it.
 
-    ``hash(None)`` is an address before Python 3.12, so else chance draws the order of a set that holds None. The kernel
-    takes the wish back from a program that gains rights, so those that root could gain are given up before.
+    ``hash(None)`` is an address before Python 3.12, so the order of a set that holds None would be random. The kernel
+    ignores the request for a program that gains rights, so the rights that root could gain are dropped first.
     """
     if sys.argv[-1] == AGAIN:
         return
     with open("/proc/self/status") as file:
-        held = int(next(line for line in file if line.startswith("CapPrm")).split()[1], 16)
+        permitted = int(next(line for line in file if line.startswith("CapPrm")).split()[1], 16)
     for right in range(RIGHTS):
-        if not held >> right & 1:
+        if not permitted >> right & 1:
             _libc.prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
     if _libc.personality(ctypes.c_ulong(ADDR_NO_RANDOMIZE)) >= 0:
         os.execv(sys.executable, [*sys.orig_argv, AGAIN])
 
 
 _proc = -1
-"""The supervisor's own view of processes, as a descriptor that no other process has."""
+"""The supervisor's descriptor of ``/proc``, which no other process has."""
 _mounted = False
-"""Whether there is a folder of an answer."""
+"""True once an answer's folder is mounted."""
 
 
 def hide_processes() -> None:
@@ -98,23 +98,23 @@ def hide_processes() -> None:
 
 
 def hide(folder: str) -> None:
-    """Put an empty folder over one that answers are not to see."""
+    """Mount an empty folder over one that answers must not see."""
     _mount(folder, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
 
 
 def end_first() -> None:
-    """Should the machine run out of memory, the kernel is to end this process or one that is forked from it."""
+    """Let the kernel end this process, or one forked from it, first when memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def processes() -> int:
-    """A descriptor of the folder of processes."""
+    """Return the descriptor of ``/proc``."""
     return _proc
 
 
 def threads(process: str) -> list[str]:
-    """The threads of a process, by number."""
+    """List the thread ids of a process."""
     folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=_proc)
     try:
         return os.listdir(folder)
@@ -123,12 +123,12 @@ def threads(process: str) -> list[str]:
 
 
 def process_file(name: str) -> BinaryIO:
-    """Open a file in the folder of processes."""
+    """Open a file in ``/proc``."""
     return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
 
 
 def clean_folder(mebibytes: int, uid: int, gid: int) -> None:
-    """Mount a new, empty folder for the next answer in the place of the last one's."""
+    """Mount a new, empty folder for the next answer over the last answer's."""
     global _mounted
     if _mounted:
         _must(_libc.umount2(WORK.encode(), MNT_DETACH), f"unmount {WORK}")
@@ -146,13 +146,13 @@ def _mount(where: str, flags: int, options: str) -> None:
 def limits(
     *, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int | None = None
 ) -> None:
-    """Set resource limits that can't be raised again; without ``cpu_seconds`` none of them is on time."""
+    """Set hard resource limits; without ``cpu_seconds`` there is no limit on CPU time."""
     values = {
         resource.RLIMIT_AS: memory_mib << 20,
         resource.RLIMIT_FSIZE: file_mib << 20,
         resource.RLIMIT_NPROC: processes,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 1,  # also where a program takes dumps; 0 is for files alone
+        resource.RLIMIT_CORE: 1,  # 0 would still allow dumps that are piped to a program
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_RTPRIO: 0,
@@ -165,7 +165,7 @@ def limits(
 
 
 def give_up_rights(uid: int, gid: int) -> None:
-    """Become ``uid``, go to its folder, drop all capabilities, refuse system calls that no answer needs."""
+    """Become ``uid``, enter its folder, drop all capabilities, and refuse system calls that no answer needs."""
     if os.getuid() != uid:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
@@ -183,17 +183,16 @@ def give_up_rights(uid: int, gid: int) -> None:
 
 @cache
 def system_calls() -> bytes:
-    """The filter for this machine."""
+    """Return the filter for this machine."""
     return filter_program(*NUMBERS[platform.machine()])
 
 
 def filter_program(audit: int, numbers: Numbers) -> bytes:
-    """A seccomp filter in classic BPF: refuse ``numbers.refused``, calls that are not known here, new namespaces, all
-    but Unix sockets, children whose time is not counted, memory that is not counted, a new limit of time, most requests
-    of ``fcntl``.
+    """Return a seccomp filter in classic BPF.
 
-    Of ``numbers``: ``audit`` is the machine's constant in ``linux/audit.h``. Another machine's calls (32-bit ones on
-    x86-64) end the process.
+    It refuses ``numbers.refused``, unknown calls, new namespaces, all but Unix sockets, children whose time is not
+    counted, memory that is not counted, a new limit on CPU time, and most ``fcntl`` commands. ``audit`` is the
+    machine's constant in ``linux/audit.h``. Calls of another architecture (32-bit ones on x86-64) end the process.
     """
     load, equal, at_least, any_bit, done = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000
@@ -204,7 +203,7 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
     for number in numbers.refused:
         lines += [(equal, 0, 1, number), (done, 0, 0, refuse | EPERM)]
     lines += [
-        # glibc goes on with clone if clone3, whose flags are out of a filter's sight, isn't there
+        # a filter can't read the flags of clone3; glibc falls back to clone
         (equal, 0, 1, numbers.clone3), (done, 0, 0, refuse | ENOSYS),
         (at_least, 0, 1, numbers.unknown), (done, 0, 0, refuse | ENOSYS),
         (equal, 0, 4, numbers.clone), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW_ANY),
@@ -216,7 +215,7 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
         (equal, 0, 6, numbers.mmap), (load, 0, 0, 40), (any_bit, 2, 0, MAP_HUGETLB),
         (any_bit, 0, 2, MAP_ANONYMOUS), (any_bit, 0, 1, MAP_SHARED),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
-        # to look at the limit of time is allowed: then the pointer to a new one, in two halves, is null
+        # reading the limit is allowed: then the pointer to a new limit, in two halves, is null
         (equal, 0, 8, numbers.prlimit), (load, 0, 0, 24), (equal, 0, 5, resource.RLIMIT_CPU),
         (load, 0, 0, 32), (any_bit, 2, 0, ANY), (load, 0, 0, 36), (any_bit, 0, 1, ANY),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),

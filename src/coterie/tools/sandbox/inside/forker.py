@@ -1,8 +1,8 @@
-"""The process that those of answers and sessions are forked from. It never holds a source, a call, a result or a reply.
+"""Process from which answers and sessions are forked. It never holds a source, a call, a result or a reply.
 
-A forked process can read all that its parent ever held, also what was freed. So this one does nothing but fork: a
-request is one byte and a few descriptors, which it passes on unread (what to run, and where to write results). How a
-process ended goes to the supervisor by way of a buffer that is emptied.
+A forked process can read all memory of its parent, including freed memory. So this process only forks. A request is
+one byte and a few descriptors (input and results), which it passes on unread. It clears the buffer in which it reports
+to the supervisor how a process ended.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import NoReturn
 from coterie.tools.sandbox.inside import confine, harness, interpreter
 
 ANSWER, SESSION = b"a", b"s"
-"""What to fork."""
+"""Kinds of processes to fork."""
 _FORKED: dict[bytes, Callable[..., NoReturn]] = {ANSWER: harness.answer, SESSION: interpreter.serve}
 _DESCRIPTORS = 3
-"""That a request has at most."""
+"""Upper bound per request."""
 NUMBER = struct.Struct("=I")
 
 
 def serve(channel: socket.socket, own: int) -> None:
-    """Fork for each request, tell the process's number and then how it ended, until the channel is closed.
+    """Fork for each request; send the pid and then the exit status, until the channel is closed.
 
-    ``own`` is a descriptor of our namespace of processes.
+    ``own`` is a descriptor of our pid namespace.
     """
     while True:
         request, files, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS)
@@ -35,7 +35,7 @@ def serve(channel: socket.socket, own: int) -> None:
         pid = os.fork()
         if pid == 0:
             _FORKED[request](*files)
-        confine.back_to(own)
+        confine.enter_namespace(own)
         for file in files:
             os.close(file)
         channel.send(NUMBER.pack(pid))
@@ -43,41 +43,41 @@ def serve(channel: socket.socket, own: int) -> None:
 
 
 class Forker:
-    """The supervisor's side."""
+    """Supervisor's handle of the forker."""
 
     def __init__(self, channel: socket.socket, pid: int) -> None:
         self.pid = pid
         self._channel = channel
 
     def fork(self, what: bytes, *files: int) -> int:
-        """The number of a new process, which is given the descriptors."""
+        """Fork a process that gets the descriptors; return its pid."""
         socket.send_fds(self._channel, [what], files)
         return self._number()
 
     def ending(self) -> int:
-        """How the process ended, as ``os.waitpid`` tells it, when it has."""
+        """Wait until the process ends; return its status as ``os.waitpid`` does."""
         return self._number()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether the process has ended, or does within so many seconds."""
+        """Return True if the process ends within ``seconds``."""
         return bool(select.select([self._channel], [], [], seconds)[0])
 
     def _number(self) -> int:
-        told = self._channel.recv(NUMBER.size)
-        if len(told) != NUMBER.size:
-            raise OSError("the forker is gone")
-        return int(NUMBER.unpack(told)[0])
+        data = self._channel.recv(NUMBER.size)
+        if len(data) != NUMBER.size:
+            raise OSError("the forker has ended")
+        return int(NUMBER.unpack(data)[0])
 
 
-def how(status: int) -> str:
-    """How a process ended, for a person."""
+def describe_ending(status: int) -> str:
+    """Describe how a process ended."""
     if os.WIFSIGNALED(status):
         return f"by signal {os.WTERMSIG(status)}"
     return f"with status {os.WEXITSTATUS(status)}"
 
 
-def set_apart(*files: int) -> Forker:
-    """Fork the forker, which keeps none of ``files``."""
+def start_forker(*files: int) -> Forker:
+    """Fork the forker, which closes ``files``."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)  # before the supervisor hides it
     pid = os.fork()

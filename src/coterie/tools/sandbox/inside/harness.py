@@ -1,7 +1,7 @@
-"""Runs one answer's calls in a process that will be ended after it, and writes what they give to a pipe.
+"""Run one answer's calls in a process of its own, and write their results to a pipe.
 
-Everything here is within the answer's reach. That is sound because nothing here knows what is right: it says
-what calls gave, as plain data, and whoever holds the expected values compares them elsewhere.
+The answer can reach everything here. That is safe because no expected value is here: the process reports results as
+plain data, and the host compares them.
 """
 
 import json
@@ -16,42 +16,42 @@ from coterie.tools.sandbox.inside.job import Job, write_all
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
-"""The module that an answer's definitions live in."""
+"""Name of the module that holds an answer's definitions."""
 MAX_MESSAGE = 300
-"""Characters of what is told of an exception."""
+"""Characters of an exception's message."""
 FIRST = struct.Struct(">I")
-"""What stands before a job: its first call that is to be run."""
+"""Header of a job: the index of the first call to run."""
 CONFINED = b'{"confined": true}'
-"""Told before the answer's first line runs, so no answer can keep it back: what is told later is the answer's own."""
+"""Sent before the answer's first line runs, so no answer can suppress it. Later frames may come from the answer."""
 LOADED = b'{"loaded": true}'
 RESULTS = 3
-"""The descriptor of the pipe, and the only one left but those of ``/dev/null``."""
+"""Descriptor of the pipe; all others are ``/dev/null``."""
 OURS = 2
-"""Our own processes in the jail, which count too where the answer's user is ours."""
+"""Number of our own processes in the jail; they count against the limit if the answer runs as our user."""
 
 
 def answer(job: int, results: int) -> NoReturn:
-    """What the forked process does: read the job, confine, run, end. Never returns."""
+    """Read the job, confine this process, run the calls and exit. Never returns."""
     try:
         os.setsid()  # a signal to its group is for its own processes only
-        told = os.pread(job, os.fstat(job).st_size, 0)
+        content = os.pread(job, os.fstat(job).st_size, 0)
         os.dup2(results, RESULTS)
         os.closerange(RESULTS + 1, 256)
         open_nothing()
-        _confined(Job(**json.loads(told[FIRST.size :])), *FIRST.unpack_from(told))
+        _run_confined(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
     finally:
         os._exit(0)
 
 
 def open_nothing() -> None:
-    """A ``/dev/null`` of its own: flags, locks and owners of an open file stay with all who share it."""
+    """Open a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in range(RESULTS):
         os.dup2(nowhere, file)
     os.close(nowhere)
 
 
-def _confined(job: Job, first: int) -> None:
+def _run_confined(job: Job, first: int) -> None:
     try:
         confine.limits(
             memory_mib=job.memory_mib,
@@ -69,29 +69,29 @@ def _confined(job: Job, first: int) -> None:
 def run(job: Job, first: int) -> None:
     """Write a frame when the source has run, then one for each call from ``first`` on.
 
-    Each call starts from definitions of its own: the source is run again, so that a call can't spoil the next.
+    The source runs again before each call, so that no call changes the definitions of the next.
     """
     try:
         code = compile(job.source, f"<{NAME}>", "exec")
-        spaces = _defined(code, job.legacy)
+        spaces = _define(code, job.legacy)
     except BaseException as error:
         return _send(_failure(error))
     _send(LOADED)
     for index in range(first, len(job.calls)):
         try:
             if index > first:
-                spaces = _defined(code, job.legacy)
+                spaces = _define(code, job.legacy)
             value = eval(job.calls[index], *spaces)
-            told = _json({"value": encode(value, job.max_record)})
-            if len(told) > job.max_record:
-                raise TooLarge(f"{len(told):,} bytes, and {job.max_record:,} are allowed")
+            frame = _json({"value": encode(value, job.max_record)})
+            if len(frame) > job.max_record:
+                raise TooLarge(f"{len(frame):,} bytes, and {job.max_record:,} are allowed")
         except BaseException as error:
-            told = _failure(error)
-        _send(told)
+            frame = _failure(error)
+        _send(frame)
 
 
-def _defined(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the source; the globals and locals for its calls.
+def _define(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the source; return the globals and locals for its calls.
 
     ``legacy``: two namespaces, so that functions don't see each other, themselves, or imports.
     """
@@ -115,10 +115,10 @@ def _failure(error: BaseException) -> bytes:
 _KINDS: dict[type, str] = {NotPlain: "not plain", TooLarge: "output"}
 
 
-def _json(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode()
+def _json(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode()
 
 
-def _send(told: bytes) -> None:
+def _send(frame: bytes) -> None:
     """Write one frame: 4 bytes length, JSON."""
-    write_all(RESULTS, struct.pack(">I", len(told)) + told)
+    write_all(RESULTS, struct.pack(">I", len(frame)) + frame)

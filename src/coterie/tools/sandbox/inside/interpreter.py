@@ -1,7 +1,7 @@
-"""Runs a session's cells in one process, one after the other, and writes what they print to a pipe.
+"""Run a session's cells in one process, one after the other, and write their output to a pipe.
 
-As in ``harness`` everything here is within a cell's reach, and nothing here is relied upon. It makes the session useful
-to who writes honest cells: a syntax check before anything runs, the value of a last expression, short tracebacks.
+As in ``harness``, a cell can reach everything here, so nothing here is trusted. It serves honest cells: a syntax check
+before anything runs, the value of the last expression, short tracebacks.
 """
 
 import ast
@@ -25,10 +25,10 @@ from coterie.tools.sandbox.inside.cell import NOT_OPENED, Opening
 from coterie.tools.sandbox.inside.harness import OURS, open_nothing
 from coterie.tools.sandbox.inside.job import read_exactly, write_all
 
-TOLD, CELLS, OUTPUT = 3, 4, 5
-"""Descriptors: where a byte is written of each cell, where cells come from, and what is printed goes to."""
+STATUS, CELLS, OUTPUT = 3, 4, 5
+"""Descriptors: status bytes, cells to run, and output of cells."""
 SIZE = struct.Struct(">I")
-"""What stands before a cell: its length."""
+"""Header of a cell: its length."""
 MODULE = "__main__"
 EXIT = "exit() is refused, and the session goes on. The rest of the cell was not run.\n"
 INPUT = "input() is refused: nobody is there to type. Write the value into the cell.\n"
@@ -36,14 +36,14 @@ NOT_SHOWN = "an exception that can't be shown\n"
 
 
 class Refused(Exception):
-    """What a session does not do."""
+    """Operation that a session refuses."""
 
 
-def serve(cells: int, told: int, output: int) -> NoReturn:
-    """What the forked process does: confine, then run cells until it is ended. Never returns."""
+def serve(cells: int, statuses: int, output: int) -> NoReturn:
+    """Confine this process, then run cells until it is ended. Never returns."""
     try:
         os.setsid()  # a signal to its group is for its own processes only
-        _place(told, cells, output)
+        _place(statuses, cells, output)
         opening = Opening(**json.loads(_next()))
         try:
             confine.limits(
@@ -54,22 +54,22 @@ def serve(cells: int, told: int, output: int) -> NoReturn:
             confine.give_up_rights(opening.uid, opening.gid)
         except OSError as error:
             _say(str(error))
-            os.write(TOLD, NOT_OPENED)
+            os.write(STATUS, NOT_OPENED)
             os._exit(0)
         interpreter = Interpreter(opening.seed)
-        os.write(TOLD, b"k")
+        os.write(STATUS, b"k")
         while True:
-            os.write(TOLD, interpreter.run(_next()))
+            os.write(STATUS, interpreter.run(_next()))
     finally:
         os._exit(0)
 
 
 class Interpreter:
-    """One namespace, in which all cells run."""
+    """Namespace in which all cells run."""
 
     def __init__(self, seed: int) -> None:
         self.count = 0
-        """Cells that were run."""
+        """Number of cells that ran."""
         self._pid = os.getpid()
         self._stream = _stream()
         module = ModuleType(MODULE)
@@ -83,41 +83,41 @@ class Interpreter:
         vars(secrets)["randbits"] = random.Random(seed).getrandbits  # numpy draws its seeds there
 
     def run(self, source: bytes) -> bytes:
-        """Run a cell; the byte that says how it went."""
+        """Run a cell; return its status byte."""
         self._begin()
         name = f"<cell {self.count + 1}>"
         try:
             text = source.decode()
-            body, last = _compiled(text, name)
-        except Exception as error:  # a SyntaxError, or what the compiler takes no more of
+            body, last = _compile(text, name)
+        except Exception as error:  # SyntaxError, or the compiler gave up
             self._flush()
             _say("".join(traceback.format_exception_only(error)))
             return b"s"
         self.count += 1
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         try:
-            return self._carried_out(body, last)
+            return self._execute(body, last)
         finally:
             self._flush()
             for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):
                 setitimer(timer, 0)
-            if os.getpid() != self._pid:  # a child of the cell's own
+            if os.getpid() != self._pid:  # forked by the cell
                 os._exit(0)
 
-    def _carried_out(self, body: CodeType, last: CodeType | None) -> bytes:
+    def _execute(self, body: CodeType, last: CodeType | None) -> bytes:
         try:
             try:
                 exec(body, self._space)
-                shown = self._value(last)
+                value = self._value(last)
             finally:
                 sys.settrace(None)
                 sys.setprofile(None)
             self._flush()
-            _say(shown)
+            _say(value)
         except SystemExit:
-            return self._refused(EXIT)
+            return self._refuse(EXIT)
         except Refused as error:
-            return self._refused(str(error))
+            return self._refuse(str(error))
         except BaseException as error:
             self._flush()
             _say(_failure(error))
@@ -125,20 +125,20 @@ class Interpreter:
         return b"k"
 
     def _value(self, last: CodeType | None) -> str:
-        """The value of the last expression as it is shown."""
+        """Return the value of the last expression as output."""
         value = None if last is None else eval(last, self._space)
         if value is None:
             return ""
         vars(builtins)["_"] = value
         return f"{value!r}\n"
 
-    def _refused(self, why: str) -> bytes:
+    def _refuse(self, why: str) -> bytes:
         self._flush()
         _say(why)
         return b"r"
 
     def _begin(self) -> None:
-        """Streams and descriptors as they were at first, whatever was done to them."""
+        """Restore the streams and descriptors, which a cell may have changed."""
         for file in (1, 2):
             os.dup2(OUTPUT, file)
         if self._stream.closed:
@@ -146,14 +146,14 @@ class Interpreter:
         sys.stdout = sys.stderr = self._stream
 
     def _flush(self) -> None:
-        """Of our stream, and of what a cell has put in its place."""
+        """Flush our stream and its replacements."""
         for stream in (self._stream, sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
 
 
-def _compiled(text: str, name: str) -> tuple[CodeType, CodeType | None]:
-    """A cell, and its last expression if it ends with one."""
+def _compile(text: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """Compile a cell, with its last expression apart if it ends with one."""
     tree: Any = compile(text, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -163,7 +163,7 @@ def _compiled(text: str, name: str) -> tuple[CodeType, CodeType | None]:
 
 
 def _failure(error: BaseException) -> str:
-    """A traceback of the cells' own lines."""
+    """Format a traceback with only the lines of cells."""
     try:
         lines = [
             traceback.FrameSummary(
@@ -176,8 +176,8 @@ def _failure(error: BaseException) -> str:
             if frame.f_code.co_filename.startswith("<cell ")
         ]
         head = ["Traceback (most recent call last):\n"] if lines else []
-        told = traceback.StackSummary.from_list(lines).format()
-        return "".join([*head, *told, *traceback.format_exception_only(error)])
+        stack = traceback.StackSummary.from_list(lines).format()
+        return "".join([*head, *stack, *traceback.format_exception_only(error)])
     except BaseException:
         return NOT_SHOWN
 
@@ -191,15 +191,15 @@ def _input(prompt: object = "") -> str:
 
 
 def _stream() -> io.TextIOWrapper:
-    """Where both standard streams go, so that their lines are in order."""
+    """Return one stream for stdout and stderr, so that their lines stay in order."""
     file = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
 
 
 def _place(*files: int) -> None:
-    """Give descriptors the numbers ``TOLD``, ``CELLS`` and ``OUTPUT``, and close all others."""
-    away = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
-    for number, file in zip((TOLD, CELLS, OUTPUT), away, strict=True):
+    """Move descriptors to the numbers ``STATUS``, ``CELLS`` and ``OUTPUT``, and close all others."""
+    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
+    for number, file in zip((STATUS, CELLS, OUTPUT), copies, strict=True):
         os.dup2(file, number, inheritable=False)
     os.closerange(OUTPUT + 1, 256)
     open_nothing()
@@ -208,11 +208,11 @@ def _place(*files: int) -> None:
 
 
 def _next() -> bytes:
-    """What comes from the supervisor."""
+    """Read the next cell from the supervisor."""
     (size,) = SIZE.unpack(read_exactly(CELLS, SIZE.size))
     return read_exactly(CELLS, size)
 
 
 def _say(text: str) -> None:
-    """Write behind a cell's back: its own streams may be anything by now."""
+    """Write to the descriptor, since a cell may have replaced the streams."""
     write_all(OUTPUT, text.encode("utf-8", "backslashreplace"))

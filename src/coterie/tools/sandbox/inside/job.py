@@ -1,22 +1,22 @@
-"""What is asked of a jail, and what comes back: read by the host and by both processes in the jail."""
+"""Requests to a jail and their replies, shared by the host and both processes in the jail."""
 
 import os
 import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
-TOLD, JUDGED = 0, 1
-"""Who a record is of: the answer's process, or the supervisor."""
+BY_ANSWER, BY_SUPERVISOR = 0, 1
+"""Author of a record: the answer's process or the supervisor."""
 MAX_FAILURE = 4000
-"""Bytes of a record that says why there is no value; every limit of results leaves room for one."""
+"""Bytes of a record that reports a failure; every limit on results leaves room for it."""
 HEAD = struct.Struct(">cI")
-"""What stands before a request: its kind, and its length."""
+"""Header of a request: its kind and length."""
 REPLY = struct.Struct(">Id")
-"""What stands before a reply, after its nonce: its length, and the seconds that a job took of its own."""
+"""Header of a reply, after the nonce: its length, and the seconds a job took without waiting for a CPU."""
 
 
 def read_exactly(file: int, size: int) -> bytes:
-    """So many bytes; the end of a pipe ends this process."""
+    """Read ``size`` bytes. Exit this process at the end of the pipe."""
     parts = []
     while size:
         more = os.read(file, size)
@@ -28,58 +28,58 @@ def read_exactly(file: int, size: int) -> bytes:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write, in as many parts as it takes."""
+    """Write all data, in several calls if necessary."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 PATIENCE = 4
-"""How many times its limit of seconds a job takes at most, where others use the processors."""
+"""Factor on a job's limit of seconds that bounds its wall time while others use the CPUs."""
 
 JobRecord = tuple[int, bytes]
-"""``TOLD`` or ``JUDGED``, and JSON: a value, or why there is none."""
+"""``BY_ANSWER`` or ``BY_SUPERVISOR``, and JSON with a value or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer: what to run, and within which limits."""
+    """Request to run one answer: source, calls and limits."""
 
     source: str
     calls: list[str]
     legacy: bool
     wall_seconds: float
-    """For one call, without the time for which its process waits for a processor."""
+    """Wall time of one call, without the time its process waits for a CPU."""
     cpu_seconds: float
-    """For one call."""
+    """CPU time of one call."""
     total_seconds: float
-    """For all calls, without that time."""
+    """Wall time of all calls, without waiting for a CPU."""
     memory_mib: int
-    """Of one process (address space), and of all of them (resident)."""
+    """Address space of one process, and resident memory of all processes."""
     processes: int
     file_mib: int
     output_kib: int
-    """Of the result of one call."""
+    """Size of the result of one call."""
     uid: int
     gid: int
     kind: ClassVar[bytes] = b"j"
 
     @property
     def records(self) -> int:
-        """How many there are in the reply."""
+        """Number of records in the reply."""
         return len(self.calls)
 
     @property
     def longest_seconds(self) -> float:
-        """That a job takes by the clock, also on a machine that is busy with others."""
+        """Upper bound of the wall time on a busy machine."""
         return PATIENCE * self.total_seconds
 
     @property
     def max_record(self) -> int:
-        """Bytes of a record: the one limit of results, which all sides go by."""
+        """Limit on the bytes of a record, which all sides enforce."""
         return max(self.output_kib << 10, MAX_FAILURE)
 
     @property
     def max_reply(self) -> int:
-        """Bytes of all records, each with its head of 5 bytes."""
+        """Bytes of all records, including a header of 5 bytes each."""
         return len(self.calls) * (self.max_record + 5)

@@ -1,9 +1,9 @@
-"""Plain data as JSON that keeps types: how results leave the jail, and how expected values are compared.
+"""Plain data as JSON that keeps types, for results that leave the jail and for expected values.
 
-A value is ``[tag, content]``. Integers are hexadecimal and floats as ``float.hex`` writes them, so both are
-exact and cheap to read. A value of a subclass (``Counter``, a named tuple, ...) is the plain value that it holds,
-read by the base class's own methods; what its class says of equality or length is never asked. An iterator (``map``, a
-generator, ...) is what it yields.
+A value is ``[tag, content]``. Integers are hexadecimal and floats have the format of ``float.hex``, so both are exact
+and cheap to read. A value of a subclass (``Counter``, a named tuple, ...) becomes the plain value it holds, read by
+the base class's methods; methods of its own class are never called. An iterator (``map``, a generator, ...) becomes
+the list of its items.
 """
 
 from collections import deque
@@ -15,28 +15,28 @@ from fractions import Fraction
 from typing import Any
 
 DEPTH = 60
-"""Levels of containers in containers."""
+"""Levels of nested containers."""
 SHORTEST = 11
-"""Bytes that a value has in JSON at least: ``["str", ""]``."""
+"""Bytes of the shortest value in JSON: ``["str", ""]``."""
 _MICROSECOND = timedelta(microseconds=1)
 
 
 class NotPlain(Exception):
-    """A value that isn't plain data, or holds itself, or is nested too deeply."""
+    """Value that is not plain data, contains itself, or is nested too deeply."""
 
 
 class TooLarge(Exception):
-    """A value that is longer than it may be."""
+    """Value that exceeds the size limit."""
 
 
 Wire = list[Any]
-"""``[tag, content]``, as JSON holds it."""
+"""``[tag, content]`` as JSON data."""
 
 
 def encode(value: object, max_length: int | None = None) -> Wire:
-    """The plain form of ``value``; raises ``NotPlain``.
+    """Return the plain form of ``value``. Raises ``NotPlain``.
 
-    With ``max_length``, ``TooLarge`` as soon as it is certain that its JSON has more bytes: so what has no end has one.
+    With ``max_length``, raises ``TooLarge`` as soon as its JSON has more bytes, so that infinite iterators end.
     """
     return _Encoder(max_length).encode(value, DEPTH)
 
@@ -69,8 +69,8 @@ class _Encoder:
             if base is dict:
                 return ["dict", self._pairs(dict.items(value), depth - 1)]  # type: ignore[arg-type]
             if base is Enum:
-                name, held = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
-                return ["enum", [str(name), self.encode(held, depth - 1)]]
+                name, member = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
+                return ["enum", [str(name), self.encode(member, depth - 1)]]
         if kind.__module__ == "numpy" and hasattr(kind, "tolist"):  # a number, or an array
             return self.encode(value.tolist(), depth - 1)  # type: ignore[attr-defined]
         if hasattr(kind, "__next__"):
@@ -138,8 +138,11 @@ _SERIES: dict[type, tuple[str, Any]] = {
 
 
 def decode(wire: Wire, *, key: bool = False) -> Any:
-    """The value itself; the form must have been checked (``check``). What iterators and views held comes as lists, an
-    enumeration's member as its value. ``key``: as something that can be hashed, such as a tuple for a list."""
+    """Return the value of a checked form (``check``).
+
+    Iterators and views become lists, and an enumeration's member its value. ``key`` makes the value hashable, such as
+    a tuple for a list.
+    """
     tag, content = wire
     if tag in ("none", "bool", "str"):
         return content
@@ -192,11 +195,11 @@ _READERS: dict[str, Any] = {
     "timedelta": lambda text: timedelta(microseconds=int(text, 16)),
 }
 _PARTS = {"complex": 2, "range": 3, "fraction": 2, "datetime": 2, "time": 2}
-"""Tags whose content is a list of so many texts; that of all other readers is one text."""
+"""Number of strings in the content, by tag; the content of all other readers is one string."""
 
 
 def check(wire: Any, depth: int = DEPTH) -> None:
-    """Raise ``NotPlain`` unless ``wire`` is a form that ``encode`` writes; it may come from anybody."""
+    """Raise ``NotPlain`` unless ``wire`` is a form that ``encode`` writes. The input is untrusted."""
     if depth < 0 or type(wire) is not list or len(wire) != 2 or type(wire[0]) is not str:
         raise NotPlain("not the form of a plain value")
     tag, content = wire

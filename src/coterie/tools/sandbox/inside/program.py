@@ -1,6 +1,6 @@
-"""Runs a program as a process of its own would be run: of an agent, or of a contest on one test.
+"""Run a program of an agent, or of a contest on one test, as if it were started in a new process.
 
-All of this is within the program's reach, and nothing that depends on what a right program prints is here.
+The program can reach everything here, so nothing here depends on the expected output.
 """
 
 import atexit
@@ -18,42 +18,41 @@ from contextlib import suppress
 from typing import Any
 
 RUNNER = __name__
-"""What a source imports ``run`` from."""
+"""Module from which a source imports ``run``."""
 RECURSION = DIGITS = 50_000
-"""Calls within each other, and digits of an integer, as LiveCodeBench's grader allows."""
+"""Recursion depth and digits of an integer, as LiveCodeBench's grader allows."""
 USUAL = (
     "typing", "collections", "heapq", "bisect", "math", "itertools", "functools", "operator", "string", "re",
     "random", "copy", "datetime", "statistics", "sys",
 )  # fmt: skip
-"""What sites whose tests call a function have imported before the solution, with all names: its given beginning has
+"""Modules that sites with function tests import before the solution, with all names, since their starter code uses
 types such as ``List``."""
 
 
-def run(program: str, given: str, function: str | None, most: int, errors: int) -> list[object]:
-    """The program's exit code (128 more than a signal that ended it), whether it printed more than ``most`` bytes, what
-    it printed, and what it wrote to its standard error, of which ``errors`` bytes are kept.
+def run(program: str, stdin: str, function: str | None, most: int, errors: int) -> list[object]:
+    """Run a program and return its exit code, whether it printed more than ``most`` bytes, its output and its stderr.
 
-    ``given`` is its standard input; or, where a ``function`` is called, a line of JSON for each argument, and in the
-    place of what it printed stands the value as JSON.
+    The exit code of a signal is 128 plus its number. ``errors`` bytes of stderr are kept. ``stdin`` is the standard
+    input. With ``function``, it has one line of JSON for each argument, and the output is the returned value as JSON.
     """
-    files = [_file(given.encode(errors="replace")), _file(), _file()]
+    files = [_file(stdin.encode(errors="replace")), _file(), _file()]
     pid = os.fork()
     if pid == 0:
         try:
-            _child(program, given, function, files)
+            _child(program, stdin, function, files)
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     too_much = os.fstat(files[1]).st_size > most
-    kept = _kept(files[1], most), _kept(files[2], errors)
+    output = _read_ends(files[1], most), _read_ends(files[2], errors)
     for file in files:
         os.close(file)
-    return [128 - code if code < 0 else code, too_much, *kept]
+    return [128 - code if code < 0 else code, too_much, *output]
 
 
-def _kept(file: int, most: int) -> str:
-    """What is in a file; of more than ``most`` bytes the middle is left out."""
+def _read_ends(file: int, most: int) -> str:
+    """Read a file; leave out the middle if it has more than ``most`` bytes."""
     size, half = os.fstat(file).st_size, most // 2
     if size <= most:
         return os.pread(file, most, 0).decode(errors="replace")
@@ -62,7 +61,7 @@ def _kept(file: int, most: int) -> str:
 
 
 def _file(content: bytes = b"") -> int:
-    """A file without a name."""
+    """Create an unlinked file."""
     file = os.open("stream", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink("stream")
     with open(file, "wb", closefd=False) as stream:
@@ -71,7 +70,7 @@ def _file(content: bytes = b"") -> int:
     return file
 
 
-def _child(program: str, given: str, function: str | None, files: list[int]) -> None:
+def _child(program: str, text: str, function: str | None, files: list[int]) -> None:
     """Become the program. Never returns."""
     os.setsid()
     stdin, out, stderr = files
@@ -80,13 +79,13 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
         os.dup2(file, place)
     os.closerange(3, out)
     os.closerange(out + 1 if function is not None else out, 64)
-    read, printed, said = (
+    stdin_file, stdout_file, stderr_file = (
         io.FileIO(place, mode, closefd=False) for place, mode in enumerate("rww")
     )
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(read), "utf-8", "replace")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(printed), "utf-8", "replace")
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(stdin_file), "utf-8", "replace")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(stdout_file), "utf-8", "replace")
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(said), "utf-8", "replace", line_buffering=True, write_through=True
+        io.BufferedWriter(stderr_file), "utf-8", "replace", line_buffering=True, write_through=True
     )
     sys.argv = ["main.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
@@ -94,22 +93,20 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     sys.set_int_max_str_digits(DIGITS)
     atexit._clear()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    status = max(_status(program, main, given, function, out), _last())
+    status = max(_status(program, main, text, function, out), _finish())
     os._exit(status)
 
 
-def _status(
-    program: str, main: types.ModuleType, given: str, function: str | None, out: int
-) -> int:
-    """Run it; 0 if all went well."""
+def _status(program: str, main: types.ModuleType, text: str, function: str | None, out: int) -> int:
+    """Run the program; return its exit code."""
     try:
         if function is not None:
-            _have_usual(vars(main))
+            _import_usual(vars(main))
         lines = program.splitlines(keepends=True)
         linecache.cache["main.py"] = (len(program), None, lines, "main.py")
         exec(compile(program, "main.py", "exec"), vars(main))
         if function is not None:
-            _give(vars(main), function, given, out)
+            _call(vars(main), function, text, out)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
@@ -121,8 +118,8 @@ def _status(
     return 0
 
 
-def _last() -> int:
-    """What an interpreter does when a program has come to its end."""
+def _finish() -> int:
+    """Join threads, run exit functions and flush, as an interpreter does at exit; return the exit code."""
     try:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
@@ -137,13 +134,13 @@ def _last() -> int:
 
 
 def _tell(error: BaseException) -> None:
-    """Write a traceback, of the program's own lines."""
+    """Print a traceback with only the program's own lines."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     with suppress(BaseException):
         traceback.print_exception(type(error), error, inside, file=sys.stderr)
 
 
-def _have_usual(space: dict[str, Any]) -> None:
+def _import_usual(space: dict[str, Any]) -> None:
     modules = {name: importlib.import_module(name) for name in USUAL}
     for module in modules.values():
         names = getattr(module, "__all__", dir(module))
@@ -152,9 +149,9 @@ def _have_usual(space: dict[str, Any]) -> None:
     space.update({name: one for name, one in vars(builtins).items() if name[0] != "_"})
 
 
-def _give(space: dict[str, Any], function: str, given: str, out: int) -> None:
+def _call(space: dict[str, Any], function: str, text: str, out: int) -> None:
     """Call the function, or the method of a ``Solution``, and write its value."""
-    arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+    arguments = [json.loads(line) for line in text.split("\n") if line.strip()]
     called = getattr(space["Solution"](), function) if "Solution" in space else space[function]
     with open(out, "w", encoding="utf-8", closefd=False) as stream:
         json.dump(called(*arguments), stream, default=lambda value: value.tolist())  # of numpy

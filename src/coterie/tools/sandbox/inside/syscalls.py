@@ -1,12 +1,13 @@
-"""Numbers of the system calls that an answer has no honest use for, by machine.
+"""Numbers of the system calls that no honest answer needs, by machine.
 
-Tracing and reading other processes; namespaces and mounts; keyrings, System V objects and descriptors that are on
-their way (``sendmsg``), which would outlive the answer; memory that no limit counts (``memfd_create``, ``vmsplice``);
-timers that send any signal (``timer_create``), such as the one by which a stopped process goes on; a limit of time, at
-which the kernel ends a process as it does where memory is full;
-places in a queue for the processor, by which an answer stretches its time; what all users of the machine have a limited
-number of (inotify, asynchronous I/O); large parts of the kernel that need no exposure (bpf, io_uring, perf,
-userfaultfd, landlock); the administration of the machine.
+* tracing and reading other processes, namespaces and mounts, administration of the machine;
+* keyrings, System V objects and descriptors in flight (``sendmsg``), which would outlive the answer;
+* memory that no limit counts (``memfd_create``, ``vmsplice``);
+* timers that send any signal (``timer_create``), such as SIGCONT to a stopped process;
+* limits on CPU time, at which the kernel sends SIGKILL as it does when memory runs out;
+* scheduling priorities, by which an answer extends its time;
+* resources that all users of the machine share (inotify, asynchronous I/O);
+* large parts of the kernel that need no exposure (bpf, io_uring, perf, userfaultfd, landlock).
 """
 
 from typing import NamedTuple
@@ -24,7 +25,7 @@ class Numbers(NamedTuple):
     prlimit: int
     clone3: int = 435
     unknown: int = 449
-    """The first of those that are newer than what is listed here."""
+    """First number that is newer than this list."""
 
 
 _EVERYWHERE = (
