@@ -40,12 +40,12 @@ class LossModule(nn.Module, Generic[Item]):
         groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
         temperature = objective.temperature if isinstance(objective, Tempered) else 1.0
-        found = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
-        read = [[next(found) for _ in group] for group in groups]
+        tensors = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
+        read = [[next(tensors) for _ in group] for group in groups]
         if counts and isinstance(objective, Measured):
             with torch.no_grad():
-                shown = [[tensor.detach() for tensor in group] for group in read]
-                self.tally.add(objective.measures(items, shown))
+                detached = [[tensor.detach() for tensor in group] for group in read]
+                self.tally.add(objective.measures(items, detached))
         return objective.losses(items, read)
 
 

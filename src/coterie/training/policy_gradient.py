@@ -70,8 +70,8 @@ class PolicyGradient(OnRows):
         """Per row, scale * sum over its trained tokens; shape ``(rows,)``."""
         s = self.settings
         sums = [
-            row_scale(row, s.mean, s.constant) * self._tokens(row, found).losses.sum()
-            for row, (found,) in zip(items, read, strict=True)
+            row_scale(row, s.mean, s.constant) * self._tokens(row, values).losses.sum()
+            for row, (values,) in zip(items, read, strict=True)
         ]
         return torch.stack(sums)
 
@@ -85,7 +85,7 @@ class PolicyGradient(OnRows):
         extremes); ``engine_cut_share``.
         """
         rows = [
-            self._tokens(row, found).measures for row, (found,) in zip(items, read, strict=True)
+            self._tokens(row, values).measures for row, (values,) in zip(items, read, strict=True)
         ]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: _joined([row[name] for row in rows if name in row]) for name in names}

@@ -30,7 +30,7 @@ from coterie.training.launch import (
     JOINED,
     PROGRESS,
     Job,
-    objective_of,
+    make_objective,
 )
 from coterie.training.loop import train
 
@@ -83,7 +83,7 @@ def main(folder: Path) -> None:
             items.validate_json((folder / ITEMS).read_bytes()),
             job.settings,
             folder.parent,
-            objective=objective_of(job),
+            objective=make_objective(job),
             progress=ToFile(folder / PROGRESS),
         )
     except UserError as error:

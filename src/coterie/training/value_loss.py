@@ -38,8 +38,8 @@ class ValueLoss(OnRows):
         """Per row, weight * sum over its trained tokens; shape ``(rows,)``."""
         clip = self.settings.clip
         sums = [
-            row.weight * torch.maximum(*_errors(row, found, clip)).sum() / 2
-            for row, (found,) in zip(items, values, strict=True)
+            row.weight * torch.maximum(*_errors(row, tokens, clip)).sum() / 2
+            for row, (tokens,) in zip(items, values, strict=True)
         ]
         return torch.stack(sums)
 
@@ -49,12 +49,12 @@ class ValueLoss(OnRows):
         """Of all trained tokens of these rows: ``value`` (with extremes), ``value_error``, which is (V - R)², and
         ``value_clip_share``, of tokens that the clip keeps from moving."""
         errors = [
-            torch.stack(_errors(row, found, self.settings.clip))
-            for row, (found,) in zip(items, values, strict=True)
+            torch.stack(_errors(row, tokens, self.settings.clip))
+            for row, (tokens,) in zip(items, values, strict=True)
         ]
         free, clipped = torch.cat(errors, -1)
         return {
-            "value": Measure(torch.cat([found for (found,) in values]), extremes=True),
+            "value": Measure(torch.cat([tokens for (tokens,) in values]), extremes=True),
             "value_error": Measure(free),
             "value_clip_share": Measure(clipped > free),
         }

@@ -153,4 +153,4 @@ def _forget_served(folder: Path) -> None:
 
 def saved_updates(folder: Path) -> set[int]:
     """The numbers of optimiser steps after which a training in a folder can be gone on with; 0 is its beginning."""
-    return {0, *checkpoint.steps_kept(folder)}
+    return {0, *checkpoint.saved_steps(folder)}
