@@ -291,9 +291,9 @@ def _watch(process: Any, job: Path, ranks: int, progress: Progress, tracker: Tra
     began, offset = time.monotonic(), 0
     try:
         while True:
-            ended = process.poll() is not None
+            is_over = process.poll() is not None
             offset += _report_progress(job / PROGRESS, offset, progress, tracker)
-            if ended:
+            if is_over:
                 break
             absent = [n for n in range(ranks) if not (job / f"{JOINED}{n}").exists()]
             if absent and time.monotonic() - began > JOIN_SECONDS:

@@ -4,9 +4,8 @@
     plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)
     print(plan.total / 2**30, plan.terms)
 
-Activations are those of Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
-``eager``; other architectures are estimated as if they were one of these. Allocators and libraries take some hundred
-MiB more.
+Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
+``eager``; other architectures are estimated in the same way. Allocators and libraries need some hundred MiB more.
 """
 
 from collections import Counter
@@ -232,7 +231,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on one device at the peak of a stage, by what they are for."""
+    """Bytes on one device at the peak of a stage, by purpose."""
 
     stage: str
     terms: Mapping[str, int]
@@ -257,7 +256,7 @@ class MemoryPlan:
         return f"memory of {self.stage}", text
 
     def check(self, available: int, device: str, model: str) -> None:
-        """Raise ``UserError`` if what is certain is more than the device has."""
+        """Raise ``UserError`` if the certain terms exceed the memory of the device."""
         if self.certain > available:
             terms = ", ".join(f"{name} {size}" for name, size in self._terms()[:5])
             raise UserError(

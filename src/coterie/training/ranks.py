@@ -35,7 +35,7 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
     mixed_precision = precision(settings, device)
     if _open and _open[0].mixed_precision != mixed_precision:
         raise UserError(
-            f"a training with mixed_precision={_open[0].mixed_precision!r} is open, but this one has {mixed_precision!r}",
+            f"a training with precision {_open[0].mixed_precision!r} is open, but this one has {mixed_precision!r}",
             "use the same mixed_precision for both, or finish the first training",
         )
     if alone and _open and _open[0].device.type != device.type:

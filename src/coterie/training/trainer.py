@@ -219,7 +219,7 @@ class Trainer(Generic[Item]):
             )
         start = time.monotonic()
         batch = usable(items, self.objective, self._max_length)
-        with self._surroundings, self._prepared.training():
+        with self._scope, self._prepared.training():
             splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
             families = splitter.families(range(len(batch.items)))
             rate = rate_at(self.done, self._record.total, self.settings)
@@ -253,7 +253,7 @@ class Trainer(Generic[Item]):
         """Write a checkpoint now."""
         self._refuse_closed()
         if self.done:
-            with self._surroundings, self._prepared.training():
+            with self._scope, self._prepared.training():
                 self._record.save(self._weights, self._optimizer)
 
     def publish(self, folder: Path) -> None:
