@@ -137,9 +137,9 @@ class ServedChat:
                 f"the prompt has {len(prompt)} tokens, and {s.model} takes {of.context_length}"
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
-        (found,) = await of.engine.sample(prompt, [seed], sampling)
-        content = of.renderer.parts(found.text, "", "")[-1].text
-        return Answer(content, found.finish == "length")
+        (completion,) = await of.engine.sample(prompt, [seed], sampling)
+        content = of.renderer.parts(completion.text, "", "")[-1].text
+        return Answer(content, completion.finish == "length")
 
 
 @asynccontextmanager

@@ -233,14 +233,14 @@ class Endpoint:
         if answer.is_success:
             return self._read(answer, prompt)
         text, kind = _message(answer)
-        said = f"status {answer.status_code}: {self._quote(text)}"
+        problem = f"status {answer.status_code}: {self._quote(text)}"
         again = answer.status_code in AGAIN or answer.status_code >= 500
         if answer.status_code in REFUSED or kind == NO_CREDIT:
-            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {said}")
+            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {problem}")
         if not again:
-            raise self._error(said)
+            raise self._error(problem)
         headers = answer.headers
-        raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))
+        raise _Passing(problem, retry_after(headers.get("Retry-After"), headers.get("Date")))
 
     def _backoff(self, attempt: int) -> float:
         longest = min(self.settings.backoff * 2.0**attempt, MAX_BACKOFF, MAX_WAIT)
@@ -248,10 +248,10 @@ class Endpoint:
 
     def _read(self, answer: httpx2.Response, prompt: int) -> Reply:
         """The reply in a server's answer, whose usage is estimated if it is not there."""
-        found = read_reply(answer.content, prompt)
-        if found is None:
+        reply = read_reply(answer.content, prompt)
+        if reply is None:
             raise _Passing(f"the answer is not of the protocol: {self._quote(answer.text)}")
-        return found
+        return reply
 
     def _quote(self, text: str) -> str:
         text = " ".join((self._key.redact(text) if self._key else text).split())

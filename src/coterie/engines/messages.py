@@ -125,8 +125,8 @@ def _checked(content: bytes) -> _Answer | None:
 
 def _call(one: _ToolCall) -> EndpointCall:
     """A call; some servers give arguments as an object, and none as an empty text."""
-    given = one.function.arguments or "{}"
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    arguments = one.function.arguments or "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return EndpointCall(one.id or "", one.function.name or "", text)
 
 
@@ -152,9 +152,9 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
     calls = tuple(map(_call, choice.message.tool_calls or ()))
     if (usage := body.usage) is None:
-        said = text + "".join(one.name + one.arguments for one in calls)
-        said += thought
-        return Reply(text, finish, prompt, estimate(said), 0, True, stop, calls, thought)
+        output = text + "".join(one.name + one.arguments for one in calls)
+        output += thought
+        return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
     tokens = usage.prompt_tokens, usage.completion_tokens
@@ -166,8 +166,8 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
 def split_thought(text: str) -> tuple[str, str]:
     """Split a text at the thought with which it begins; its prompt may have opened the thought."""
     thought, closed, content = text.partition("</think>")
-    begun = thought.lstrip().startswith("<think>")
-    if not begun and (not closed or "<think>" in thought):
+    has_start = thought.lstrip().startswith("<think>")
+    if not has_start and (not closed or "<think>" in thought):
         return "", text
     content = content.lstrip()
     return text[: len(text) - len(content)], content

@@ -84,9 +84,9 @@ class Slots:
         """Copy the first ``length`` tokens of a row to others."""
         self.reserve(max(targets, default=0) + 1, length)
         for store in (self.keys, self.values):
-            kept = store[:, source, :, :length]
+            content = store[:, source, :, :length]
             for target in targets:
-                store[:, target, :, :length] = kept
+                store[:, target, :, :length] = content
 
     def wipe(self, row: int, length: int) -> None:
         """Forget what a row held, of up to ``length`` tokens: what is masked is multiplied by 0, and NaN stays NaN."""
@@ -122,9 +122,9 @@ class Slots:
         used = min(used, have)
         more = max(rows, 4 * have) if rows > have else have
         longer = stepped(max(length, reach + reach // 2)) if length > reach else reach
-        grown = (layers, more, heads, longer, width)
+        shape = (layers, more, heads, longer, width)
         for name, old in (("keys", self.keys), ("values", self.values)):
-            new = _zeros(grown, self._like)
+            new = _zeros(shape, self._like)
             new[:, :used, :, :reach] = old[:, :used]
             setattr(self, name, new)
 
@@ -255,10 +255,10 @@ def _cache_shape(model: Any) -> tuple[int, int, int]:
     and values.
     """
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    kept = body(model)(input_ids=ids, use_cache=True).past_key_values
+    cache = body(model)(input_ids=ids, use_cache=True).past_key_values
     shapes = {
         tuple(part.shape) if isinstance(part, Tensor) else ()
-        for layer in getattr(kept, "layers", [None])
+        for layer in getattr(cache, "layers", [None])
         for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
     }
     (shape, *others) = shapes
@@ -268,7 +268,7 @@ def _cache_shape(model: Any) -> tuple[int, int, int]:
             f"model has {' and '.join(map(str, sorted(shapes)))}",
             "use the vLLM engine for this model",
         )
-    return len(kept.layers), shape[1], shape[3]
+    return len(cache.layers), shape[1], shape[3]
 
 
 def _padded(rows: int) -> int:

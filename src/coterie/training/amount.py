@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from coterie.training.batches import Order, usable
+from coterie.training.batches import Order, make_batch
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
@@ -18,7 +18,7 @@ def steps_for_targets(
 
     Order and dropped rows are the same as in the training. Raises ``UserError`` if no row can be trained.
     """
-    batch = usable(rows, SFT(), max_row_length(model, settings))
+    batch = make_batch(rows, SFT(), max_row_length(model, settings))
     counts = [row.target_count for row in batch.items]
     order = Order(batch.groups, settings.seed, settings.batch_rows)
     most = -(-tokens // sum(counts)) * order.steps_per_epoch

@@ -45,7 +45,7 @@ class Batch(Generic[Item]):
         return sum(len(ids) for sequences in self.sequences for ids in sequences)
 
 
-def usable(items: Sequence[Item], objective: Objective[Item], max_length: int) -> Batch[Item]:
+def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: int) -> Batch[Item]:
     """Drop (and count) items that can't be trained.
 
     Raises :class:`UserError` if no item remains, or if a remaining row lacks values that the objective needs. Rows that
@@ -107,7 +107,9 @@ class Order:
         return [index for group in shuffled for index in group]
 
 
-def hand(splitter: Splitter, families: Sequence[Family], rank: int, ranks: int) -> list[list[int]]:
+def rank_microbatches(
+    splitter: Splitter, families: Sequence[Family], rank: int, ranks: int
+) -> list[list[int]]:
     """Return the micro-batches of one rank in a step.
 
     All ranks get the same number of micro-batches, as a sharded model needs; some may be empty.

@@ -45,9 +45,9 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     *,
     write: bool = True,
-    kept: int = 1,
+    keep_last: int = 1,
 ) -> None:
-    """Write ``checkpoint-STEP`` into ``folder`` and remove all but the ``kept`` newest checkpoints.
+    """Write ``checkpoint-STEP`` into ``folder`` and remove all but the ``keep_last`` newest checkpoints.
 
     Every rank calls this; only a rank with ``write`` writes.
     """
@@ -65,7 +65,7 @@ def save_checkpoint(
     with published(folder / f"checkpoint-{step:08d}") as temporary:
         save_file(tensors, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
-    for old in _checkpoints(folder)[:-kept]:
+    for old in _checkpoints(folder)[:-keep_last]:
         shutil.rmtree(old)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.progress import Progress, Silent
-from coterie.training.batches import Batch, Order, usable
+from coterie.training.batches import Batch, Order, make_batch
 from coterie.training.checkpoint import hash_items
 from coterie.training.objective import Objective
 from coterie.training.prepare import max_row_length
@@ -58,7 +58,7 @@ def train(
             loss or gradient is not finite (the weights then keep their values from before the step).
     """
     objective = objective or SFT()
-    batch = usable(rows, objective, max_row_length(model, settings))
+    batch = make_batch(rows, objective, max_row_length(model, settings))
     order = Order(batch.groups, settings.seed, settings.batch_rows)
     steps = order.steps_per_epoch * settings.epochs
     steps = min(steps, settings.max_steps or steps)

@@ -58,7 +58,7 @@ class Prepared:
 
 
 @contextmanager
-def prepared(
+def prepare_model(
     model: Any, settings: TrainingSettings, adapter: str | None = None, reads: Reads = "logprobs"
 ) -> Iterator[Prepared]:
     """Prepare a model for training inside the block, and restore it at the end.

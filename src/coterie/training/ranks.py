@@ -21,7 +21,7 @@ _open: list[Accelerator] = []
 
 
 @contextmanager
-def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
+def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
     """Open Accelerate for one training on the device of the model.
 
     Ranks of a launcher keep their devices. Trainings that are open at the same time need the same device type and

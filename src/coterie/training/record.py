@@ -92,10 +92,10 @@ class Record:
         accelerator: Accelerator,
         total: int | None,
         identity: Mapping[str, str],
-        kept: int = 1,
+        keep_last: int = 1,
     ) -> None:
         self.total = total
-        self._kept = kept
+        self._keep_last = keep_last
         self.settings = settings
         self._model, self._folder, self._accelerator = model, folder, accelerator
         self._identity = identity
@@ -189,7 +189,9 @@ class Record:
             "seconds": self._seconds,
         }
         checkpoint.save_checkpoint(
-            *(self._folder, self.done, weights, optimizer, facts), write=write, kept=self._kept
+            *(self._folder, self.done, weights, optimizer, facts),
+            write=write,
+            keep_last=self._keep_last,
         )
         self._saved_at = time.monotonic()
 

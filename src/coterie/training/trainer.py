@@ -31,11 +31,11 @@ from coterie.models.heads import find_head
 from coterie.models.splitting import Family, Splitter
 from coterie.training import checkpoint
 from coterie.training.adamw import AdamW
-from coterie.training.batches import Batch, hand, usable
+from coterie.training.batches import Batch, make_batch, rank_microbatches
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
-from coterie.training.prepare import max_row_length, prepared, tokenizer_folder
-from coterie.training.ranks import ranks, refuse_sharded_head
+from coterie.training.prepare import max_row_length, prepare_model, tokenizer_folder
+from coterie.training.ranks import open_accelerator, refuse_sharded_head
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import NoTracker, Tracker
@@ -138,7 +138,7 @@ class Trainer(Generic[Item]):
         resume: False to remove the earlier training in ``folder``.
         tracker: Receives the metrics of every step; the caller closes it.
         identity: Further values that have to be equal to resume the training.
-        kept: Number of newest checkpoints to keep.
+        keep_last: Number of newest checkpoints to keep.
         at: Optimizer step to return to: its checkpoint, or the newest before it (0: the start).
 
     Raises:
@@ -158,7 +158,7 @@ class Trainer(Generic[Item]):
         resume: bool = True,
         tracker: Tracker | None = None,
         identity: Mapping[str, str] | None = None,
-        kept: int = 1,
+        keep_last: int = 1,
         at: int | None = None,
     ) -> None:
         check_schedule(settings, steps)
@@ -172,18 +172,18 @@ class Trainer(Generic[Item]):
         self._scope = RngScope(settings.threads, settings.seed)
         with ExitStack() as stack, self._scope:
             self._prepared = stack.enter_context(
-                prepared(model, settings, adapter, objective.reads)
+                prepare_model(model, settings, adapter, objective.reads)
             )
             self.model = self._prepared.model
             """Model to sample from between two steps, with its adapter for lora."""
-            self._accelerator = stack.enter_context(ranks(settings, self.model.device))
+            self._accelerator = stack.enter_context(open_accelerator(settings, self.model.device))
             if find_head(self.model) is not None:
                 refuse_sharded_head(self._accelerator.distributed_type)
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
             open_folder(folder, self._accelerator, resume=resume, at=at)
             with self._prepared.training():
-                self._open(steps, identity or {}, kept)
+                self._open(steps, identity or {}, keep_last)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "Trainer[Item]":
@@ -218,7 +218,7 @@ class Trainer(Generic[Item]):
                 "finish it, or create the trainer with more steps",
             )
         start = time.monotonic()
-        batch = usable(items, self.objective, self._max_length)
+        batch = make_batch(items, self.objective, self._max_length)
         with self._scope, self._prepared.training():
             splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
             families = splitter.families(range(len(batch.items)))
@@ -280,7 +280,7 @@ class Trainer(Generic[Item]):
         self._stack.close()
         self._closed = True
 
-    def _open(self, steps: int | None, identity: Mapping[str, str], kept: int) -> None:
+    def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int) -> None:
         """Wrap the model and restore the state of the folder."""
         own = getattr(self.objective, "settings", None)
         numbers = own.fingerprint() if isinstance(own, Settings) else ""
@@ -293,7 +293,7 @@ class Trainer(Generic[Item]):
             **identity,
         }
         self._record = Record(
-            *(self.model, self.folder, self.settings, self._accelerator, steps, identity), kept
+            *(self.model, self.folder, self.settings, self._accelerator, steps, identity), keep_last
         )
         self.report = self._record.finished()
         if self.report is not None:
@@ -333,7 +333,7 @@ class Trainer(Generic[Item]):
         """
         accelerator, module = self._accelerator, self._wrapped
         ranks, count = accelerator.num_processes, sum(batch.counts)
-        parts = hand(splitter, families, accelerator.process_index, ranks)
+        parts = rank_microbatches(splitter, families, accelerator.process_index, ranks)
         item_losses: list[tuple[int, torch.Tensor]] = []
         for number, part in enumerate(parts, start=1):
             items = [batch.items[i] for i in part or [0]]

@@ -146,8 +146,8 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
             begin = [b.load(column, align=4) if more else zero for column in to]
-            for found, column in zip(_counted(b, args[9], begin, body), to, strict=True):
-                b.store(found, column, align=4)
+            for total, column in zip(_counted(b, args[9], begin, body), to, strict=True):
+                b.store(total, column, align=4)
             return context.get_dummy_value()
 
         return signature, generate
@@ -191,12 +191,12 @@ _POLYNOMIAL = tuple(
 def exp(x: np.float32) -> np.float32:
     """e to the x (held to -87 ... 88) within some units of the last place: the polynomial of Cephes'
     ``expf`` (S. Moshier), which unlike a call of the C library is done for many numbers at once. Of no number, none."""
-    held = min(max(x, np.float32(-87)), np.float32(88))
-    whole = np.floor(held * _LOG2E + _HALF)
-    held = held - whole * _LN2[0] - whole * _LN2[1]
+    clamped = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(clamped * _LOG2E + _HALF)
+    clamped = clamped - whole * _LN2[0] - whole * _LN2[1]
     result = _POLYNOMIAL[0]
     for coefficient in _POLYNOMIAL[1:]:
-        result = result * held + coefficient
+        result = result * clamped + coefficient
     result *= _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
     return result if x == x else x
 
@@ -326,16 +326,16 @@ def attend(
         for block in range(blocks):
             at = start_of(pages, block, layer, group, keys)
             for to in range(0, BLOCK, PANEL):
-                told = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
-                product(joined, own, dx, rows, *told)
+                target = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
+                product(joined, own, dx, rows, *target)
         for row in range(rows):
             soften(scores[row, : places[row] + 1], scaling)
             scores[row, places[row] + 1 :] = _ZERO
         for block in range(blocks):
             depth = min(BLOCK, length - block * BLOCK)
             at = start_of(pages, block, layer, group, values)
-            told_values = values, at, width, mixed, own, dy, depth
-            mix(scores, block * BLOCK, reach, rows, *told_values)
+            source = values, at, width, mixed, own, dy, depth
+            mix(scores, block * BLOCK, reach, rows, *source)
 
 
 @njit(cache=True, nogil=True)
@@ -369,12 +369,12 @@ def score(
         for part in range(0, BLOCK, PANEL):
             x, to = row * dx + first * width, line * reach + block * BLOCK + part
             if rows == 1:  # the queries of all heads that share these keys
-                told = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
-                product(joined, x, width, span.step, *told)
+                arguments = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
+                product(joined, x, width, span.step, *arguments)
                 continue
             for _ in range(span.step):
-                told = keys, at + part, BLOCK, span.scores, to, reach, width
-                product(joined, x, dx, rows, *told)
+                arguments = keys, at + part, BLOCK, span.scores, to, reach, width
+                product(joined, x, dx, rows, *arguments)
                 x, to = x + width, to + span.rows * reach
 
 
@@ -391,12 +391,12 @@ def gather(
         line = (first - span.begin * span.step) * span.rows + row
         x, to = line * reach + block * BLOCK, row * dy + first * width
         if rows == 1:
-            told = values, at, width, mixed, to, width, depth
-            mix(span.scores, x, span.rows * reach, span.step, *told)
+            arguments = values, at, width, mixed, to, width, depth
+            mix(span.scores, x, span.rows * reach, span.step, *arguments)
             continue
         for _ in range(span.step):
-            told = values, at, width, mixed, to, dy, depth
-            mix(span.scores, x, reach, rows, *told)
+            arguments = values, at, width, mixed, to, dy, depth
+            mix(span.scores, x, reach, rows, *arguments)
             x, to = x + span.rows * reach, to + width
 
 
@@ -521,12 +521,12 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
         end -= first
         own = joined[begin:end]
         if end == begin + 1 or tokens.rows[first + begin] != tokens.rows[first + begin + 1]:
-            told = first + begin, shared, layer, weights.scaling
-            attend_once(own, tokens, *told, mixed[begin:end])
+            arguments = first + begin, shared, layer, weights.scaling
+            attend_once(own, tokens, *arguments, mixed[begin:end])
         else:
             at, row = tokens.places[first + begin : first + end], tokens.rows[first + begin]
-            told_row = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
-            attend(own, at, *told_row, mixed[begin:end])
+            row_arguments = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
+            attend(own, at, *row_arguments, mixed[begin:end])
         begin = end
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
     multiply(mixed, weights.out[layer], back)
@@ -566,8 +566,8 @@ def likelihoods(
         vocabulary(weights, hidden[start:stop], logits[: stop - start])
         for row in range(stop - start):
             own = logits[row, :size]
-            said, largest = own[targets[start + row]], own.max()
-            logprobs[start + row] = said - largest - np.log(weigh(own, _ONE))
+            target, largest = own[targets[start + row]], own.max()
+            logprobs[start + row] = target - largest - np.log(weigh(own, _ONE))
 
 
 @njit(cache=True, nogil=True)

@@ -67,9 +67,9 @@ class Pages:
 
     def extend(self, row: int, length: int) -> None:
         own = self._rows[row]
-        had, wanted = len(own), -(-length // BLOCK)
-        if had < wanted:
-            own.extend(self._new() for _ in range(wanted - had))
+        had, count = len(own), -(-length // BLOCK)
+        if had < count:
+            own.extend(self._new() for _ in range(count - had))
             self._write(row, had)
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -221,8 +221,8 @@ class CompiledLlama:
     ) -> Tensor:
         """Logits ``[N, vocabulary]`` after each prompt; its row, which has room, holds the first ``begins``
         tokens of it already, or shares them with an earlier one of the call, and then all."""
-        wanted = [len(prompt) - 1 for prompt in prompts]
-        hidden = self._hidden(prompts, begins, wanted, rows, pages)
+        firsts = [len(prompt) - 1 for prompt in prompts]
+        hidden = self._hidden(prompts, begins, firsts, rows, pages)
         logits = self._logits(len(prompts))
 
         def work(first: int, stop: int) -> None:
@@ -235,31 +235,31 @@ class CompiledLlama:
         self,
         sequences: Sequence[Sequence[int]],
         begins: Sequence[int],
-        wanted: Sequence[int],
+        firsts: Sequence[int],
         rows: Sequence[int],
         pages: Pages,
     ) -> list[list[float]]:
         """Log-probs of each sequence's tokens after ``wanted``, which is not before ``begins``; of rows as for
         :meth:`read`, which then hold all but the last token."""
         before = [ids[:-1] for ids in sequences]
-        hidden = self._hidden(before, begins, wanted, rows, pages)
-        ends = [ids[first + 1 :] for ids, first in zip(sequences, wanted, strict=True)]
+        hidden = self._hidden(before, begins, firsts, rows, pages)
+        ends = [ids[first + 1 :] for ids, first in zip(sequences, firsts, strict=True)]
         targets = np.array([one for end in ends for one in end], np.int64)
-        found = np.empty(len(targets), np.float32)
+        logprobs = np.empty(len(targets), np.float32)
 
         def work(first: int, stop: int) -> None:
-            told = hidden[first:stop], targets[first:stop], self._vocabulary
-            kernels.likelihoods(self._weights, *told, found[first:stop])
+            arguments = hidden[first:stop], targets[first:stop], self._vocabulary
+            kernels.likelihoods(self._weights, *arguments, logprobs[first:stop])
 
         self._rows(len(targets), work)
         stops = np.cumsum([len(end) for end in ends])[:-1]
-        return [part.tolist() for part in np.split(found, stops)]
+        return [part.tolist() for part in np.split(logprobs, stops)]
 
     def _hidden(
         self,
         sequences: Sequence[Sequence[int]],
         begins: Sequence[int],
-        wanted: Sequence[int],
+        firsts: Sequence[int],
         rows: Sequence[int],
         pages: Pages,
     ) -> np.ndarray:
@@ -267,7 +267,7 @@ class CompiledLlama:
         counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
         ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
         at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
-        owners, chosen = np.repeat(rows, counts), at >= np.repeat(wanted, counts)
+        owners, chosen = np.repeat(rows, counts), at >= np.repeat(firsts, counts)
         hidden, done = np.empty((chosen.sum(), self._weights.embedding.shape[1]), np.float32), 0
         for start in range(0, len(ids), TOKENS):
             part = slice(start, start + TOKENS)
@@ -306,8 +306,8 @@ class CompiledLlama:
         tiles = -(-len(tokens.ids) // kernels.TILE)
         threads = min(self._threads, tiles)
         chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
-        told = kernels.read, self._weights, tokens, layer
-        self._together([(*told, share, threads, chunk) for share in range(threads)])
+        arguments = kernels.read, self._weights, tokens, layer
+        self._together([(*arguments, share, threads, chunk) for share in range(threads)])
 
     def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
         others = [self._pool.submit(*call) for call in calls[1:]]
@@ -328,17 +328,17 @@ def _linears(layer: Any) -> list[nn.Linear]:
 
 
 def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
-    found = {}
+    products = {}
     parts = {"qkv": slice(0, 3), "out": slice(3, 4), "gate_up": slice(4, 6), "down": slice(6, 7)}
     for name, part in parts.items():
         joined = [_linears(layer)[part] for layer in layers]
-        found[name] = np.stack(
+        products[name] = np.stack(
             [_panels(np.concatenate([_array(one.weight) for one in ones])) for ones in joined]
         )
-        found[f"{name}_bias"] = np.stack(
+        products[f"{name}_bias"] = np.stack(
             [np.concatenate([_bias(one) for one in ones]) for ones in joined]
         )
-    return found
+    return products
 
 
 def _bias(linear: nn.Linear) -> np.ndarray:

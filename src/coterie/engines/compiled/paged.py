@@ -32,14 +32,14 @@ class PagedRows:
     ) -> tuple[Tensor, list[int]]:
         """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
         there already, from this call or an earlier one."""
-        kept = []
+        counts = []
         for row, prompt in zip(rows, prompts, strict=True):
             keys = block_keys(prompt[:-1])  # the last token is always read, for its logits
             known = self._prefixes.known(keys)
             self.pages.begin(row, known, len(prompt))
             self._keep(row, keys, len(known))
-            kept.append(len(known) * BLOCK + self._go_on(row, prompt[:-1], keys[: len(known)]))
-        return self.model.read(prompts, kept, rows, self.pages), kept
+            counts.append(len(known) * BLOCK + self._go_on(row, prompt[:-1], keys[: len(known)]))
+        return self.model.read(prompts, counts, rows, self.pages), counts
 
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """Logits ``[N, V]`` after one more token in each of the first N rows."""
@@ -103,12 +103,12 @@ class PagedRows:
             self.pages.begin(row, shared, len(ids) - 1)
             begins.append(len(shared) * BLOCK)
         self._keep(free, keys, begins[0] // BLOCK)
-        wanted = [max(begin, start - 1) for begin in begins]
+        firsts = [max(begin, start - 1) for begin in begins]
         rows = range(free, free + len(sequences))
-        found = self.model.score(sequences, begins, wanted, rows, self.pages)
-        for i in range(1, len(found)):
-            found[i] = found[i - 1][: wanted[i] - (start - 1)] + found[i]
-        return found
+        logprobs = self.model.score(sequences, begins, firsts, rows, self.pages)
+        for i in range(1, len(logprobs)):
+            logprobs[i] = logprobs[i - 1][: firsts[i] - (start - 1)] + logprobs[i]
+        return logprobs
 
     def _go_on(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
         """Copy what a kept page has of the block after the known ones; of how many tokens."""

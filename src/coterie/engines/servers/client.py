@@ -147,7 +147,7 @@ class ServerClient:
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
     ) -> tuple[Completion, ReportedUsage]:
-        wanted = {
+        body = {
             **self._request(prompt, sampling.max_tokens),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -157,30 +157,30 @@ class ServerClient:
             "include_stop_str_in_output": True,
             "logprobs": 0,
         }
-        choice, usage = await self._choice(wanted, prompt)
+        choice, usage = await self._choice(body, prompt)
         ids, logprobs = _sampled(choice, usage, sampling)
         if any(token in self._ends for token in ids[:-1]):
             raise TransientFault("the completion goes on after an end-of-turn token")
-        if (ended := self._ended(ids, sampling)) is None:
+        if (end := self._ended(ids, sampling)) is None:
             raise TransientFault(
                 f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
                 "of turn or stop string among them"
             )
-        count, finish, text, stop = ended
-        said, cached = tuple(ids[:count]), usage.cached_tokens
-        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
+        count, finish, text, stop = end
+        output, cached = tuple(ids[:count]), usage.cached_tokens
+        return Completion(output, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
 
     async def score(self, ids: Sequence[int], start: int) -> ScoredIds:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
-        wanted = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
-        choice, usage = await self._choice(wanted, ids)
-        given = choice.prompt_logprobs
-        if given is None or len(given) != len(ids):
-            count = "no" if given is None else str(len(given))
+        body = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
+        choice, usage = await self._choice(body, ids)
+        positions = choice.prompt_logprobs
+        if positions is None or len(positions) != len(ids):
+            count = "no" if positions is None else str(len(positions))
             raise TransientFault(f"{count} prompt log-probs for {len(ids)} tokens")
-        found = [(at or {}).get(token) for token, at in zip(ids, given, strict=True)][start:]
-        values = [one.logprob for one in found if one is not None]
-        if len(values) != len(found):
+        entries = [(at or {}).get(token) for token, at in zip(ids, positions, strict=True)][start:]
+        values = [one.logprob for one in entries if one is not None]
+        if len(values) != len(entries):
             raise TransientFault("log-probs of some prompt tokens are missing")
         _check_logprobs(values)
         return ScoredIds(values, usage)
@@ -220,14 +220,14 @@ class ServerClient:
         sampled after it is dropped, as if it had stopped.
         """
         for count in range(1 if sampling.stop else len(ids), len(ids) + 1):
-            if ended := ending(ids[:count], sampling, self._ends, self._decode):
-                return count, *ended
+            if end := ending(ids[:count], sampling, self._ends, self._decode):
+                return count, *end
         return None
 
     async def _choice(
-        self, wanted: Mapping[str, Any], prompt: Sequence[int]
+        self, body: Mapping[str, Any], prompt: Sequence[int]
     ) -> tuple[ReportedChoice, ReportedUsage]:
-        response = await self._send("POST", "/v1/completions", wanted)
+        response = await self._send("POST", "/v1/completions", body)
         reply = _parsed(CompletionReply, response)
         (choice,) = reply.choices
         if reply.model != self.model:
@@ -253,11 +253,13 @@ class ServerClient:
         status = response.status_code
         if status < 400:
             return response
-        said = f"{self.url}{path} answered {status}: {_message(response)}"
+        problem = f"{self.url}{path} answered {status}: {_message(response)}"
         if status >= 500 or status in AGAIN:
             headers = response.headers
-            raise TransientFault(said, retry_after(headers.get("retry-after"), headers.get("date")))
-        raise FinalFault(said)
+            raise TransientFault(
+                problem, retry_after(headers.get("retry-after"), headers.get("date"))
+            )
+        raise FinalFault(problem)
 
 
 def _sampled(

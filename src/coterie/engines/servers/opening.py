@@ -108,9 +108,9 @@ async def running_servers(
         await _card(url, settings.served_name, renderer, settings.stall_seconds) for url in urls
     ]
     if len({card.id for card in cards}) > 1:
-        said = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
+        models = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
         raise UserError(
-            f"the servers serve different models: {said}",
+            f"the servers serve different models: {models}",
             "give servers of one model, or name one that all of them serve",
         )
     weights = ServedWeights(cards[0].root or cards[0].id, version)
@@ -144,11 +144,11 @@ async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: fl
         ) from error
     finally:
         await client.close()
-    found = [card for card in cards if card.id == model or (model is None and not card.parent)]
-    if len(found) != 1:
+    matches = [card for card in cards if card.id == model or (model is None and not card.parent)]
+    if len(matches) != 1:
         names = ", ".join(card.id for card in cards)
         raise UserError(f"{url} serves {names}, and not {model or 'one'}", "name one of its models")
-    return found[0]
+    return matches[0]
 
 
 async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float) -> None:

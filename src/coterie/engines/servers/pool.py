@@ -159,10 +159,10 @@ class ServerPool:
         for member in self.members:
             member.backend.check_adapter(path)
         try:
-            taken = [await member.client.models() for member in self.members if member.up]
+            models = [await member.client.models() for member in self.members if member.up]
         except ServerFault as error:
             raise EngineError(f"can't load {path}: {error}") from error
-        names = {card.id for cards in taken for card in cards}
+        names = {card.id for cards in models for card in cards}
         self._adapters += 1
         while (name := f"{self.policy}-{self._adapters}") in names:
             self._adapters += 1

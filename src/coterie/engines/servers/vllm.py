@@ -52,10 +52,10 @@ def check_vllm(settings: VLLMSettings) -> None:
     """Refuse (``UserError``) a missing vLLM, options that coterie sets itself, too few devices."""
     if settings.urls:
         return
-    for given in settings.arguments:
-        if dashed(given) in managed():
+    for name in settings.arguments:
+        if dashed(name) in managed():
             raise UserError(
-                f"arguments.{given}: coterie sets --{dashed(given)} by itself",
+                f"arguments.{name}: coterie sets --{dashed(name)} by itself",
                 "use the setting of that name, if there is one, and leave the argument out",
             )
     _check_installed(interpreter(settings.python))
@@ -119,18 +119,18 @@ class VLLMBackend:
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Its devices or threads; routes to load weights and adapters (it listens on this machine only)."""
-        found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.settings.lora_rank:
-            found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+            variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._devices:
-            found[DEVICES] = self._devices[index]
+            variables[DEVICES] = self._devices[index]
         else:
             paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
-            found["PYTHONPATH"] = os.pathsep.join(paths)
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
         if self._in_one_process:
-            found |= IN_ITS_PROCESS_ENVIRONMENT
-            found[THREADS] = os.environ.get(THREADS) or str(threads(self.settings.servers))
-        return found
+            variables |= IN_ITS_PROCESS_ENVIRONMENT
+            variables[THREADS] = os.environ.get(THREADS) or str(threads(self.settings.servers))
+        return variables
 
     async def reload(self, client: ServerClient, path: str) -> None:
         """Read other weights into the running model. Raises a ``ServerFault``."""

@@ -138,7 +138,7 @@ def learner(
         *(loaded.model, what.objective, what.settings.model_copy(update=between_steps), folder),
         steps=what.updates,
         tracker=run.tracking.of(what.role),
-        kept=KEPT,
+        keep_last=KEPT,
         at=at,
     ) as trainer:
         fresh = what.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
