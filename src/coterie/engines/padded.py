@@ -229,7 +229,7 @@ class PaddedRows:
         return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
-        """Compute the hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at positions ``at``, and store them in slots."""
+        """Compute hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at positions ``at``, and fill their slots."""
         inputs = {"attention_mask": mask, "position_ids": at, "past_key_values": slots}
         with attending(self.model, self._attention):
             return hidden_states(self.model, ids, **inputs)
@@ -246,9 +246,10 @@ class PaddedRows:
 
 
 def _cache_shape(model: Any) -> tuple[int, int, int]:
-    """Return layers, heads and width of a model's cache, from a forward pass of one token: configs have no common names.
+    """Return layers, heads and width of a model's cache.
 
-    Raises :class:`UserError` for layers that differ, or that cache more than keys and values.
+    They come from a forward pass of one token, because names in configs vary. Raises :class:`UserError` for layers that
+    differ, or that cache more than keys and values.
     """
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     cache = body(model)(input_ids=ids, use_cache=True).past_key_values

@@ -13,8 +13,8 @@ from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.probe import (
     PROBE_IDS,
     TEXT,
-    gives_behaviour_logprobs,
-    same_weights,
+    has_processed_logprobs,
+    compare_weights,
 )
 from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
@@ -157,8 +157,8 @@ async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float
         async with asyncio.timeout(seconds):
             for member in members:
                 await member.card(member.client)
-            different = await same_weights(clients, probe)
-            exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
+            different = await compare_weights(clients, probe)
+            exact = [await has_processed_logprobs(client, probe) for client in clients]
     except (TransientFault, TimeoutError) as error:
         raise UserError(f"a server does not work: {error!r}", "see its log") from error
     except ServerFault as error:

@@ -19,7 +19,7 @@ from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampli
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
 from coterie.engines.servers.member import Member, ServedWeights, absolute
-from coterie.engines.servers.probe import same_weights
+from coterie.engines.servers.probe import compare_weights
 from coterie.engines.servers.routing import PrefixRouter
 from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.wire import ReportedUsage
@@ -125,7 +125,7 @@ class ServerPool:
             async with asyncio.timeout(self._settings.start_seconds):
                 await _all(member.serve(weights) for member in left)
                 self.router.clear()
-                reason = await same_weights([member.client for member in left], self._probe)
+                reason = await compare_weights([member.client for member in left], self._probe)
             if reason:
                 raise EngineError(f"after loading {path}, {reason}")
         except BaseException as error:

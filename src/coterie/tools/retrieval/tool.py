@@ -43,7 +43,7 @@ MAX_PASSAGES = 100
 MAX_QUERIES = 128
 MAX_REQUESTS = 16
 CONNECT_SECONDS = 5.0
-KEPT_SECONDS = 2.0
+IDLE_SECONDS = 2.0
 """An idle connection is closed before a server would do so (uvicorn: 5 s)."""
 RETRIED = (408, 425, 429)
 """Statuses below 500 that may pass."""
@@ -290,7 +290,7 @@ class RetrieverClient:
         self._tries = tries
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
-            limits=httpx2.Limits(keepalive_expiry=KEPT_SECONDS),
+            limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
             trust_env=False,
         )
 
