@@ -275,7 +275,7 @@ def test_an_objective_that_ranks_would_have_otherwise_is_refused(saved, tmp_path
         pass
 
     given = Scaled(2.0) if objective == "number" else Local()
-    with pytest.raises(UserError, match="ranks can.t rebuild"):
+    with pytest.raises(UserError, match=r"ranks can't rebuild"):
         train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", given, Silent(), NoTracker())
 
 

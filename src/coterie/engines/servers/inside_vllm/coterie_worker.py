@@ -1,8 +1,8 @@
 """Extension of vLLM's CPU worker that also reloads a tied output layer.
 
-On a CPU vLLM 0.32 has a copy of each layer's weights, packed for its kernels. ``reload_weights`` repacks only the layers
-of the checkpoint. The output layer of a model with tied embeddings is not among them, so the server would sample from
-new layers with an old output layer. ``vllm serve --worker-extension-cls`` adds this class to the worker.
+On a CPU vLLM 0.32 has a copy of each layer's weights, packed for its kernels. ``reload_weights`` repacks only the
+layers of the checkpoint. The output layer of a model with tied embeddings is not among them, so the server would sample
+from new layers with an old output layer. ``vllm serve --worker-extension-cls`` adds this class to the worker.
 """
 
 from typing import Any
