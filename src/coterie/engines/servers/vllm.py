@@ -37,8 +37,8 @@ WITHOUT_DEVICES: dict[str, OptionValue] = {
     "enable-chunked-prefill": False,
     "worker-extension-cls": "coterie_worker.WholeReload",
 }
-"""Options on CPU. vLLM 0.32 dies there ("CPU Generator does not use offset") when it reads the prompt of a seeded request
-in two chunks, and does not reload a tied output layer without the extension."""
+"""Options on CPU. There vLLM 0.32 dies ("CPU Generator does not use offset") when it reads the prompt of a seeded
+request in two chunks, and does not reload a tied output layer without the extension."""
 IN_ITS_PROCESS: dict[str, OptionValue] = {"distributed-executor-backend": "uni"}
 """Option to run the model in the engine process. By default vLLM 0.32 on CPU has a child process for it that busy-waits
 for each step, which starved the thread for new requests for seconds on two busy cores
