@@ -195,7 +195,7 @@ def test_what_a_rank_refuses_is_said_as_if_there_were_one(saved, tmp_path):
 
 def test_ranks_that_do_not_come_are_named_and_ended(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "JOIN_SECONDS", 0.3)
-    with pytest.raises(UserError, match=r"of 2 ranks number 0, 1 did not join within 0.3 s"):
+    with pytest.raises(UserError, match=r"ranks 0, 1 of 2 did not connect within 0.3 s"):
         train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent(), NoTracker())
     left = [
         one for one in psutil.Process().children(recursive=True) if "rank" in str(one.cmdline())
@@ -232,11 +232,11 @@ def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
         ),
         (
             (CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", ""),
-            "does not say how many ranks there are",
+            "has no valid number of ranks",
         ),
         (
             (CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", "num_processes: 0"),
-            "does not say how many ranks there are",
+            "has no valid number of ranks",
         ),
     ],
     ids=[

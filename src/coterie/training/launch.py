@@ -70,7 +70,7 @@ def _read(file: Path, key: str) -> dict[str, Any]:
     kind = str(getattr(parsed.distributed_type, "value", parsed.distributed_type))
     if kind not in ("MULTI_GPU", "FSDP"):
         raise UserError(
-            f"{key}={file} has an unsupported distributed_type: {kind}",
+            f"{key}={file} has the unsupported distributed_type {kind}",
             "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml)",
         )
     if getattr(parsed, "num_machines", 1) != 1:
