@@ -150,7 +150,7 @@ FAULTS = (
     ),
     Fault(POLICY, settings(old="behaviour"), [IMPORTANCE]),
     Fault(f"{T}policy_gradient:PolicyGradient.temperature", returns(1.0), [RATIOS_ONE]),
-    Fault(f"{T}policy_gradient:_refuse_other_distribution", returns(None), [ROWS_ANOTHER]),
+    Fault(f"{T}policy_gradient:_check_distribution", returns(None), [ROWS_ANOTHER]),
     Fault(f"{T}divergence:log_ratio", swap("above", "below"), [FORMULA]),
     Fault(
         f"{T}divergence:log_ratio",
