@@ -52,7 +52,10 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("select.counts=5", "select.counts=[5]"),
         ("select.counts=[5,x]", "select.counts, item 2=x: must be a whole number"),
         ("engine.device=gpu", "`cuda`"),
-        ("train.lora_r=8", "train.lora_r and train.lora_alpha mean nothing with train.method=full"),
+        (
+            "train.lora_r=8",
+            "train.lora_r and train.lora_alpha have no effect with train.method=full",
+        ),
         ("train.max_length=9999", "train.max_length=9999 tokens does not fit train.tokens_per_"),
         ("rollout=4", "rollout is a group of keys"),
         ("=4", "key=value"),

@@ -42,11 +42,11 @@ class Server:
 
 
 @asynccontextmanager
-async def talking(kept_seconds: float = 60) -> AsyncIterator[tuple[Server, httpx2.AsyncClient]]:
+async def talking(idle_seconds: float = 60) -> AsyncIterator[tuple[Server, httpx2.AsyncClient]]:
     server = Server()
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=OPEN)
     port = listening.sockets[0].getsockname()[1]
-    transport = Connections(kept_seconds)
+    transport = Connections(idle_seconds)
     async with (
         listening,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", transport=transport) as client,
@@ -99,7 +99,7 @@ def test_a_request_that_is_given_up_closes_its_connection_and_no_other() -> None
 
 def test_idle_connections_are_closed_in_time_and_those_the_server_closed_are_not_used() -> None:
     async def test() -> None:
-        async with talking(kept_seconds=0.2) as (server, client):
+        async with talking(idle_seconds=0.2) as (server, client):
             await asyncio.gather(*(client.get("/") for _ in range(4)))
             await asyncio.sleep(0.3)
             assert (await client.get("/")).text == "5"

@@ -188,7 +188,7 @@ def test_a_run_with_adapters_can_be_forked_to_one_that_trains_all_weights(
     first, again = (load_file(tmp_path / run / trained / ADAPTER) for run in ("lora", "same"))
     assert all(torch.equal(first[name], again[name]) for name in first.keys() | again.keys())
     said = refused(cli, *fork, "none", "train.method=full", "train.lora_r=8")
-    assert "train.lora_r and train.lora_alpha mean nothing with train.method=full" in said
+    assert "train.lora_r and train.lora_alpha have no effect with train.method=full" in said
     whole = cli(*fork, "whole", "train.method=full")
     assert whole.code == 0, whole.err
     kept = whole.err.split("kept from lora:")[1].splitlines()[0]

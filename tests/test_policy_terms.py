@@ -16,7 +16,7 @@ from coterie.errors import UserError
 from coterie.models.logprobs import entropies
 from coterie.models.packed import sequence_entropies
 from coterie.models.packing import CostRule
-from coterie.training.batches import usable
+from coterie.training.batches import make_batch
 from coterie.training.divergence import divergence
 from coterie.training.forward import LossModule, places, row_logprobs
 from coterie.training.means import row_count
@@ -136,12 +136,12 @@ def test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator(mean, c
     without = step_loss(named, items[:2], values[:2])
     items[2] = replace(items[2], weight=0.0)
     assert step_loss(named, items, values) == pytest.approx(without)
-    assert len(usable(items, named, 100).items) == 2
+    assert len(make_batch(items, named, 100).items) == 2
 
 
 def test_a_row_of_no_path_has_no_mean_over_paths():
     for wrong in (None, 2):
-        with pytest.raises(UserError, match="its path has"):
+        with pytest.raises(UserError, match="path_tokens="):
             objective(mean="sequence").count(one_row(3, path_tokens=wrong))
     assert objective().count(one_row(3, path_tokens=None)) == 3
 
@@ -326,10 +326,10 @@ def test_ratios_to_recomputed_log_probs_are_exactly_one(temperature, tmp_path):
 def test_rows_of_another_distribution_are_refused():
     rows_ = sampled(temperature=0.7)
     with pytest.raises(UserError, match=r"sampled at temperature 0\.7"):
-        usable(rows_, objective(), 1000)
+        make_batch(rows_, objective(), 1000)
     with pytest.raises(UserError, match=r"top_p=0\.8"):
-        usable(sampled(top_p=0.8), objective(), 1000)
-    assert usable(rows_, objective(temperature=0.7), 1000).items
+        make_batch(sampled(top_p=0.8), objective(), 1000)
+    assert make_batch(rows_, objective(temperature=0.7), 1000).items
 
 
 def test_exactly_the_ids_that_were_returned_are_trained():
@@ -383,20 +383,20 @@ def test_the_engines_share_has_no_part_in_divergence_or_entropy():
 )  # fmt: skip
 def test_what_a_loss_needs_is_asked_for(settings, missing):
     found = objective(**settings)
-    assert usable([one_row(2)], found, 100).items
+    assert make_batch([one_row(2)], found, 100).items
     with pytest.raises(UserError, match=f"has no {missing}"):
-        usable([one_row(2, **{missing: None})], found, 100)
+        make_batch([one_row(2, **{missing: None})], found, 100)
 
 
 def test_nothing_is_asked_of_a_row_that_is_too_long():
     """No pass computes anything for it, so it is left out and counted, and the step goes on with the others."""
     long_row = one_row(4, reference=None)
-    found = usable([one_row(2), long_row], objective(kl=0.1), len(one_row(2).ids))
+    found = make_batch([one_row(2), long_row], objective(kl=0.1), len(one_row(2).ids))
     assert (len(found.items), found.too_long) == (1, 1)
 
 
 def test_the_trainers_own_log_probs_are_not_asked_of_the_engine():
-    assert usable([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
+    assert make_batch([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
 
 
 def test_recomputed_log_probs_are_the_models_and_leave_first_tokens_out():

@@ -297,7 +297,7 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
             if fails:
                 with pytest.raises(UserError, match="of rows row3 is not finite"):
                     trainer.step(bad)
-                with pytest.raises(UserError, match="no row is left to train"):
+                with pytest.raises(UserError, match="no row can be trained"):
                     trainer.step([])
             stepped(trainer, rows)
             assert trainer.done == 2
@@ -342,7 +342,7 @@ def test_an_adapter_that_comes_while_another_trains_stays(tmp_path):
 
 def test_a_schedule_needs_to_know_how_many_steps_there_are(tmp_path):
     for settings in (SETTINGS, CONSTANT.model_copy(update={"warmup_ratio": 0.1})):
-        with pytest.raises(UserError, match="goes by the number of steps, which is not known"):
+        with pytest.raises(UserError, match="needs the number of steps, which is unknown"):
             Trainer(tiny_llama(), SFT(), settings, tmp_path)
 
 

@@ -19,7 +19,7 @@ from coterie.models.adapters import add_lora
 from coterie.models.packing import CostRule, pack
 from coterie.models.splitting import Splitter
 from coterie.training import checkpoint
-from coterie.training.batches import Order, hand, usable
+from coterie.training.batches import Order, make_batch, rank_microbatches
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
@@ -55,7 +55,7 @@ def order_of(rows, seed=0):
 
 
 def split(rows, rule=None, budget=128):
-    batch = usable(rows, SFT(), 64)
+    batch = make_batch(rows, SFT(), 64)
     splitter = Splitter(batch.sequences, rule, budget)
     return splitter, splitter.families(range(len(rows)))
 
@@ -77,7 +77,7 @@ def test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed():
 def test_microbatches_split_a_step_within_the_budget(ranks):
     rows = some_rows(20)
     splitter, families = split(rows)
-    hands = [hand(splitter, families, rank, ranks) for rank in range(ranks)]
+    hands = [rank_microbatches(splitter, families, rank, ranks) for rank in range(ranks)]
     assert sorted(i for parts in hands for part in parts for i in part) == list(range(20))
     assert len({len(parts) for parts in hands}) == 1
     for part in (part for parts in hands for part in parts if part):
@@ -87,11 +87,11 @@ def test_microbatches_split_a_step_within_the_budget(ranks):
 def test_ranks_get_equally_many_micro_batches():
     rows = [Row((2,) * 60, (Target(1, 60, "a"),)) for _ in range(3)]
     splitter, families = split(rows, budget=64)
-    assert [len(hand(splitter, families, rank, 2)) for rank in range(2)] == [2, 2]
+    assert [len(rank_microbatches(splitter, families, rank, 2)) for rank in range(2)] == [2, 2]
 
 
 def test_items_of_one_group_are_drawn_into_one_step():
-    groups = usable(some_pairs(trees=6), Regression(), 64).groups
+    groups = make_batch(some_pairs(trees=6), Regression(), 64).groups
     for step in Order(groups, seed=0, batch_rows=6).steps(0, 6):
         assert len(step) == 6
         assert len({groups[item] for item in step}) == 2, "three pairs of each tree"

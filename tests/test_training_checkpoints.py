@@ -136,7 +136,7 @@ def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, file, damage, rea
     where.write_text(json.dumps({**json.loads(where.read_text()), **damage}))
     with pytest.raises(UserError, match=f"cut off or damaged: {reason}") as refusal:
         train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
-    assert "the training then begins again" in refusal.value.todo
+    assert "the training then starts again" in refusal.value.todo
 
 
 def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path):

@@ -260,7 +260,7 @@ def test_an_adapter_without_its_head_values_otherwise():
 
 
 def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
-    with pytest.raises(UserError, match="the model has none"):
+    with pytest.raises(UserError, match="which the model does not have"):
         train(tiny_llama(), some_pairs(), SETTINGS, tmp_path, objective=Regression())
     with pytest.raises(UserError, match="without a value head"):
         token_values(tiny_llama(), [(1, 2)], [[1]])

@@ -10,7 +10,7 @@ from coterie.models.heads import add_head, token_values
 from coterie.models.packing import CostRule
 from coterie.rewards.advantages import gae
 from coterie.rewards.row_advantages import trained_values, with_advantages
-from coterie.training.batches import usable
+from coterie.training.batches import make_batch
 from coterie.training.forward import LossModule
 from coterie.training.recomputed import with_values
 from coterie.training.settings import TrainingSettings
@@ -172,6 +172,6 @@ def test_what_is_measured_and_what_is_refused():
     assert losses.tolist() == pytest.approx([0.64 + 1.0 + 16.0 + 0.01])
     for missing in ("values", "returns"):
         with pytest.raises(UserError, match=f"has no {missing}"):
-            usable([replace(row, **{missing: None})], objective, 100)
+            make_batch([replace(row, **{missing: None})], objective, 100)
     with pytest.raises(UserError, match="weight >= 0"):
         objective.count(replace(row, weight=-1.0))

@@ -59,5 +59,5 @@ def test_servers_that_somebody_else_started_are_asked_for_what_all_vllm_servers_
 def test_an_adapter_of_too_high_a_rank_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"]}')
     VLLMBackend(VLLMSettings(lora_rank=8), []).check_adapter(tmp_path)
-    with pytest.raises(UserError, match="has rank 8, and the vLLM servers take up to 4"):
+    with pytest.raises(UserError, match="has rank 8, but the vLLM servers support up to 4"):
         VLLMBackend(VLLMSettings(lora_rank=4), []).check_adapter(tmp_path)

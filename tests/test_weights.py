@@ -132,13 +132,13 @@ def test_weights_of_an_adapter_that_is_off_do_not_count() -> None:
     for name, weight in both.named_parameters():
         if ".one." in name:
             weight.data.mul_(0.5)
-    assert seen.same and not seen.written
+    assert seen.is_same and not seen.is_written
     activate(both, "one")
-    assert not seen.same
+    assert not seen.is_same
     activate(both, "other")
-    assert seen.same
+    assert seen.is_same
     both.base_model.model.lm_head.weight.data[7, 7] += 1e-6
-    assert not seen.same
+    assert not seen.is_same
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bench.trl_grpo_side import grpo_trainer
 from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.loading import LoadedModel
-from coterie.training.batches import Order, usable
+from coterie.training.batches import Order, make_batch
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
@@ -149,7 +149,7 @@ def main(side: str, kind: str, folder: Path) -> None:
         lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
         losses = [json.loads(line)["loss"] for line in lines]
     else:
-        groups = usable(items, objective, 1024).groups
+        groups = make_batch(items, objective, 1024).groups
         order = [i for step in Order(groups, 0, ROWS).steps(0, STEPS) for i in step]
         ranks = state.num_processes
         batch = 1 if kind in ("dpo-nll", "dapo-turns") else ROWS // ranks

@@ -105,7 +105,7 @@ def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
 
             await use()
             await two.backend.reload(two.client, str(checkpoint(tmp_path / "other")))
-            with pytest.raises(UserError, match="two servers with different weights"):
+            with pytest.raises(UserError, match="two servers have different weights"):
                 await use()
 
     asyncio.run(run())

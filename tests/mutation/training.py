@@ -150,7 +150,7 @@ FAULTS = (
     ),
     Fault(POLICY, settings(old="behaviour"), [IMPORTANCE]),
     Fault(f"{T}policy_gradient:PolicyGradient.temperature", returns(1.0), [RATIOS_ONE]),
-    Fault(f"{T}policy_gradient:_refuse_other_distribution", returns(None), [ROWS_ANOTHER]),
+    Fault(f"{T}policy_gradient:_check_distribution", returns(None), [ROWS_ANOTHER]),
     Fault(f"{T}divergence:log_ratio", swap("above", "below"), [FORMULA]),
     Fault(
         f"{T}divergence:log_ratio",
@@ -200,7 +200,7 @@ FAULTS = (
     Fault(
         f"{T}batches:Order.__init__", given(groups=lambda groups: [""] * len(groups)), [ITEMS_ONE]
     ),
-    Fault(f"{T}batches:usable", given(max_length=lambda length: length - 1), [ROWS_CANNOT]),
+    Fault(f"{T}batches:make_batch", given(max_length=lambda length: length - 1), [ROWS_CANNOT]),
     Fault(f"{T}trainer:Trainer._gradient", around(_mean_over_rows), [ADAMW]),
     Fault(f"{T}trainer:rate_at", given(step=lambda step: step + 1), [ADAMW]),
     Fault(f"{T}trainer:make_optimizer", settings(betas=(0.9, 0.999)), [ADAMW]),
@@ -210,7 +210,7 @@ FAULTS = (
     Fault(f"{T}trainer:rate_at", settings(schedule="constant"), [RATE_EVERY]),
     Fault(f"{T}trainer:Trainer.leave_out", returns(None), [COUNTED]),
     Fault(
-        f"{T}batches:hand",
+        f"{T}batches:rank_microbatches",
         around(
             lambda f, splitter, families, rank, ranks: splitter.microbatches(families, ranks)[rank]
         ),

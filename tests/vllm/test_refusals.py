@@ -40,8 +40,8 @@ def error_of(model: LoadedModel, folder: Path, **changes: object) -> str:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ({"port": 80}, "coterie sets --port by itself"),
-        ({"logprobs_mode": "raw_logprobs"}, "coterie sets --logprobs-mode by itself"),
+        ({"port": 80}, "coterie sets --port itself"),
+        ({"logprobs_mode": "raw_logprobs"}, "coterie sets --logprobs-mode itself"),
     ],
 )
 def test_an_argument_that_coterie_sets(
@@ -60,7 +60,7 @@ def test_an_argument_that_vllm_does_not_have_is_refused_in_its_own_words(
 def test_an_interpreter_without_vllm(model: LoadedModel, tmp_path: Path) -> None:
     bare = str(Path(sys.base_prefix) / "bin" / "python3")
     said = refusal(model, tmp_path, python=bare)
-    assert f"{bare} has no vLLM that works" in said and "pip install vllm" in said
+    assert f"{bare} has no working vLLM" in said and "pip install vllm" in said
 
 
 def test_an_interpreter_that_is_not_there(model: LoadedModel, tmp_path: Path) -> None:
@@ -71,7 +71,9 @@ def test_devices_are_dealt_out_and_too_few_are_refused() -> None:
     pair = VLLMSettings(servers=2, tensor_parallel_size=2)
     assert device_lists(pair, ["4", "5", "6", "7"]) == ["4,5", "6,7"]
     assert device_lists(pair, []) == []
-    with pytest.raises(UserError, match="2 servers of 2 devices need 4, and 3 are there"):
+    with pytest.raises(
+        UserError, match="2 servers with 2 devices each need 4, but 3 are available"
+    ):
         device_lists(pair, ["0", "1", "2"])
-    with pytest.raises(ValidationError, match="do not give 2 to each of 2 servers"):
+    with pytest.raises(ValidationError, match="give 2 devices to each of 2 servers"):
         VLLMSettings(servers=2, tensor_parallel_size=2, devices=("0,1", "2"))

@@ -88,7 +88,7 @@ def test_two_servers_with_different_weights_are_refused(
             pass
 
     runner.run(two.backend.reload(two.client, str(folder)))
-    with pytest.raises(UserError, match="two servers with different weights"):
+    with pytest.raises(UserError, match="two servers have different weights"):
         runner.run(use())
     runner.run(pair.load(Path(model.source), "3"))
     runner.run(use())

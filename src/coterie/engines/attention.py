@@ -1,12 +1,12 @@
-"""Attention whose result for a sequence hardly depends on what shares its batch (on CPU).
+"""Attention on CPU that is nearly independent of the rest of the batch.
 
-Fused attention splits its work by the shape of the whole batch, so that a sequence's last bits vary
-with its neighbours. Here scores and sums are plain batched matrix products, which on AMD processors were found
-bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key length
-(multiples of 64; MKL blocks larger products by their length). No processor promises that. Key heads shared by
-several query heads are not copied. With one query it is also faster than fused attention on CPU.
+Fused attention splits its work by the shape of the whole batch, so that the last bits of a sequence vary with the
+batch. Here scores and sums are plain batched matrix products. On AMD processors they are bitwise equal for any number
+of rows and, for at most ``GROUP`` query rows per key head, for any padded key length (multiples of 64; MKL splits
+larger products by their length). No processor guarantees that. Key heads shared by several query heads are not copied.
+With one query it is also faster than fused attention on CPU.
 
-The model has it for the engine's own forward passes only (:func:`attending`).
+The model uses it in forward passes of the engine only (:func:`attending`).
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,10 @@ def attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention interface: query ``[B, H, Q, D]``, key and value ``[B, h, T, D]``.
+    """Implement Transformers' attention interface. Return ``[B, Q, H, D]``.
 
-    ``attention_mask`` is additive, ``[B or 1, 1, Q, T]``. Returns ``[B, Q, H, D]``.
+    Query is ``[B, H, Q, D]``, key and value are ``[B, h, T, D]``, and ``attention_mask`` is additive,
+    ``[B or 1, 1, Q, T]``.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend_keys(query, key, value, attention_mask, scaling), None
@@ -42,7 +43,7 @@ def attend(
 def attend_keys(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """The same, without what Transformers hands along. Returns ``[B, Q, H, D]``."""
+    """Compute attention, with shapes as in :func:`attend`."""
     batch, heads, length, width = query.shape
     shared, keys = key.shape[1:3]
     rows = heads // shared * length
@@ -66,13 +67,13 @@ def attend_keys(
 
 
 def masked_attention(model: Any) -> str:
-    """Name of an attention that takes any mask: ``sdpa``, or the one written out where the model has that."""
+    """Return the name of an attention that takes any mask: ``eager`` if the model uses it, else ``sdpa``."""
     return "eager" if model.config._attn_implementation == "eager" else "sdpa"
 
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:
-    """With another attention for a while; the model's own is what it trains with, and what others see."""
+    """Use another attention inside the block; training uses the model's own."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = name

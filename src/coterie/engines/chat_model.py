@@ -1,9 +1,7 @@
-"""A chat model that is only talked to (a person, a judge): loaded by coterie, or behind an endpoint.
+"""Chat model that is not trained (a simulated user, a judge): loaded by coterie, or behind an endpoint.
 
-Someone opens it and asks::
-
-    async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
-        answer = await chat.ask([Utterance("user", "Hello")], seed=0)
+async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
+    answer = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -29,28 +27,30 @@ if TYPE_CHECKING:
 
 
 class ChatModelSettings(RequestSettings):
-    """Which model, where it is, and how it is sampled."""
+    """Settings of a chat model."""
 
     main: ClassVar[str] = "model"
 
     model: str = key(
         ...,
-        "A model that coterie loads; with a `url`, the name of a model there.",
+        "A model that coterie loads, or with a `url` the name of a model on that server.",
         min_length=1,
     )
     url: str | None = key(
         None, "An OpenAI-compatible server, up to and including `/v1`.", quiet=True
     )
     temperature: float = key(0.0, "Sampling temperature; 0 is greedy.", ge=0, le=2)
-    max_tokens: int = key(128, "Most tokens of a reply.", ge=1)
+    max_tokens: int = key(128, "Maximum number of tokens of a reply.", ge=1)
     engine: EngineSettings = EngineSettings()
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if self.model.startswith(("http://", "https://")):
-            raise ValueError("give a server as url=URL model=NAME, with the name of a model there")
+            raise ValueError(
+                "model is a URL; use url=URL model=NAME with the name of a model on the server"
+            )
         if self.url is not None and self.model == type(self).model_fields["model"].default:
-            raise ValueError(f"url={self.url} needs a model=NAME, the name of a model there")
+            raise ValueError(f"url={self.url} needs model=NAME, the name of a model on the server")
         _ = self.endpoint
         return self
 
@@ -67,8 +67,13 @@ class ChatModelSettings(RequestSettings):
 
 
 def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
-    """Refuse (``UserError``) a model that can't be had, by the key that names it, and an API key that is not there;
-    ``known`` is a word for a model that needs no loading."""
+    """Raise ``UserError`` if the model or its API key is unavailable.
+
+    Args:
+        key: Name of the setting in messages.
+        settings: Settings of the chat model.
+        known: Name of a model that needs no loading.
+    """
     if settings.key_variable is not None:
         find_key(settings.key_variable, Path())
     if settings.url is not None or settings.model == known:
@@ -85,26 +90,26 @@ def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a chat model said."""
+    """Answer of a chat model."""
 
     text: str
     truncated: bool
-    """Whether it ran to its limit of tokens."""
+    """True if the answer reached its token limit."""
 
 
 class ChatModel(Protocol):
-    """Answers chats."""
+    """Model that answers chats."""
 
     name: str
-    """As an author: ``model:NAME`` or ``endpoint:NAME``."""
+    """Author name: ``model:NAME`` or ``endpoint:NAME``."""
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        """The reply. Raises ``EngineError``."""
+        """Answer a chat. Raises ``EngineError``."""
         ...
 
 
 class EndpointChat:
-    """Behind an endpoint."""
+    """Chat model behind an endpoint."""
 
     def __init__(self, endpoint: Endpoint, settings: ChatModelSettings) -> None:
         self.endpoint = endpoint
@@ -120,7 +125,7 @@ class EndpointChat:
 
 
 class ServedChat:
-    """On an engine of ours."""
+    """Chat model on an engine of coterie."""
 
     def __init__(self, speaking: "Speaking", settings: ChatModelSettings) -> None:
         self.speaking = speaking
@@ -128,23 +133,23 @@ class ServedChat:
         self.name = f"model:{settings.model}"
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        s, of = self.settings, self.speaking
+        s, model = self.settings, self.speaking
         messages = [Message.of(one.role, one.text) for one in chat]
-        prompt = of.renderer.render(messages, Tree("", "chat", 0), "")
-        room = of.context_length - len(prompt)
+        prompt = model.renderer.render(messages, Tree("", "chat", 0), "")
+        room = model.context_length - len(prompt)
         if room < 1:
             raise EngineError(
-                f"the prompt has {len(prompt)} tokens, and {s.model} takes {of.context_length}"
+                f"the prompt has {len(prompt)} tokens, but the context of {s.model} is {model.context_length}"
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
-        (found,) = await of.engine.sample(prompt, [seed], sampling)
-        content = of.renderer.parts(found.text, "", "")[-1].text
-        return Answer(content, found.finish == "length")
+        (completion,) = await model.engine.sample(prompt, [seed], sampling)
+        content = model.renderer.parts(completion.text, "", "")[-1].text
+        return Answer(content, completion.finish == "length")
 
 
 @asynccontextmanager
 async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatModel]:
-    """The model, ready to be talked to; servers that are started leave their logs in ``logs``.
+    """Open a chat model; servers write their logs to ``logs``.
 
     Raises ``UserError`` for a missing key or model.
     """

@@ -1,7 +1,6 @@
-"""Drawing tokens from logits, reproducible by seed whatever shares the batch.
+"""Sampling of tokens from logits, reproducible by seed in any batch.
 
-Each token takes one uniform number, a hash of (seed, step), and inverts the cumulative distribution
-with it.
+Each token inverts the cumulative distribution at a uniform number, a hash of (seed, step).
 """
 
 import numpy as np
@@ -12,15 +11,15 @@ from coterie.engines import compiled
 from coterie.models.compiling import NUMBA_ERROR
 
 COLDEST = 1e-6
-"""At this temperature and below the likeliest token is taken: any other one has lost, and quotients would overflow."""
+"""At this temperature and below sampling is greedy, because quotients would overflow."""
 NONE = -1
-"""The id that is drawn from logits which are not a distribution."""
+"""Id for logits that are not a distribution."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 
 
 def uniforms(seed: int, count: int) -> list[float]:
-    """``count`` numbers in [0, 1) for the steps of a seed (splitmix64 of a mixed seed)."""
+    """Return ``count`` numbers in [0, 1) for the steps of a seed (splitmix64 of a mixed seed)."""
     start = int(_mix(np.array([seed & _MASK], np.uint64))[0])
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + np.uint64(start)
@@ -29,12 +28,15 @@ def uniforms(seed: int, count: int) -> list[float]:
 
 
 def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draw one token per row: ids and their log-probs (nats, float32) in the distribution drawn from.
+    """Sample one token per row. Return ids and their log-probs (nats, float32) in the sampling distribution.
 
-    ``logits`` float32 ``[N, V]``; ``settings`` float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
-    Temperature 0 (up to ``COLDEST``) takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest
-    set of likeliest tokens whose probability reaches it (Holtzman et al. 2020). Where a logit is NaN or the largest
-    is not finite, the id is ``NONE``.
+    Temperature 0 (up to ``COLDEST``) takes the most likely token with log-prob 0. Top-p keeps the smallest set of most
+    likely tokens whose probability reaches it (Holtzman et al. 2020). If a logit is NaN or the largest is not finite,
+    the id is ``NONE``.
+
+    Args:
+        logits: float32 ``[N, V]``.
+        settings: float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
     """
     temperature = np.where(settings[:, :1] > COLDEST, settings[:, :1], 0.0)
     settings = np.hstack([temperature, settings[:, 1:]])
@@ -44,9 +46,11 @@ def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same on a GPU, and on CPU without numba (there its many small operations wait for threads to wake), of
-    temperatures that are 0 or can be divided by. Its sums are rounded in another order: log-probs differ in their last
-    bits, and so may a token where its number is as close as that to the border between two."""
+    """Implement :func:`draw` on a GPU, and on CPU without numba; temperatures below ``COLDEST`` have to be 0.
+
+    Sums are rounded in another order than with numba: log-probs differ in the last bits, and a token may differ if its
+    number is that close to the boundary between two tokens.
+    """
     columns = torch.tensor(settings, device=logits.device)
     temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
     greedy = temperature == 0
@@ -68,7 +72,7 @@ def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
-    """Log-probs renormalised over the nucleus, ``-inf`` outside."""
+    """Renormalize log-probs over the nucleus, with ``-inf`` outside."""
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)

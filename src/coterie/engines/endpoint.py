@@ -1,5 +1,5 @@
-"""An OpenAI-compatible server, somebody else's or ours, for models that are only talked to: judges,
-simulated persons, text-only policies in evaluation.
+"""Client of an OpenAI-compatible server, for models that are not trained: judges, simulated users, policies in
+evaluation.
 
     async with Endpoint(EndpointSettings(url="http://127.0.0.1:8000/v1", model="tiny")) as judge:
         reply = await judge.chat([Utterance("user", "Hello")], max_tokens=50)
@@ -28,72 +28,74 @@ from coterie.models.tool_calls import openai_tool
 from coterie.trajectories.calls import Tool
 
 SHOWN = 300
-"""Characters of a server's message that an error quotes."""
+"""Maximum characters of a server's message in an error."""
 MAX_BACKOFF = 30.0
-"""Seconds between two tries, unless the server asks for more."""
+"""Maximum seconds between two tries, unless the server requests more."""
 AGAIN = (408, 409, 425, 429)
-"""Statuses below 500 that may go away by themselves."""
+"""Statuses below 500 that are worth a retry."""
 REFUSED = (401, 403)
-"""The key is wrong: nobody will be answered."""
+"""Statuses of a wrong key, with which all requests fail."""
 NO_CREDIT = "insufficient_quota"
-"""A 429 of this kind does not go away by waiting."""
+"""Code of a 429 that is not worth a retry."""
 
 
 class RequestSettings(Settings):
-    """What may be asked of a server of chat models, with which key, and what it costs."""
+    """Key, limits, retries and prices of requests to a chat server."""
 
     key_variable: str | None = key(
         None,
-        "Environment variable (or name in `.env`) that holds the key, such as OPENAI_API_KEY; none "
-        "for a server without keys. Not the key itself.",
+        "Environment variable (or name in `.env`) of the API key, such as OPENAI_API_KEY; none: a server "
+        "without keys. Not the key itself.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         quiet=True,
     )
-    requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
+    requests_per_minute: float | None = key(None, "Maximum number of requests per minute.", ge=1)
     tokens_per_minute: float | None = key(
-        None, "Most tokens a minute, prompts and replies together.", ge=1
+        None, "Maximum number of tokens per minute, prompts and replies together.", ge=1
     )
-    concurrency: int = key(16, "Most requests at a time.", ge=1)
-    timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
-    retries: int = key(5, "Further tries after a failure that may pass.", ge=0, le=20)
+    concurrency: int = key(16, "Maximum number of concurrent requests.", ge=1)
+    timeout: float = key(120.0, "Timeout of one try, in seconds.", gt=0)
+    retries: int = key(5, "Number of retries after a transient failure.", ge=0, le=20)
     backoff: float = key(
-        1.0, "Seconds before the second try (up to half less, by chance); doubles.", gt=0
+        1.0, "Seconds before the first retry (randomly up to half less); doubles each time.", gt=0
     )
     limit_name: Literal["max_tokens", "max_completion_tokens"] = key(
-        "max_tokens", "What the server calls the limit of a reply; newer models of OpenAI differ."
+        "max_tokens", "The server's name of the token limit; newer models of OpenAI differ."
     )
     template_args: dict[str, OptionValue] = key(
         {},
-        "Arguments of the model's chat template, such as `enable_thinking: false`; a server is sent "
-        "them as `chat_template_kwargs`.",
+        "Arguments of the model's chat template, such as `enable_thinking: false`, sent to a server as "
+        "`chat_template_kwargs`.",
     )
     prompt_price: float | None = key(None, "Price of a million prompt tokens.", ge=0)
     cached_price: float | None = key(
-        None, "Price of a million prompt tokens that were cached; none: as the others.", ge=0
+        None, "Price of a million cached prompt tokens; none: same as uncached.", ge=0
     )
-    completion_price: float | None = key(None, "Price of a million tokens of replies.", ge=0)
+    completion_price: float | None = key(None, "Price of a million completion tokens.", ge=0)
 
 
 class EndpointSettings(RequestSettings):
-    """A server and a model on it."""
+    """Settings of a model on a server."""
 
     url: str = key(
-        ..., "Such as https://api.openai.com/v1; a URL without a path gets `/v1`.", quiet=True
+        ...,
+        "URL such as https://api.openai.com/v1; `/v1` is added to a URL without a path.",
+        quiet=True,
     )
-    model: str = key(..., "Name of the model there.", min_length=1)
+    model: str = key(..., "Name of the model on the server.", min_length=1)
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
         parsed = server_url(url)
         if parsed.userinfo or parsed.query:
-            raise ValueError("must not hold a password or key; name its variable in key_variable")
+            raise ValueError("has a password or key; set key_variable to the name of its variable")
         return url.rstrip("/") + "/v1" * (parsed.path in ("", "/"))
 
 
 @dataclass(slots=True)
 class EndpointUsage:
-    """What an endpoint was used for so far, and what it cost."""
+    """Usage and cost of an endpoint so far."""
 
     settings: EndpointSettings
     requests: int = 0
@@ -103,7 +105,7 @@ class EndpointUsage:
     cached_tokens: int = 0
     completion_tokens: int = 0
     estimated: int = 0
-    """How many requests' tokens are estimates."""
+    """Number of requests with estimated tokens."""
 
     def add(self, reply: Reply) -> None:
         self.requests += 1
@@ -114,16 +116,13 @@ class EndpointUsage:
 
     @property
     def cost(self) -> float | None:
-        """In the currency of the prices; ``None`` if they are not given.
-
-        Tries that failed are not in it: a server may charge for them and does not say so.
-        """
+        """Cost in the currency of the prices, without failed tries; ``None`` without prices."""
         s = self.settings
         if s.prompt_price is None or s.completion_price is None:
             return None
         cached = s.prompt_price if s.cached_price is None else s.cached_price
-        fresh = self.prompt_tokens - self.cached_tokens
-        parts = ((fresh, s.prompt_price), (self.cached_tokens, cached))
+        uncached = self.prompt_tokens - self.cached_tokens
+        parts = ((uncached, s.prompt_price), (self.cached_tokens, cached))
         total = sum(count * price for count, price in parts)
         return (total + self.completion_tokens * s.completion_price) / 1e6
 
@@ -137,10 +136,9 @@ class EndpointUsage:
 
 
 class Endpoint:
-    """A chat model behind HTTP. To be opened with ``async with``.
+    """Client of a chat model on a server, opened with ``async with``.
 
-    Raises :class:`~coterie.errors.UserError` at once if its key is missing; the ``.env`` is that of
-    ``folder``.
+    Raises :class:`~coterie.errors.UserError` if the key is missing in the environment and in ``folder/.env``.
     """
 
     def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
@@ -174,13 +172,13 @@ class Endpoint:
         seed: int | None = None,
         tools: Sequence[Tool] = (),
     ) -> Reply:
-        """The model's answer to a chat. Raises :class:`EngineError` when it fails for good."""
+        """Answer a chat. Raises :class:`EngineError` after a permanent failure or the last retry."""
         body: dict[str, Any] = {
             "model": self.settings.model,
             "messages": [one.body for one in messages],
             self.settings.limit_name: max_tokens,
         }
-        # What is the default of the protocol is left out: some models take nothing else.
+        # Defaults of the protocol are omitted: some models accept no other value.
         body |= {"temperature": temperature} if temperature != 1 else {}
         body |= {"top_p": top_p} if top_p != 1 else {}
         body |= {"stop": list(stop)} if stop else {}
@@ -191,22 +189,22 @@ class Endpoint:
         prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
         async with self._places:
             try:
-                reply = await self._persist(body, prompt, prompt + max_tokens)
+                reply = await self._retry(body, prompt, prompt + max_tokens)
             except EngineError:
                 self.usage.failures += 1
                 raise
         self.usage.add(reply)
         return reply
 
-    async def _persist(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:
-        """Try until it works, fails for good, or there are no tries left."""
+    async def _retry(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:
+        """Try until success, a permanent failure, or the last retry."""
         for attempt in range(self.settings.retries + 1):
             await self._limits.admit(tokens)
             try:
                 reply = await self._try(body, prompt)
-            except _Passing as passing:
+            except _Transient as error:
                 self._limits.settle(tokens, 0)
-                failure = passing
+                failure = error
             except BaseException:
                 self._limits.settle(tokens, 0)
                 raise
@@ -222,36 +220,36 @@ class Endpoint:
         raise self._error(f"{failure} ({tries})") from failure
 
     async def _try(self, body: dict[str, Any], prompt: int) -> Reply:
-        """One request. Raises :class:`_Passing` for what may go away, ``EngineError`` otherwise."""
+        """Send one request. Raises :class:`_Transient`, or ``EngineError`` for a permanent failure."""
         try:
             async with asyncio.timeout(self.settings.timeout):
                 answer = await self._client.post(f"{self.settings.url}/chat/completions", json=body)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise _Passing(f"no answer within {self.settings.timeout:g} s") from error
+            raise _Transient(f"no answer within {self.settings.timeout:g} s") from error
         except httpx2.RequestError as error:
-            raise _Passing(f"no connection: {self._quote(str(error) or repr(error))}") from error
+            raise _Transient(f"no connection: {self._quote(str(error) or repr(error))}") from error
         if answer.is_success:
             return self._read(answer, prompt)
         text, kind = _message(answer)
-        said = f"status {answer.status_code}: {self._quote(text)}"
+        problem = f"status {answer.status_code}: {self._quote(text)}"
         again = answer.status_code in AGAIN or answer.status_code >= 500
         if answer.status_code in REFUSED or kind == NO_CREDIT:
-            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {said}")
+            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {problem}")
         if not again:
-            raise self._error(said)
+            raise self._error(problem)
         headers = answer.headers
-        raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))
+        raise _Transient(problem, retry_after(headers.get("Retry-After"), headers.get("Date")))
 
     def _backoff(self, attempt: int) -> float:
         longest = min(self.settings.backoff * 2.0**attempt, MAX_BACKOFF, MAX_WAIT)
         return longest * self._chance.uniform(0.5, 1)
 
     def _read(self, answer: httpx2.Response, prompt: int) -> Reply:
-        """The reply in a server's answer, whose usage is estimated if it is not there."""
-        found = read_reply(answer.content, prompt)
-        if found is None:
-            raise _Passing(f"the answer is not of the protocol: {self._quote(answer.text)}")
-        return found
+        """Parse the reply; its usage is estimated if the server does not report it."""
+        reply = read_reply(answer.content, prompt)
+        if reply is None:
+            raise _Transient(f"invalid reply: {self._quote(answer.text)}")
+        return reply
 
     def _quote(self, text: str) -> str:
         text = " ".join((self._key.redact(text) if self._key else text).split())
@@ -261,8 +259,8 @@ class Endpoint:
         return EngineError(f"{self.settings.model} at {self.settings.url}: {what}")
 
 
-class _Passing(Exception):
-    """A failure that may go away by itself; ``wait`` is what the server asks for, in seconds."""
+class _Transient(Exception):
+    """Failure that is worth a retry, after ``wait`` seconds if the server requests them."""
 
     def __init__(self, what: str, wait: float | None = None) -> None:
         super().__init__(what)

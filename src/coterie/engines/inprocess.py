@@ -1,17 +1,16 @@
-"""The embedded engine: continuous batching of a Transformers model on the caller's asyncio loop.
+"""Embedded engine: continuous batching of a Transformers model on the caller's asyncio loop.
 
-Model steps run inline, one token for every running sequence, and between two steps the loop is
-given back: whoever awaits a finished completion goes on at once, and new requests join at the next
-step.
-There is no thread and no barrier, so the same calls give the same results in the same order.
+Model steps run on the loop, one token for every running sequence. Between two steps other tasks run: callers of
+finished completions continue, and new requests join at the next step. There are no threads, so the same calls give the
+same results in the same order.
 
-A completion depends on (weights, prompt, seed, sampling) alone. Where the model runs by compiled loops
-(:mod:`coterie.engines.compiled`: Llama and Qwen2 in float32 on CPU, no adapters) that is so to the last
-bit, on every processor, whatever shares the batch and with any number of threads. Elsewhere the last bits of
-log-probs may vary with the batch and the processor, so that a token may differ where the draw is as close as
-that; the same requests are still answered with the same seeds.
+A completion depends only on weights, prompt, seed and sampling parameters. With compiled loops
+(:mod:`coterie.engines.compiled`: Llama and Qwen2 in float32 on CPU, no adapters) that holds bitwise on every processor,
+in any batch and with any number of threads. Otherwise the last bits of log-probs may vary with the batch and the
+processor, so that a token may differ if its random number is that close to a boundary.
 
-Weights may change while nothing runs, in any way: what was kept of them is not used (:mod:`coterie.engines.weights`).
+Weights may change in any way while no request runs; caches of old weights are not used
+(:mod:`coterie.engines.weights`).
 """
 
 import asyncio
@@ -35,26 +34,32 @@ from coterie.models.loading import LoadedModel, reload
 
 Result = TypeVar("Result")
 PATIENCE = 4
-"""Steps between two readings of new prompts while others run: fewer and larger model calls."""
+"""Steps between prefills while sequences run, for fewer and larger model calls."""
 
 
-NO_NUMBERS = "not finite numbers: the model's weights are damaged, or a training has made them infinite; load it again"
+NO_NUMBERS = "not finite: the model's weights are damaged, or a training has made them infinite; load it again"
 
 
 @dataclass(slots=True)
 class InProcessStats(Stats):
-    """And how many steps it took."""
+    """Counts of the embedded engine."""
 
     steps: int = 0
 
 
 class InProcessEngine:
-    """:class:`~coterie.engines.protocol.Engine` in this process; it takes the model over.
+    """:class:`~coterie.engines.protocol.Engine` in this process.
 
-    ``adapter`` is the one that it speaks with, of a model that has several: engines of several
-    roles may share one model, and take turns step by step. ``max_batch`` sequences run at once.
-    ``cache_bytes`` bounds the kept keys and values of prompt beginnings. ``timeout`` is that of
-    :meth:`logprobs`. Raises ``UserError`` for an adapter that the model does not have.
+    Raises ``UserError`` for an adapter that the model does not have.
+
+    Args:
+        loaded: Model and renderer.
+        policy: Role of the policy, for messages.
+        version: Version of the weights.
+        adapter: Adapter to sample with, if the model has several: engines of several roles may share a model.
+        max_batch: Maximum number of running sequences.
+        cache_bytes: Maximum size of the prefix cache.
+        timeout: Timeout of :meth:`logprobs`, in seconds.
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class InProcessEngine:
         self._scoring: deque[Scoring] = deque()
         self._patience = 0
         self._moved = False
-        """Whether rows came or went since they were put in order."""
+        """True if rows were added or removed since the last reordering."""
         self._task: asyncio.Task[None] | None = None
 
     async def sample(
@@ -94,11 +99,11 @@ class InProcessEngine:
         *,
         on_token: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """One completion per seed, in order; the prompt is read once.
+        """Sample one completion per seed, in order; the prompt is read once.
 
-        ``on_token`` is called with each id as it is sampled, to show a single completion as it grows; what it raises
-        fails this request. Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout,
-        if the model fails, or if its logits are not numbers.
+        ``on_token`` is called with each sampled id, to stream a single completion; its exceptions fail the request.
+        Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, if the model fails, or
+        if its logits are not finite.
         """
         self.stats.requests += 1
         try:
@@ -115,14 +120,14 @@ class InProcessEngine:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each id of continuations of one prefix.
+        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
 
-        Continuations go through prefix tries of their own call, whatever else is waiting.
+        Only continuations of the same call are batched.
         """
         self.stats.requests += 1
         try:
             if not prefix or not continuations or not all(map(len, continuations)):
-                raise EngineError("log-probs need a prefix and continuations, none of them empty")
+                raise EngineError("log-probs need a prefix and non-empty continuations")
             sequences = [(*prefix, *continuation) for continuation in continuations]
             for ids in sequences:
                 self.check(ids, 0)
@@ -134,10 +139,9 @@ class InProcessEngine:
             raise
 
     async def load(self, path: Path, version: str) -> None:
-        """Replace the weights, in place: by a checkpoint's or a LoRA adapter's (merged), or, where this
-        engine speaks with an adapter, those of that one.
+        """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
 
-        Refused (:class:`EngineError`) while requests are in flight: they would mix two versions.
+        Raises :class:`EngineError` while requests are in flight, because they would mix two versions.
         """
         if self.busy:
             raise EngineError(
@@ -151,15 +155,15 @@ class InProcessEngine:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
+        """Drop the prefix cache. Raises :class:`EngineError` while requests are in flight."""
         if self.busy:
             raise EngineError("can't forget prefixes while requests are in flight; await them")
         self._runner.forget()
 
     def check(self, ids: Sequence[int], more: int) -> None:
-        """Refuse (:class:`EngineError`) ids that, with ``more`` to come, the model can't take.
+        """Raise :class:`EngineError` for invalid ids, or if ``more`` ids exceed the context.
 
-        They would fail its step, and with it the requests of others.
+        They would fail the model step, and with it other requests.
         """
         vocabulary = self.loaded.model.config.get_text_config().vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
@@ -171,7 +175,7 @@ class InProcessEngine:
             )
 
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
-        """Await all; whatever happens, none is left running."""
+        """Await all futures; on an error cancel the others."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:
@@ -198,7 +202,7 @@ class InProcessEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        """Let new requests in, sample one token for each running one, score what waits."""
+        """Add new requests, sample one token for each running one, and score one scoring request."""
         self._leave()
         joining = self._joining()
         try:
@@ -217,7 +221,7 @@ class InProcessEngine:
         self.stats.steps += 1
 
     def _joining(self) -> list[Running]:
-        """The next requests for which there is room; a few steps apart, to read prompts together."""
+        """Return the next requests within ``max_batch``, every few steps, to read prompts together."""
         joining: list[Running] = []
         self._patience -= 1
         if self._running and self._patience > 0:
@@ -225,7 +229,7 @@ class InProcessEngine:
         self._patience = PATIENCE
         while self._waiting and len(self._running) + len(joining) < self._max_batch:
             if not (one := self._waiting.popleft()).future.done():
-                one.began = time.monotonic()
+                one.start = time.monotonic()
                 joining.append(one)
         return joining
 
@@ -236,10 +240,10 @@ class InProcessEngine:
         for row, one in enumerate(joining, first):
             same.setdefault(one.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
-        for (prompt, (row, *others)), kept in zip(same.items(), cached, strict=True):
+        for (prompt, (row, *others)), count in zip(same.items(), cached, strict=True):
             self._runner.fork(row, others, len(prompt))
             for place in (row, *others):
-                joining[place - first].cached = kept
+                joining[place - first].cached = count
         self.stats.prompt_tokens += sum(map(len, same))
         self.stats.cached_tokens += sum(cached)
         source = {row: index for index, rows in enumerate(same.values()) for row in rows}
@@ -258,7 +262,7 @@ class InProcessEngine:
         self._accept(0, logits)
 
     def _accept(self, first: int, logits: torch.Tensor) -> None:
-        """Sample a token for each running request from ``first`` on; let the finished ones go."""
+        """Sample a token for each running request from ``first`` on, and remove the finished ones."""
         ones = self._running[first:]
         settings = [(o.sampling.temperature, o.sampling.top_p, o.noise[len(o.ids)]) for o in ones]
         ids, logprobs = draw(logits, np.array(settings))
@@ -270,23 +274,23 @@ class InProcessEngine:
                 continue
             try:
                 one.accept(token, logprob, renderer.end_ids, renderer.decode)
-            except (Exception, asyncio.CancelledError) as error:  # such as of its listener
+            except (Exception, asyncio.CancelledError) as error:  # such as from on_token
                 self._fail([one], f"taking in a sampled token failed: {error!r}", error)
         self._leave()
         if NONE in ids:
-            self._runner.forget()  # what is not a number reaches its neighbours within a block
+            self._runner.forget()  # NaN spreads to other tokens of a block
 
     def _leave(self) -> None:
-        """Drop requests that ended or were given up; the last row moves to the free place."""
+        """Remove finished and canceled requests; the last row moves into the free place."""
         running = self._running
         for one in running:
-            if one.late and not one.future.done():
+            if one.is_late and not one.future.done():
                 error = EngineError(_late(self.policy, one.sampling.timeout))
                 one.future.set_exception(error)
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
-                ended, last = running[row], running.pop()
-                self._runner.leave(row, ended.held, len(running), last.place)
+                done, last = running[row], running.pop()
+                self._runner.leave(row, done.computed_ids, len(running), last.place)
                 if row < len(running):
                     running[row] = last
                     self._moved = True
@@ -299,7 +303,7 @@ class InProcessEngine:
         except Exception as error:
             self._fail([one], f"scoring failed: {error!r}", error)
             return
-        if not all(map(math.isfinite, (score for found in scores for score in found))):
+        if not all(map(math.isfinite, (score for logprobs in scores for score in logprobs))):
             self._fail([one], f"log-probs of given tokens are {NO_NUMBERS}")
             self._runner.forget()
             return
@@ -317,9 +321,9 @@ class InProcessEngine:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    """Refuse (:class:`EngineError`) what no token can be sampled with."""
-    hot = not 0 <= sampling.temperature < math.inf
-    if sampling.max_tokens < 1 or hot or not 0 < sampling.top_p <= 1 or "" in sampling.stop:
+    """Raise :class:`EngineError` for invalid sampling parameters."""
+    is_invalid = not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1
+    if is_invalid or sampling.max_tokens < 1 or "" in sampling.stop:
         raise EngineError(f"can't sample with {sampling}")
 
 

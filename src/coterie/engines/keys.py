@@ -1,7 +1,7 @@
-"""Keys of outside servers, from the environment or a ``.env`` file; shown as set or not, never more.
+"""API keys of external servers, from the environment or a ``.env`` file; a key is never printed.
 
-The environment comes first. ``.env`` is looked for in the working folder only. A key never becomes
-part of settings, which are written to run folders: those hold the name of its variable.
+The environment has priority. ``.env`` is read from the working folder only. Settings, which are written to run folders,
+have the name of the variable, never the key.
 """
 
 import os
@@ -14,11 +14,11 @@ from coterie.errors import UserError
 FILE = ".env"
 ENDING = "_API_KEY"
 USUAL = "OPENAI_API_KEY"
-"""Shown by ``coterie doctor`` even where it is not set."""
+"""Listed by ``coterie doctor`` even if it is not set."""
 
 
 class ApiKey:
-    """A key that does not show itself; ``name`` is that of its variable."""
+    """API key that is redacted when printed; ``name`` is the name of its variable."""
 
     __slots__ = ("_text", "name")
 
@@ -31,7 +31,7 @@ class ApiKey:
         return {"Authorization": f"Bearer {self._text}"}
 
     def in_header(self, name: str) -> dict[str, str]:
-        """The header of this name, for servers that want the bare key in it."""
+        """Return a header with the bare key."""
         return {name: self._text}
 
     def redact(self, text: str) -> str:
@@ -44,9 +44,9 @@ class ApiKey:
 
 
 def find_key(name: str, folder: Path) -> ApiKey:
-    """The key of variable ``name``, from the environment or the ``.env`` of a folder.
+    """Read the key of a variable from the environment or the ``.env`` of a folder.
 
-    Raises :class:`UserError` if it is not set, or is none (its value is not shown).
+    Raises :class:`UserError` if it is not set or not a valid key (the message does not have its value).
     """
     text = (os.environ.get(name) or _file(folder).get(name) or "").strip()
     if not text:
@@ -63,7 +63,7 @@ def find_key(name: str, folder: Path) -> ApiKey:
 
 
 def configured(folder: Path) -> dict[str, bool]:
-    """Every ``..._API_KEY`` of the environment and of the folder's ``.env``: whether it is set."""
+    """Return the names of all ``..._API_KEY`` variables of the environment and ``.env``, with True if set."""
     values = {**_file(folder), **os.environ}
     names = sorted({USUAL, *(name for name in values if name.endswith(ENDING))})
     return {name: bool(values.get(name)) for name in names}

@@ -1,28 +1,24 @@
-"""Not asking an outside server for more than it allows, nor again before it says so.
-
-All is in seconds of a monotonic clock: a jump of the wall clock changes nothing.
-"""
+"""Rate limits of an external server, and its ``Retry-After``, in seconds of a monotonic clock."""
 
 import asyncio
 import time
 from email.utils import parsedate_to_datetime
 
 BURST = 12
-"""A twelfth of a minute's amount may be taken at once."""
+"""Divisor of the amount per minute that gives the size of a bucket."""
 ROUNDING = 1e-6
-"""Of an amount; no reason to wait."""
+"""Rounding error of an amount, which is not a reason to wait."""
 MAX_WAIT = 120.0
-"""Seconds that a server's ``Retry-After`` is believed at most."""
+"""Upper bound in seconds for a server's ``Retry-After``."""
 LOOK = 0.5
-"""Seconds after which somebody who waits looks again: what others gave back may do."""
+"""Seconds between checks while waiting, because other requests may return amounts."""
 
 
 class Bucket:
-    """An amount that may be taken in any minute (a token bucket).
+    """Token bucket with a limit per minute.
 
-    It holds at most a twelfth of that, at least 1, and fills so slowly that what is in it and what
-    comes in a minute are ``per_minute`` together. An amount larger than the bucket may be taken
-    from a full one, and is then owed.
+    Its size is a twelfth of the limit, at least 1. It fills at a rate such that the size and the inflow of a minute are
+    ``per_minute`` together. An amount larger than the bucket can be taken from a full one, which then has a debt.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -32,7 +28,7 @@ class Bucket:
         self._at = now
 
     def missing(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; 0 if it can be now."""
+        """Return the seconds until the amount is available; 0 if it is now."""
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         short = min(amount, self._size) - self._level
@@ -43,7 +39,7 @@ class Bucket:
 
 
 class Limits:
-    """Requests and tokens a minute; whoever comes first goes first."""
+    """Limits of requests and tokens per minute, first come, first served."""
 
     def __init__(self, requests: float | None, tokens: float | None) -> None:
         now = time.monotonic()
@@ -53,7 +49,7 @@ class Limits:
         self._turn = asyncio.Lock()
 
     async def admit(self, tokens: float) -> None:
-        """Wait until a request of so many tokens may be made."""
+        """Wait until a request with this number of tokens is allowed."""
         async with self._turn:
             while (wait := self._wait(tokens, time.monotonic())) > 0:
                 await asyncio.sleep(min(wait, LOOK))
@@ -61,12 +57,12 @@ class Limits:
                 bucket.take(amount)
 
     def settle(self, estimated: float, used: float) -> None:
-        """Correct the tokens of a request that was admitted, now that they are known."""
+        """Correct the estimated tokens of an admitted request."""
         if self._tokens is not None:
             self._tokens.take(used - estimated)
 
     def pause(self, seconds: float) -> None:
-        """Nobody asks for so long: the server has had enough."""
+        """Stop all requests for this time, as the server requests."""
         self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def _wait(self, tokens: float, now: float) -> float:
@@ -79,10 +75,9 @@ class Limits:
 
 
 def retry_after(value: str | None, date: str | None) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for, bounded; ``None`` if it says nothing.
+    """Parse a ``Retry-After`` header to bounded seconds; ``None`` if it is missing or invalid.
 
-    It gives seconds or a date, which is compared with the reply's own ``Date``: the clock of the
-    server, not ours.
+    A date is compared with the ``Date`` of the reply, which has the same clock.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""What is said to servers of chat models, and what they answer: messages, calls of tools, tokens."""
+"""Messages to chat servers, and their replies."""
 
 import json
 from dataclasses import dataclass
@@ -7,31 +7,31 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 BYTES_PER_TOKEN = 4
-"""For estimates, where the server has not counted."""
+"""Estimate for a server that does not report tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """A call of a tool."""
+    """Tool call."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, as the model wrote it."""
+    """JSON text from the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One message of a chat."""
+    """Message of a chat."""
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str
     calls: tuple[EndpointCall, ...] = ()
-    """Of an assistant's message."""
+    """Tool calls of an assistant message."""
     call_id: str = ""
-    """Of a tool's message: the call that it answers."""
+    """Call that a tool message answers."""
     images: tuple[str, ...] = ()
-    """URLs (also ``data:`` URLs) of images that stand before the text, for models that see."""
+    """URLs (also ``data:`` URLs) of images before the text, for vision models."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -51,23 +51,23 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model answered."""
+    """Reply of a model."""
 
     text: str
     finish: Literal["stop", "length", "other"]
-    """``other``: what the server calls otherwise, such as a content filter."""
+    """``other``: for example a content filter."""
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     estimated: bool
-    """Whether the server has not counted, and the tokens are a fourth of the bytes."""
+    """True if the server reports no tokens, and they are estimated from the bytes."""
     stop: str = ""
-    """The stop string that ended it, which its text has no more; empty where the server does not say."""
+    """Stop string that ended the reply, which ``text`` does not have; empty if the server does not report it."""
     calls: tuple[EndpointCall, ...] = ()
     thought: str = ""
-    """The thought of the reply with its marks, if the server or the reply's text has one."""
+    """Thought of the reply with its tags, from the server's field or the text."""
     thought_tokens: int = 0
-    """Completion tokens of the thought, as the server counts them."""
+    """Completion tokens of the thought, reported by the server."""
 
 
 class _Function(BaseModel):
@@ -109,14 +109,14 @@ class _Usage(BaseModel):
 
 
 class _Answer(BaseModel):
-    """The part of a server's reply that is read."""
+    """Fields of a server's reply that coterie reads."""
 
     choices: list[_Choice]
     usage: _Usage | None = None
 
 
-def _checked(content: bytes) -> _Answer | None:
-    """A server's reply, if it is one. The reason why not quotes it, key and all, and is left here."""
+def _parse(content: bytes) -> _Answer | None:
+    """Parse a server's reply; ``None`` if it is invalid. The error is dropped, because it may quote the API key."""
     try:
         return _Answer.model_validate_json(content)
     except ValidationError:
@@ -124,9 +124,9 @@ def _checked(content: bytes) -> _Answer | None:
 
 
 def _call(one: _ToolCall) -> EndpointCall:
-    """A call; some servers give arguments as an object, and none as an empty text."""
-    given = one.function.arguments or "{}"
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
+    arguments = one.function.arguments or "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return EndpointCall(one.id or "", one.function.name or "", text)
 
 
@@ -137,11 +137,11 @@ def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
-    """The reply in a server's answer; ``None`` if it has none.
+    """Parse the reply in a server's answer; ``None`` if it has none.
 
-    Its usage is estimated if it is not there; ``prompt`` is the estimate of the prompt.
+    If the server reports no usage it is estimated, with ``prompt`` as the estimate of the prompt tokens.
     """
-    body = _checked(content)
+    body = _parse(content)
     if body is None or not body.choices:
         return None
     choice = body.choices[0]
@@ -152,9 +152,9 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
     calls = tuple(map(_call, choice.message.tool_calls or ()))
     if (usage := body.usage) is None:
-        said = text + "".join(one.name + one.arguments for one in calls)
-        said += thought
-        return Reply(text, finish, prompt, estimate(said), 0, True, stop, calls, thought)
+        output = text + "".join(one.name + one.arguments for one in calls)
+        output += thought
+        return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
     tokens = usage.prompt_tokens, usage.completion_tokens
@@ -164,10 +164,10 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
 
 
 def split_thought(text: str) -> tuple[str, str]:
-    """Split a text at the thought with which it begins; its prompt may have opened the thought."""
+    """Split a text into its thought and the rest; the start tag of the thought may be in the prompt."""
     thought, closed, content = text.partition("</think>")
-    begun = thought.lstrip().startswith("<think>")
-    if not begun and (not closed or "<think>" in thought):
+    has_start = thought.lstrip().startswith("<think>")
+    if not has_start and (not closed or "<think>" in thought):
         return "", text
     content = content.lstrip()
     return text[: len(text) - len(content)], content

@@ -1,9 +1,8 @@
-"""Rows of any Transformers model, by its own forward pass.
+"""Rows of any Transformers model, computed by its forward pass.
 
-A sequence's numbers hardly depend on its neighbours: rows are padded to a multiple of 8 and at least 16, keys to a
-multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On some processors that makes them
-bitwise equal whatever shares the batch (CPU, float32); on others (seen on an Intel Xeon) log-probs still
-differ, by up to 6e-6.
+Results hardly depend on the batch: rows are padded to a multiple of 8 and at least 16, keys to a multiple of 64, and
+prompts are read in blocks of tokens that attend to whole blocks. On some processors results are bitwise equal in any
+batch (CPU, float32). On others (such as an Intel Xeon) log-probs differ by up to 6e-6.
 """
 
 from collections.abc import Sequence
@@ -21,14 +20,14 @@ from coterie.models.logprobs import body, hidden_states, vocabulary_logits
 
 # Keys and values of running sequences: one slot (row) each, every sequence from index 0 on.
 #
-# Rows in use are kept together at the front: when a sequence ends, the last one moves to its place.
-# The object is what Transformers' attention layers call ``past_key_values``: each layer hands its new
-# keys and values to :meth:`Slots.update` and attends to what that returns.
+# The first rows are in use: when a sequence ends, the last one moves into its place.
+# The object is passed to Transformers as ``past_key_values``: each layer passes its new keys and values to
+# :meth:`Slots.update` and attends to the keys and values that it returns.
 
 STEP = 64
-"""Slots are a multiple of so many tokens long."""
+"""The length of slots is a multiple of this."""
 ROWS = 16
-"""Slots begin with so many rows, and their number doubles when there are too few."""
+"""Initial number of slots; it is multiplied by four when there are too few."""
 
 
 class Slots:
@@ -45,7 +44,7 @@ class Slots:
         self._used = 0
 
     def decode(self, places: Tensor, length: int) -> "Slots":
-        """Next: one token for each of the first rows, at its place; attend to ``length`` keys."""
+        """Prepare for one token at its position in each of the first rows, attending to ``length`` keys."""
         self.reserve(len(places), length, only=True)
         _, _, heads, stride, _ = self.keys.shape
         first = torch.arange(len(places) * heads, device=places.device) * stride
@@ -65,7 +64,7 @@ class Slots:
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values; returns all those to attend to."""
+        """Store a layer's new keys and values, and return all that are attended to."""
         keys, values, stop = self.keys[layer_idx], self.values[layer_idx], self._length
         if self._cells is None:
             keys[self._rows, :, stop - BLOCK : stop] = key
@@ -77,68 +76,67 @@ class Slots:
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
     def get_seq_length(self) -> int:
-        """Tokens before those that come next: some models ask, though they are told positions and mask."""
+        """Return the number of tokens before the next ones; some models call it, although positions are passed."""
         return self._length - (BLOCK if self._cells is None else 1)
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
         self.reserve(max(targets, default=0) + 1, length)
         for store in (self.keys, self.values):
-            kept = store[:, source, :, :length]
+            content = store[:, source, :, :length]
             for target in targets:
-                store[:, target, :, :length] = kept
+                store[:, target, :, :length] = content
 
     def wipe(self, row: int, length: int) -> None:
-        """Forget what a row held, of up to ``length`` tokens: what is masked is multiplied by 0, and NaN stays NaN."""
+        """Clear the first ``length`` tokens of a row: a masked value is multiplied by 0, which does not remove NaN."""
         for store in (self.keys, self.values):
             store[:, row, :, : stepped(length)] = 0.0
 
     @property
     def block_bytes(self) -> int:
-        """Memory of what :meth:`read` gives."""
+        """Bytes of a block from :meth:`read`."""
         layers, _, heads, _, width = self._shape
         return 2 * layers * heads * BLOCK * width * self._like.element_size()
 
     def read(self, row: int, block: int) -> Tensor:
-        """A copy of a row's keys and values of one block: ``[2, layers, heads, BLOCK, width]``."""
+        """Copy the keys and values of one block of a row: ``[2, layers, heads, BLOCK, width]``."""
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         return torch.stack((self.keys[:, row, :, span], self.values[:, row, :, span]))
 
     def write(self, row: int, block: int, content: Tensor) -> None:
-        """Put back what :meth:`read` gave."""
+        """Restore a block from :meth:`read`."""
         self.reserve(row + 1, (block + 1) * BLOCK)
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         self.keys[:, row, :, span], self.values[:, row, :, span] = content[0], content[1]
 
     def reserve(self, rows: int, length: int, *, only: bool = False) -> None:
-        """Have room for so many rows and tokens; growing copies what is in use, so it is done by a good part.
+        """Grow to at least this number of rows and tokens, by a large factor because growing copies the used part.
 
-        ``only`` says that no other rows are in use: later growth need not copy them, nor touch their memory.
+        With ``only`` no other rows are in use, so that later growth need not copy them or touch their memory.
         """
-        layers, have, heads, reach, width = self.keys.shape
+        layers, row_count, heads, reach, width = self.keys.shape
         used, self._used = self._used, rows if only else max(rows, self._used)
-        if rows <= have and length <= reach:
+        if rows <= row_count and length <= reach:
             return
-        used = min(used, have)
-        more = max(rows, 4 * have) if rows > have else have
-        longer = stepped(max(length, reach + reach // 2)) if length > reach else reach
-        grown = (layers, more, heads, longer, width)
+        used = min(used, row_count)
+        new_rows = max(rows, 4 * row_count) if rows > row_count else row_count
+        new_reach = stepped(max(length, reach + reach // 2)) if length > reach else reach
+        shape = (layers, new_rows, heads, new_reach, width)
         for name, old in (("keys", self.keys), ("values", self.values)):
-            new = _zeros(grown, self._like)
+            new = _zeros(shape, self._like)
             new[:, :used, :, :reach] = old[:, :used]
             setattr(self, name, new)
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of the kind of ``like``; on CPU in float32 the system hands pages out as they are touched,
-    so that room which is never used costs nothing."""
+    """Return zeros with the dtype and device of ``like``; on CPU in float32 untouched memory costs nothing."""
     if like.device.type == "cpu" and like.dtype == torch.float32:
         return torch.from_numpy(np.zeros(shape, np.float32))
     return like.new_zeros(shape)
 
 
 def stepped(length: int) -> int:
-    """``length`` rounded up to whole steps."""
+    """Round ``length`` up to a multiple of :data:`STEP`."""
     return -(-length // STEP) * STEP
 
 
@@ -150,14 +148,14 @@ PROMPTS = 32
 
 
 class PaddedRows:
-    """:class:`~coterie.engines.rows.Rows` by Transformers."""
+    """:class:`~coterie.engines.rows.DecodingRows` computed by Transformers."""
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         self.model = loaded.model
         weights = self.model.get_input_embeddings().weight.detach()
         self.device, self.dtype = weights.device, weights.dtype
-        usual = masked_attention(self.model)
-        self._attention = NAME if (usual, self.device.type) == ("sdpa", "cpu") else usual
+        attention = masked_attention(self.model)
+        self._attention = NAME if (attention, self.device.type) == ("sdpa", "cpu") else attention
         self.slots = Slots(*_cache_shape(self.model), weights)
         self._last = loaded.context_length - 1
         self._prefixes = PrefixCache[Tensor](cache_bytes // self.slots.block_bytes)
@@ -165,8 +163,7 @@ class PaddedRows:
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor, list[int]]:
-        """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
-        kept from earlier requests."""
+        """Read each prompt into its row. Return the next logits ``[N, V]`` and the numbers of cached tokens."""
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [block_keys(prompt[:-1]) for prompt in prompts]
         known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
@@ -185,7 +182,7 @@ class PaddedRows:
         return logits, [count * BLOCK for count in known]
 
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Logits ``[N, V]`` after one more token in each of the first N rows."""
+        """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
         count = len(tokens)
         fill = [0] * (_padded(count) - count)
         ids = torch.tensor([[*tokens, *fill]], device=self.device).T
@@ -196,43 +193,43 @@ class PaddedRows:
         return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Free rows begin with the first ``length`` tokens of another."""
+        """Copy the first ``length`` tokens of a row to free rows."""
         self.slots.copy(source, targets, length)
 
     def arrange(self, count: int) -> Sequence[int]:
-        """The first N rows stay as they are; the order."""
+        """Keep the order of the rows."""
         return range(count)
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+        """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
         self.slots.wipe(row, len(ids) + 1)
         if row != last:
             self.slots.copy(last, [row], length)
             self.slots.wipe(last, length)
 
     def forget(self) -> None:
-        """Drop the beginnings of prompts that are kept."""
+        """Drop the cached prefixes."""
         self._prefixes.clear()
 
     def _restore(self, row: int, keys: Sequence[bytes]) -> int:
-        """Put the kept beginning of a prompt into a row; returns its number of blocks."""
+        """Copy the cached prefix of a prompt into a row. Return its number of blocks."""
         known = self._prefixes.known(keys)
         for block, content in enumerate(known):
             self.slots.write(row, block, content)
         return len(known)
 
     def _read(self, rows: list[int], prompts: list[tuple[int, ...]], block: int) -> Tensor:
-        """Hidden states ``[N, BLOCK, width]`` of one block of each prompt (end padded)."""
+        """Compute the hidden states ``[N, BLOCK, width]`` of one block of each prompt, padded at the end."""
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         ids = [[*prompt[span], *[0] * (BLOCK - len(prompt[span]))] for prompt in prompts]
         at = torch.arange(span.start, span.stop, device=self.device)
         mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
         ids_BQ = torch.tensor(ids, device=self.device)
-        at = at.clamp(max=self._last)  # padding may lie beyond
+        at = at.clamp(max=self._last)  # padding may exceed the context
         return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
-        """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
+        """Compute hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at positions ``at``, and fill their slots."""
         inputs = {"attention_mask": mask, "position_ids": at, "past_key_values": slots}
         with attending(self.model, self._attention):
             return hidden_states(self.model, ids, **inputs)
@@ -249,28 +246,28 @@ class PaddedRows:
 
 
 def _cache_shape(model: Any) -> tuple[int, int, int]:
-    """Layers, heads and width of the keys that a model keeps, by a look at what it keeps of one token.
+    """Return layers, heads and width of a model's cache.
 
-    Configs name them in many ways. Raises :class:`UserError` for layers that differ, or keep more than keys
-    and values.
+    They come from a forward pass of one token, because names in configs vary. Raises :class:`UserError` for layers that
+    differ, or that cache more than keys and values.
     """
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    kept = body(model)(input_ids=ids, use_cache=True).past_key_values
+    cache = body(model)(input_ids=ids, use_cache=True).past_key_values
     shapes = {
         tuple(part.shape) if isinstance(part, Tensor) else ()
-        for layer in getattr(kept, "layers", [None])
+        for layer in getattr(cache, "layers", [None])
         for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
     }
     (shape, *others) = shapes
     if others or len(shape) != 4:
         raise UserError(
-            f"the in-process engine keeps keys and values of one shape, and this {model.config.model_type} "
+            f"the in-process engine needs caches of one shape, but this {model.config.model_type} "
             f"model has {' and '.join(map(str, sorted(shapes)))}",
             "use the vLLM engine for this model",
         )
-    return len(kept.layers), shape[1], shape[3]
+    return len(cache.layers), shape[1], shape[3]
 
 
 def _padded(rows: int) -> int:
-    """Rows of a matrix product whose results hardly depend on their number."""
+    """Return the padded number of rows of a matrix product, for results that hardly depend on it."""
     return max(16, -(-rows // 8) * 8)

@@ -1,7 +1,7 @@
-"""Beginnings of prompts, by blocks of tokens: their keys, and what was computed for them.
+"""Prefix caches of prompts, by blocks of tokens.
 
-A block's keys and values depend only on weights and the tokens up to its end, so what is found changes speed; in
-compiled loops it changes no bit, by Transformers nothing but rounding.
+The keys and values of a block depend only on the weights and the tokens up to its end, so a cache hit affects only the
+speed. With compiled loops results are bitwise the same; with Transformers rounding may differ.
 """
 
 import hashlib
@@ -18,8 +18,10 @@ BLOCK = 32
 
 
 class PrefixCache(Generic[Block]):
-    """Blocks under the keys of :func:`block_keys`, at most ``max_blocks``: the least recently used go first, and
-    ``dropped`` hears of each."""
+    """Cache of at most ``max_blocks`` blocks by their :func:`block_keys`, least recently used first out.
+
+    ``dropped`` is called with each block that is removed.
+    """
 
     def __init__(self, max_blocks: int, dropped: Callable[[Block], None] = lambda _: None) -> None:
         self._max_blocks = max_blocks
@@ -27,17 +29,17 @@ class PrefixCache(Generic[Block]):
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
 
     def known(self, keys: Sequence[bytes]) -> list[Block]:
-        """The blocks of a prompt's keys that are kept, up to the first that is not."""
-        found = []
+        """Return the cached blocks of a prompt's keys, up to the first that is missing."""
+        blocks = []
         for key in keys:
             if (block := self._blocks.get(key)) is None:
                 break
             self._blocks.move_to_end(key)
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def put(self, key: bytes, block: Block) -> bool:
-        """Keep a block, unless one is kept under its key (or none at all): then false."""
+        """Store a block. Return False if its key is already stored or the capacity is 0."""
         if key in self._blocks or self._max_blocks < 1:
             return False
         self._blocks[key] = block
@@ -55,10 +57,10 @@ class PrefixCache(Generic[Block]):
 
 
 class BlockIndex:
-    """Kept pages by the tokens on them, to find the page that goes on most like a prompt where its whole blocks end.
+    """Index of cached pages by their tokens, to find the longest match for the last, partial block of a prompt.
 
-    Pages after the same whole blocks (the key of the last one) are sorted by their tokens, so the most alike is a
-    neighbour of the place where the prompt's own would be.
+    Pages after the same whole blocks (the key of the last one) are sorted by their tokens, so the longest match is next
+    to the insertion point of the prompt's tokens.
     """
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class BlockIndex:
         self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
 
     def add(self, page: int, before: bytes, ids: tuple[int, ...]) -> None:
-        """A page holds the keys and values of ``ids``, which come after the blocks of a key."""
+        """Add a page with the keys and values of ``ids``, which follow the block with the key ``before``."""
         if page not in self._place:
             self._place[page] = before, ids
             insort(self._after.setdefault(before, []), (ids, page))
@@ -80,11 +82,11 @@ class BlockIndex:
                 del self._after[before]
 
     def closest(self, before: bytes, ids: tuple[int, ...]) -> tuple[int, int]:
-        """The page that begins most like ``ids``, and how many first tokens are the same; 0 if none begins so."""
+        """Return the page with the longest common prefix with ``ids``, and its length (0 if there is no match)."""
         pages = self._after.get(before, [])
         at = bisect_left(pages, (ids, -1))
-        found = [(same(ids, kept), page) for kept, page in pages[max(at - 1, 0) : at + 1]]
-        count, page = max(found, default=(0, 0))
+        candidates = [(same(ids, other), page) for other, page in pages[max(at - 1, 0) : at + 1]]
+        count, page = max(candidates, default=(0, 0))
         return page, count
 
 
@@ -93,8 +95,10 @@ def same(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
-    """One key for each whole block of ``ids``: a hash of all ids up to its end, so that equal keys mean
-    equal beginnings. With ``part`` one more for what is left of them."""
+    """Return the key of each whole block of ``ids``: a hash of all ids up to its end.
+
+    Equal keys mean equal prefixes. With ``part`` there is another key for the rest.
+    """
     tokens = array("q", ids)
     keys: list[bytes] = []
     before = b""

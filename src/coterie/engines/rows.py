@@ -1,6 +1,6 @@
-"""What the in-process engine asks of the running sequences of one model, a row each.
+"""Protocol of the running sequences of a model in the in-process engine, one row each.
 
-Rows in use are kept together at the front; those behind them are free.
+The first rows are in use, the others are free.
 """
 
 from collections.abc import Sequence
@@ -10,43 +10,44 @@ from torch import Tensor
 
 
 class DecodingRows(Protocol):
-    """Two kinds: those of :mod:`coterie.engines.compiled`, and :class:`~coterie.engines.padded.PaddedRows`."""
+    """Rows of :mod:`coterie.engines.compiled` or :class:`~coterie.engines.padded.PaddedRows`."""
 
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor, list[int]]:
-        """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
-        there already."""
+        """Read each prompt into its row. Return the next logits ``[N, V]`` and the numbers of cached tokens."""
         ...
 
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Logits ``[N, V]`` after one more token, at its place, in each of the first N rows."""
+        """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
         ...
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Free rows begin with the first ``length`` tokens of another."""
+        """Copy the first ``length`` tokens of a row to free rows."""
         ...
 
     def arrange(self, count: int) -> Sequence[int]:
-        """Put the first N rows into the order in which they are decoded fastest; where each was before."""
+        """Reorder the first N rows for the fastest decoding. Return their old indices."""
         ...
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """A row ends, which holds ``ids``, and the last one, of ``length`` tokens, takes its place."""
+        """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
         ...
 
     def forget(self) -> None:
-        """Drop the beginnings of prompts that are kept."""
+        """Drop the cached prefixes."""
         ...
 
 
 @runtime_checkable
 class ScoringRows(DecodingRows, Protocol):
-    """Rows that also compute the log-probs of given tokens."""
+    """Rows that also score tokens."""
 
     def score(
         self, sequences: Sequence[tuple[int, ...]], start: int, free: int
     ) -> list[list[float]]:
-        """Log-probs of sequences from ``start`` on, before which all are the same. Rows from ``free`` on
-        are free."""
+        """Compute log-probs of ``ids[start:]`` of sequences with the same first ``start`` ids.
+
+        Rows from ``free`` on are free.
+        """
         ...

@@ -1,7 +1,6 @@
-"""The engines that a run's roles speak by: made when they are first needed, given new weights after.
+"""Engines of a run's roles, started when they are first needed.
 
-The embedded engine is made anew for each step. Servers stay up from step to step, on one event loop
-that outlives the steps, and load each new version.
+An embedded engine is created for each step. Servers run across steps, on one event loop, and load each new version.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Speaking:
-    """An engine with what is needed to talk to it."""
+    """Engine with the renderer and the context length of its model."""
 
     engine: Engine
     renderer: ChatRenderer
@@ -36,9 +35,12 @@ class Speaking:
 
 
 class RunEngines:
-    """Engines of one run's roles; to be closed. ``logs`` is where servers leave theirs.
+    """Engines of one run's roles; close it at the end.
 
-    ``base`` is what adapters are of, where a role does not say. Each role has servers of its own.
+    Args:
+        settings: Settings of the engines. Each role has its own servers.
+        base: Base model of adapters, unless a role has its own.
+        logs: Folder of the servers' logs.
     """
 
     def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
@@ -50,7 +52,7 @@ class RunEngines:
         self._pools: dict[str, ServerPool] = {}
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a step's asynchronous work on the loop that servers live on."""
+        """Run a coroutine of a step on the event loop of the servers."""
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(work)
 
@@ -71,10 +73,16 @@ class RunEngines:
         adapter: str | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Speaking:
-        """An engine of a role's ``version``, whose weights (or LoRA adapter) lie at ``path``.
+        """Return an engine for a version of a role's weights.
 
-        ``load`` gives the same in this process, where it speaks with ``adapter`` if the model has several.
-        ``template_args`` are those of its chat template, if not the settings'.
+        Args:
+            version: Version of the weights.
+            path: Weights or LoRA adapter, for servers.
+            load: Loads the same weights in this process, for the embedded engine.
+            role: Role that samples.
+            base: Base model of an adapter.
+            adapter: Adapter to sample with in this process, if the model has several.
+            template_args: Arguments of the chat template, by default from the settings.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
@@ -106,12 +114,12 @@ class RunEngines:
         )
 
     def make_room(self) -> None:
-        """Let go of devices before other work on them, if servers are not to be kept."""
+        """Free the devices for other work, unless servers keep running."""
         if self._runner is not None:
             self._runner.run(self.rest())
 
     async def rest(self) -> None:
-        """The same, on the loop that servers live on."""
+        """Do the work of :meth:`make_room` on the event loop of the servers."""
         if not self.settings.keep_servers:
             await self.end()
 
@@ -137,27 +145,27 @@ class RunEngines:
         return self._pools[role]
 
     async def _load(self, pool: ServerPool, path: Path | str, version: str) -> None:
-        """Load a policy; servers that run already may not let us."""
+        """Load a policy. External servers may refuse it."""
         try:
             await pool.load(Path(path), version)
         except EngineError as error:
             if not self.settings.vllm.urls:
                 raise
             raise UserError(
-                f"the servers at {', '.join(self.settings.vllm.urls)} do not take the policy at "
+                f"the servers at {', '.join(self.settings.vllm.urls)} can't load the policy at "
                 f"{path}: {error}",
                 "start them with VLLM_SERVER_DEV_MODE=1 on this machine, or let coterie start them "
                 "(no engine.vllm.urls)",
             ) from error
 
     async def end(self) -> None:
-        """End the servers; on the loop that they were started on."""
+        """Stop the servers, on their event loop."""
         self._pools.clear()
         await self._open.aclose()
 
 
 def _free_memory() -> None:
-    """Give back what finished work in this process still holds of the devices."""
+    """Free device memory of finished work in this process."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

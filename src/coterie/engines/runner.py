@@ -1,7 +1,7 @@
-"""Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
+"""Model steps of the in-process engine: prefill, decode and score.
 
-Llama-shaped models in float32 on CPU have compiled loops, in which a sequence's numbers do not depend on its neighbours
-(:mod:`coterie.engines.compiled`); others run by Transformers, and there they do within rounding
+Llama-shaped models in float32 on CPU use compiled loops, whose results do not depend on the batch
+(:mod:`coterie.engines.compiled`). Other models use Transformers, where rounding depends on the batch
 (:mod:`coterie.engines.padded`).
 """
 
@@ -24,28 +24,28 @@ from coterie.models.packed import sequence_logprobs
 from coterie.models.splitting import Splitter
 
 STEPS = 3
-"""Last tokens of each row, which come one by one after the prompt."""
+"""Number of tokens that the check decodes one by one after the prompt."""
 DO = "use the vLLM engine for this model"
 Score = Callable[[Sequence[tuple[int, ...]], int], list[list[float]]]
 
 
 def check_context(loaded: LoadedModel) -> None:
-    """Refuse (``UserError``) a context in which a model's numbers would not hold."""
+    """Raise ``UserError`` for a context that is longer than the model supports."""
     max_length = context_length(loaded.model.config)
     if max_length is not None and loaded.context_length > max_length:
         raise UserError(
-            f"sequences of up to {loaded.context_length} tokens are wanted of {loaded.source}, whose "
-            f"numbers hold up to {max_length}",
-            f"give context_length={max_length} or less",
+            f"context_length={loaded.context_length} is longer than the context of {loaded.source}, "
+            f"{max_length} tokens",
+            f"use context_length={max_length} or less",
         )
 
 
 def check_steps(
     checked: CheckedModel, own: Sequence[Tensor], rows: DecodingRows, score: Score
 ) -> None:
-    """Refuse (``UserError``) a model that reads, decodes or scores otherwise than its ``own`` pass does.
+    """Raise ``UserError`` if prefill, decode or score differ from the log-probs of the model's ``own`` pass.
 
-    Of ``rows`` none may be in use, and none is afterwards.
+    All ``rows`` are free before and after.
     """
     own = [one.cpu() for one in own]
     last = [one[-STEPS - 1 :] for one in own]
@@ -60,7 +60,7 @@ def check_steps(
 
 @torch.inference_mode()
 def _stepped(checked: CheckedModel, rows: DecodingRows) -> list[Tensor]:
-    """Log-probs of the last tokens of each row: of the first after a prompt, of the others step by step."""
+    """Compute the log-probs of the last tokens of each row by prefill and single steps."""
     prompts = [row[: -STEPS - 1] for row in checked.rows]
     lasts = [row[-STEPS - 1 :] for row in checked.rows]
     logits, _ = rows.prefill(range(len(prompts)), prompts)
@@ -76,19 +76,22 @@ def _stepped(checked: CheckedModel, rows: DecodingRows) -> list[Tensor]:
 
 
 CACHED_BYTES = 1 << 26
-"""Up to this size of its weights a model's likelihoods are computed by the compiled loops: torch's products, which wake
-all threads for each, are faster for larger ones (bench/logprobs.py)."""
+"""Maximum size of the weights for scoring with compiled loops; for larger models torch's matrix products, which start
+all threads, are faster (bench/logprobs.py)."""
 CHANGED = "the model's weights were changed while requests were in flight"
 SCORED_TOKENS = 8192
-"""Tokens, padding included, that are scored at once."""
+"""Padded tokens of a scoring batch."""
 
 
 class Runner:
-    """Runs one model over rows, as it is at the time: its weights may change, and adapters come or go, while no
-    sequence runs. What was computed with other weights is not used: :mod:`coterie.engines.weights`."""
+    """Runner of one model over rows.
+
+    Weights and adapters may change while no sequence runs; caches of other weights are not used
+    (:mod:`coterie.engines.weights`).
+    """
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
-        _refuse_windows(loaded.model.config)
+        _check_full_attention(loaded.model.config)
         self._loaded = loaded
         self._cache_bytes = cache_bytes
         check_context(loaded)
@@ -106,11 +109,11 @@ class Runner:
             checked.ways.add(way)
 
     def clear(self) -> None:
-        """Forget all sequences, and all that was computed with the present weights."""
+        """Drop all sequences and caches."""
         self._rows = None
 
     def forget(self) -> None:
-        """Drop the beginnings of prompts that are kept."""
+        """Drop the cached prefixes."""
         if self._rows is not None:
             self._rows.forget()
 
@@ -118,30 +121,29 @@ class Runner:
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor, list[int]]:
-        """Read each prompt into its row, behind those in use. Logits after it ``[N, V]``, and how many of its
-        tokens were there already."""
+        """Read each prompt into a free row. Return the next logits ``[N, V]`` and the numbers of cached tokens."""
         return self._follow(min(rows)).prefill(rows, prompts)
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Logits ``[N, V]`` after one more token in each of the first N rows, which are all that run."""
+        """Append one token to each of the N running rows. Return the next logits ``[N, V]``."""
         assert self._rows is not None and self._weights is not None
-        if self._weights.written:
+        if self._weights.is_written:
             raise RuntimeError(CHANGED)
         return self._rows.decode(tokens, places)
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Free rows begin with the first ``length`` tokens of another."""
+        """Copy the first ``length`` tokens of a row to free rows."""
         assert self._rows is not None
         self._rows.fork(source, targets, length)
 
     def arrange(self, count: int) -> Sequence[int]:
-        """Put the first N rows into the order in which they are decoded fastest; where each was before."""
+        """Reorder the first N rows for the fastest decoding. Return their old indices."""
         assert self._rows is not None
         return self._rows.arrange(count)
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """A row ends, which holds ``ids``, and the last one, of ``length`` tokens, takes its place."""
+        """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
         assert self._rows is not None
         self._rows.leave(row, ids, last, length)
 
@@ -149,8 +151,10 @@ class Runner:
     def score(
         self, sequences: Sequence[tuple[int, ...]], start: int, running: int = 0
     ) -> list[list[float]]:
-        """Log-probs of sequences from ``start`` on, before which all are the same; shared beginnings are
-        computed once. The first ``running`` rows are in use."""
+        """Compute log-probs of ``ids[start:]`` of sequences with the same first ``start`` ids.
+
+        Shared prefixes are computed once. The first ``running`` rows are in use.
+        """
         if self._small and isinstance(rows := self._follow(running), ScoringRows):
             return rows.score(sequences, start, running)
         model = self._loaded.model
@@ -160,14 +164,14 @@ class Runner:
             for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
                 chosen = [sequences[i] for i in part]
                 places = [range(start, len(ids)) for ids in chosen]
-                found = sequence_logprobs(model, chosen, places, self._rule)
-                for i, values in zip(part, found, strict=True):
+                logprobs = sequence_logprobs(model, chosen, places, self._rule)
+                for i, values in zip(part, logprobs, strict=True):
                     scores[i] = values.tolist()
         return scores
 
     def _follow(self, running: int) -> DecodingRows:
         model = self._loaded.model
-        if self._rows is not None and self._weights is not None and self._weights.same:
+        if self._rows is not None and self._weights is not None and self._weights.is_same:
             return self._rows
         if running:
             raise RuntimeError(CHANGED)
@@ -179,10 +183,10 @@ class Runner:
         return self._rows
 
 
-def _refuse_windows(config: Any) -> None:
-    if found := partial_attention(config):
+def _check_full_attention(config: Any) -> None:
+    if kinds := partial_attention(config):
         raise UserError(
-            "the in-process engine runs models whose tokens attend to all earlier ones, and this "
-            f"{config.model_type} model has {', '.join(found)}",
+            "the in-process engine supports only full attention, but this "
+            f"{config.model_type} model has {', '.join(kinds)}",
             "use the vLLM engine for this model",
         )

@@ -1,4 +1,4 @@
-"""One completion on its way: what it has sampled so far, and when it is over."""
+"""Running completions and scoring requests of an engine."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A prompt and seed with what was sampled so far."""
+    """Completion of a prompt while it is sampled."""
 
     prompt: tuple[int, ...]
     seed: int
@@ -23,42 +23,42 @@ class Running:
     on_token: Callable[[int], None] | None = None
     """Called with each id as it is sampled."""
     cached: int = 0
-    """Tokens of the prompt that were kept from earlier requests."""
+    """Cached tokens of the prompt."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
-    """The uniform number of each step."""
-    began: float = 0.0
-    """When it left the queue (``time.monotonic``): the time limit counts from there."""
+    """Uniform random number of each step."""
+    start: float = 0.0
+    """Time of leaving the queue (``time.monotonic``), from which the timeout counts."""
 
     def __post_init__(self) -> None:
         self.noise = uniforms(self.seed, self.sampling.max_tokens)
 
     @property
     def place(self) -> int:
-        """Index of the last sampled token in its sequence."""
+        """Position of the last sampled token in the sequence."""
         return len(self.prompt) + len(self.ids) - 1
 
     @property
-    def held(self) -> tuple[int, ...]:
-        """The tokens whose keys and values were computed: all but the last."""
+    def computed_ids(self) -> tuple[int, ...]:
+        """Tokens with computed keys and values: all but the last."""
         return (*self.prompt, *self.ids[:-1])
 
     def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> bool:
-        """Add a sampled token; whether that ended the completion (its future then has it)."""
+        """Append a sampled token. Return True if it ends the completion, which is then in the future."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if self.on_token is not None:
             self.on_token(token)
-        if (ended := ending(self.ids, self.sampling, ends, decode)) is None:
+        if (end := ending(self.ids, self.sampling, ends, decode)) is None:
             return False
-        self._end(*ended)
+        self._end(*end)
         return True
 
     @property
-    def late(self) -> bool:
-        """Whether it has run for longer than its time limit."""
-        return time.monotonic() - self.began > self.sampling.timeout
+    def is_late(self) -> bool:
+        """True if it runs longer than its timeout."""
+        return time.monotonic() - self.start > self.sampling.timeout
 
     def _end(self, finish: Finish, text: str, stop: str) -> None:
         ids, logprobs = tuple(self.ids), tuple(self.logprobs)
@@ -70,7 +70,7 @@ class Running:
 def ending(
     ids: Sequence[int], sampling: Sampling, ends: frozenset[int], decode: Decode
 ) -> tuple[Finish, str, str] | None:
-    """How a completion ends with its last id, its text, and the stop string; ``None`` if it goes on."""
+    """Return the finish reason, text and stop string if the completion ends with its last id, else ``None``."""
     if ids[-1] in ends:
         return "end", decode(ids[:-1]), ""
     if sampling.stop and (stopped := _stopped(ids, sampling.stop, decode)) is not None:
@@ -81,25 +81,25 @@ def ending(
 
 
 def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> tuple[str, str] | None:
-    """The text before the first stop string, and that one, if there is one.
+    """Return the text before the first stop string, and the stop string, if there is one.
 
-    The last tokens are looked at first: a token that is text at all has at least one byte.
+    The last tokens are checked first, for speed: a token with text has at least one byte.
     """
     window = max(len(stop.encode()) for stop in stops) + 4
     tail = decode(ids[-window:])
     if not any(stop in tail for stop in stops):
         return None
     text = decode(ids)
-    found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
-    if not found:
+    matches = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
+    if not matches:
         return None
-    index, stop = min(found)
+    index, stop = min(matches)
     return text[:index], stop
 
 
 @dataclass(eq=False, slots=True)
 class Scoring:
-    """Tokens whose log-probs are wanted."""
+    """Request for log-probs of tokens."""
 
     sequences: list[tuple[int, ...]]
     start: int

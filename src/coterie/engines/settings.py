@@ -1,4 +1,4 @@
-"""Which engine samples, and how it runs."""
+"""Settings of engines."""
 
 from typing import Literal
 
@@ -9,35 +9,40 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "
 
 
 class EngineSettings(Settings):
-    """How a policy is sampled. Where the in-process engine runs a model by compiled loops (Llama and Qwen2 on
-    CPU in float32) nothing here changes what is sampled; elsewhere rounding may. vLLM's tokens are its own."""
+    """Settings of the engine that samples a policy.
+
+    With the compiled loops of the in-process engine (Llama and Qwen2 on CPU in float32) no setting changes the sampled
+    tokens. Otherwise rounding may change them, and vLLM samples different tokens.
+    """
 
     kind: Literal["inprocess", "vllm"] = key(
-        "inprocess", "The embedded engine, or vLLM servers (for what samples, not for rewards)."
+        "inprocess", "The embedded engine, or vLLM servers (for sampling, not for rewards)."
     )
-    max_batch: int = key(128, "Most sequences that the embedded engine decodes at a time.", ge=1)
+    max_batch: int = key(
+        128, "Maximum number of sequences that the embedded engine decodes at a time.", ge=1
+    )
     cache_gib: float = key(
         4.0,
-        "Memory (GiB) for kept keys and values of prompts: too little, and every turn of a long "
-        "dialogue reads all that came before anew.",
+        "Memory (GiB) for cached keys and values of prompts. If it is too small, every turn of a long "
+        "dialogue recomputes its history.",
         ge=0,
     )
     timeout: float = key(600.0, "Seconds after which one call to the engine fails.", gt=0)
     device: str = key(
         "auto",
-        "Of the embedded engine and of training: `auto` (a GPU if there is one), `cpu`, `cuda`, "
+        "Device of the embedded engine and of training: `auto` (a GPU if there is one), `cpu`, `cuda`, "
         "`cuda:1`, ...",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
     )
     attention: Attention | None = key(
         None,
-        "Attention of models in this process, as Transformers calls it; default: Transformers' choice (sdpa). The "
-        "embedded engine's own passes are eager or sdpa.",
+        "Attention implementation of models in this process; default: Transformers' choice (sdpa). The embedded "
+        "engine itself uses eager or sdpa.",
     )
     keep_servers: bool = key(
         True,
-        "Servers stay up while training, and new weights are loaded into them; false ends them and "
-        "starts them anew, for where they share devices with the trainer.",
+        "Keep servers running while training, and load new weights into them; false: stop and restart "
+        "them, if they share devices with the trainer.",
     )
     vllm: VLLMSettings = VLLMSettings()
     template_args: dict[str, OptionValue] = key(
@@ -46,7 +51,7 @@ class EngineSettings(Settings):
     )
 
     def identity(self) -> tuple[object, ...]:
-        """The part that what is sampled depends on."""
+        """Return the settings that the sampled tokens depend on."""
         template = [sorted(self.template_args.items())] if self.template_args else []
         if self.kind == "inprocess":
             attention = (self.attention,) if self.attention else ()

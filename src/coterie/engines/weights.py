@@ -1,10 +1,10 @@
-"""Whether a model's weights are still those that something was computed with.
+"""Detection of changes of a model's weights.
 
-Kept keys and values and packed weights hold for the weights they were made of. Nothing that torch keeps tells of every
-change: a write through ``.data`` (PEFT merges adapters so) and a step of a fused optimiser (training's own) leave a
-weight's address and version as they are. So all bytes are read: before prompts are read or sequences scored, and not
-in each step (see :meth:`WatchedWeights.written`). That takes about as long as memory takes to give them, less than one
-more token of one sequence: 0.5 ms for a model of 2 million weights in float32, 20 to 35 ms for one of 135 million.
+Cached keys and values and packed weights are valid only for the weights that they were computed with. Torch does not
+record every change: a write through ``.data`` (as when PEFT merges adapters) and a step of a fused optimizer (as in
+training) change neither the address nor the version of a weight. So checksums of all bytes are compared before prompts
+are read or sequences scored, but not in each step (see :attr:`WatchedWeights.is_written`). That takes less time than
+one token of one sequence: 0.5 ms for a model of 2 million weights in float32, 20 to 35 ms for 135 million.
 """
 
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -15,7 +15,7 @@ from coterie.models.checksums import checksums
 
 
 class WatchedWeights:
-    """The weights that a model computes with, as they are when this is made; not those of adapters that are off."""
+    """Snapshot of the weights that a model uses, without inactive adapters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -24,23 +24,22 @@ class WatchedWeights:
         self._written = [(weight, _version(weight)) for weight in used]
 
     @property
-    def same(self) -> bool:
-        """Whether the model computes with the same ones now, byte for byte (by checksum)."""
+    def is_same(self) -> bool:
+        """True if the model uses the same weights now, byte for byte (by checksum)."""
         used, how = _look(self._model)
         return how == self._how and checksums(used) == self._sums
 
     @property
-    def written(self) -> bool:
-        """Whether torch says that one was written to or moved: a look that is cheap enough for each step, and
-        sees most writes and not all."""
+    def is_written(self) -> bool:
+        """True if torch recorded a write or move: cheap enough for each step, but misses some writes."""
         return any(_version(weight) != version for weight, version in self._written)
 
 
 def _look(model: nn.Module) -> tuple[list[Tensor], list[object]]:
-    """Weights in use, each once; and what else says how they are used: their kinds and places, and adapters.
+    """Return the weights in use, each once, and how they are used: names, dtypes, shapes, devices and adapters.
 
-    These are parameters and saved buffers. Other buffers (such as the angles of positions) are made of the config,
-    by some models anew in a forward pass.
+    Weights are parameters and saved buffers. Other buffers (such as rotary angles) derive from the config, in some
+    models in each forward pass.
     """
     used: dict[int, Tensor] = {}
     how: list[object] = []
@@ -55,8 +54,8 @@ def _look(model: nn.Module) -> tuple[list[Tensor], list[object]]:
             parts = [getattr(module, kind) for kind in module.adapter_layer_names]
             off |= {id(one) for part in parts for name, one in part.items() if name not in on}
         for key, weight in (*module._parameters.items(), *module._buffers.items()):
-            made = key in module._non_persistent_buffers_set
-            if weight is not None and not made and id(weight) not in off:
+            is_derived = key in module._non_persistent_buffers_set
+            if weight is not None and not is_derived and id(weight) not in off:
                 used[id(weight)] = weight
                 how.append((key, weight.dtype, weight.shape, weight.device))
         waiting += (
@@ -66,5 +65,5 @@ def _look(model: nn.Module) -> tuple[list[Tensor], list[object]]:
 
 
 def _version(weight: Tensor) -> tuple[int, int]:
-    """Where a weight is, and how often it was written to, as far as torch counts."""
+    """Return the address of a weight and torch's count of its writes."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 BUCKET = 1 << 24
-"""Elements that are updated together: a small model has hundreds of weights, and each kernel costs microseconds."""
+"""Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
 
 
 class AdamW(torch.optim.AdamW):

@@ -1,10 +1,10 @@
-"""How long a training is, by the target tokens that it sees: what a control needs that is trained on as much."""
+"""Number of steps for a given number of target tokens, to match the training of a control."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from coterie.training.batches import Order, usable
+from coterie.training.batches import Order, make_batch
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
@@ -14,15 +14,13 @@ from coterie.trajectories.row import Row
 def steps_for_targets(
     model: Any, rows: Sequence[Row], settings: TrainingSettings, tokens: int
 ) -> tuple[int, int]:
-    """How many steps bring the target tokens that SFT sees closest to ``tokens``, at least one; and how many epochs
-    these are, of which the last may be cut.
+    """Return the number of SFT steps (at least 1) with target tokens closest to ``tokens``, and the epochs they start.
 
-    Rows are taken in the order of the training, and those that are too long are left out, as they are there. Raises
-    ``UserError`` if no row is left.
+    Order and dropped rows are the same as in the training. Raises ``UserError`` if no row can be trained.
     """
-    found = usable(rows, SFT(), max_row_length(model, settings))
-    counts = [row.target_count for row in found.items]
-    order = Order(found.groups, settings.seed, settings.batch_rows)
+    batch = make_batch(rows, SFT(), max_row_length(model, settings))
+    counts = [row.target_count for row in batch.items]
+    order = Order(batch.groups, settings.seed, settings.batch_rows)
     most = -(-tokens // sum(counts)) * order.steps_per_epoch
     seen = list(accumulate(sum(counts[i] for i in step) for step in order.steps(0, most)))
     steps = min(range(most), key=lambda place: abs(seen[place] - tokens)) + 1

@@ -1,13 +1,12 @@
-"""Which items can be trained, the order in which an epoch sees them, and how a step is split.
+"""Trainable items, their order in an epoch, and the split of a step into micro-batches.
 
-A step is ``batch_rows`` items drawn at random without replacement, so its statistics do not depend
-on lengths; items of one group (pairs of one tree) are drawn together, so that what they share is
-computed once. The order is a function of (seed, epoch): a resumed training draws the same one.
+A step has ``batch_rows`` items, drawn at random without replacement and independently of length. Items of one group
+(pairs of one tree) are drawn together, so that shared prefixes are computed once. The order is a function of (seed,
+epoch), so a resumed training repeats it.
 
-Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items whose rows are
-in one trie form a *family*. Families are sorted by length and cut into micro-batches of at most
-``tokens_per_microbatch`` padded tokens, so that padding and passes cost least; that changes memory and speed, not
-results.
+Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items with rows in
+the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
+``tokens_per_microbatch`` padded tokens to minimize padding and passes. That changes memory and speed, not results.
 """
 
 import random
@@ -24,54 +23,54 @@ from coterie.training.targets import check_targets
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """The items that can be trained, in the order given, and how many can't."""
+    """Trainable items in their original order, and the number of dropped ones."""
 
     items: Sequence[Item]
     groups: Sequence[str]
-    """Which items are drawn together; "" is by itself."""
+    """Group of each item; items with an equal, non-empty group are drawn together."""
     sequences: Sequence[Sequence[Ids]]
     targets: Sequence[int]
-    """How many targets each item has, in all its rows."""
+    """Number of targets of each item, in all its rows."""
     counts: Sequence[float]
-    """Each item's share of the denominator of its step."""
+    """Share of each item in the denominator of its step."""
     names: Sequence[str]
-    """Where each item came from, for messages."""
+    """Origin of each item, for messages."""
     too_long: int
-    """Items left out because a row is longer than the limit."""
+    """Number of dropped items with a row longer than the limit."""
     empty: int
-    """Items left out because they count 0 (no targets, no weight, equal sides)."""
+    """Number of dropped items that count 0 (no targets, no weight, equal sides)."""
 
     @property
     def tokens(self) -> int:
         return sum(len(ids) for sequences in self.sequences for ids in sequences)
 
 
-def usable(items: Sequence[Item], objective: Objective[Item], max_length: int) -> Batch[Item]:
-    """Leave out (and count) items that can't be trained.
+def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: int) -> Batch[Item]:
+    """Drop (and count) items that can't be trained.
 
-    Raises :class:`UserError` if none is left, and for rows that are left without the values that the objective needs
-    (one that is too long has none: no pass computes them).
+    Raises :class:`UserError` if no item remains, or if a remaining row lacks values that the objective needs. Rows that
+    are too long may lack them, because no pass computes them.
     """
     groups = [objective.rows(item) for item in items]
     lengths = [max((len(row.ids) for row in group), default=0) for group in groups]
     short = [i for i, length in enumerate(lengths) if length <= max_length]
     counts = {i: objective.count(items[i]) for i in short}
-    kept = [i for i in short if counts[i] > 0]
-    check_targets([groups[i] for i in kept], objective)
-    too_long, empty = len(items) - len(short), len(short) - len(kept)
-    if not kept:
+    indices = [i for i in short if counts[i] > 0]
+    check_targets([groups[i] for i in indices], objective)
+    too_long, empty = len(items) - len(short), len(short) - len(indices)
+    if not indices:
         raise UserError(
-            f"no row is left to train: {too_long} are longer than {max_length} tokens, "
+            f"no row can be trained: {too_long} are longer than {max_length} tokens, "
             f"{empty} have no targets",
             "raise max_length, or give rows with targets",
         )
     return Batch(
-        items=[items[i] for i in kept],
-        groups=[objective.group(items[i]) for i in kept],
-        sequences=[[row.ids for row in groups[i]] for i in kept],
-        targets=[sum(row.target_count for row in groups[i]) for i in kept],
-        counts=[counts[i] for i in kept],
-        names=[groups[i][0].origin or f"number {i}" for i in kept],
+        items=[items[i] for i in indices],
+        groups=[objective.group(items[i]) for i in indices],
+        sequences=[[row.ids for row in groups[i]] for i in indices],
+        targets=[sum(row.target_count for row in groups[i]) for i in indices],
+        counts=[counts[i] for i in indices],
+        names=[groups[i][0].origin or f"number {i}" for i in indices],
         too_long=too_long,
         empty=empty,
     )
@@ -79,7 +78,7 @@ def usable(items: Sequence[Item], objective: Objective[Item], max_length: int) -
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of items over all epochs, in steps of ``batch_rows``."""
+    """Order of the items over all epochs, in steps of ``batch_rows``."""
 
     groups: Sequence[str]
     seed: int
@@ -87,11 +86,11 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps in which every item is seen once; the last may be smaller."""
+        """Number of optimizer steps of an epoch; the last may be smaller."""
         return -(-len(self.groups) // self.batch_rows)
 
     def steps(self, first: int, stop: int) -> Iterator[list[int]]:
-        """Indices of the items of each step in ``range(first, stop)``, counted over all epochs."""
+        """Yield the item indices of each step in ``range(first, stop)``, counted over all epochs."""
         order: list[int] = []
         for step in range(first, stop):
             epoch, place = divmod(step, self.steps_per_epoch)
@@ -108,12 +107,13 @@ class Order:
         return [index for group in shuffled for index in group]
 
 
-def hand(splitter: Splitter, families: Sequence[Family], rank: int, ranks: int) -> list[list[int]]:
-    """One rank's part of a step, as micro-batches.
+def rank_microbatches(
+    splitter: Splitter, families: Sequence[Family], rank: int, ranks: int
+) -> list[list[int]]:
+    """Return the micro-batches of one rank in a step.
 
-    All ranks get equally many micro-batches (a sharded model needs that); one that has fewer
-    gets empty ones.
+    All ranks get the same number of micro-batches, as a sharded model needs; some may be empty.
     """
-    hands = splitter.microbatches(families, ranks)
-    longest = max(len(hand) for hand in hands)
-    return hands[rank] + [[] for _ in range(longest - len(hands[rank]))]
+    parts = splitter.microbatches(families, ranks)
+    count = max(map(len, parts))
+    return parts[rank] + [[] for _ in range(count - len(parts[rank]))]

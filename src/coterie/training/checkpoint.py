@@ -1,10 +1,9 @@
-"""Checkpoints that resume exactly, and final weights; a kill at any instant leaves old or new.
+"""Checkpoints that resume exactly, and final weights, written atomically.
 
-A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, the
-optimiser's moments, the state of torch's random numbers) and ``state.json`` (the step, what the
-training is). It is written under another name, flushed to disk and renamed. No pickle is written or
-read. Weights that are sharded over ranks (FSDP) are gathered on the way out and dealt on the way in, so
-that what is on disk does not depend on the number of ranks.
+A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, state of
+torch's random number generators) and ``state.json`` (the step and the identity of the training). It is written under a
+temporary name, flushed to disk and renamed. No pickle is written or read. Weights that are sharded over ranks (FSDP)
+are gathered when saved and sharded again when loaded, so the files do not depend on the number of ranks.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ from coterie.models.saved import check_whole, reading, with_weights, writing
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
-    """A :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
+    """Write a :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
     with writing(folder), whole_folder(folder) as temporary:
         yield temporary
 
@@ -46,11 +45,11 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     *,
     write: bool = True,
-    kept: int = 1,
+    keep_last: int = 1,
 ) -> None:
-    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones, but for the ``kept`` newest.
+    """Write ``checkpoint-STEP`` into ``folder`` and remove all but the ``keep_last`` newest checkpoints.
 
-    Every rank calls this; the one with ``write`` writes.
+    Every rank calls this; only a rank with ``write`` writes.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
@@ -66,34 +65,34 @@ def save_checkpoint(
     with published(folder / f"checkpoint-{step:08d}") as temporary:
         save_file(tensors, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
-    for old in _checkpoints(folder)[:-kept]:
+    for old in _checkpoints(folder)[:-keep_last]:
         shutil.rmtree(old)
 
 
-def steps_kept(folder: Path) -> list[int]:
-    """Optimiser steps after which a training in ``folder`` can be gone on with, or is finished."""
+def saved_steps(folder: Path) -> list[int]:
+    """Return the optimizer steps of the checkpoints in ``folder``, or of the finished training."""
     final = folder / "final" / "training.json"
     if final.is_file():
-        with reading(final, f"remove {folder}: the training then begins again"):
+        with reading(final, _advice(folder)):
             return [int(json.loads(final.read_text())["report"]["steps"])]
-    return [int(found.name.rpartition("-")[2]) for found in _checkpoints(folder)]
+    return [int(path.name.rpartition("-")[2]) for path in _checkpoints(folder)]
 
 
 def go_back(folder: Path, step: int) -> None:
-    """Forget what came after so many optimiser steps."""
-    for found in _checkpoints(folder):
-        if int(found.name.rpartition("-")[2]) > step:
-            shutil.rmtree(found)
+    """Remove the checkpoints after an optimizer step."""
+    for path in _checkpoints(folder):
+        if int(path.name.rpartition("-")[2]) > step:
+            shutil.rmtree(path)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    found = _checkpoints(folder)
-    return found[-1] if found else None
+    checkpoints = _checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / "state.json"
-    with reading(file, _without(checkpoint)):
+    with reading(file, _advice(checkpoint)):
         facts: dict[str, Any] = json.loads(file.read_text())
     return facts
 
@@ -101,23 +100,23 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
 def load_checkpoint(
     checkpoint: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put weights, optimiser and random numbers back as they were, in place."""
+    """Restore weights, optimizer state and random number generators in place."""
     file = checkpoint / "state.safetensors"
-    with reading(file, _without(checkpoint)):
+    with reading(file, _advice(checkpoint)):
         tensors = load_file(file)
     saved = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
     if saved != set(weights):
         raise UserError(
-            f"{checkpoint} holds the weights of another model or adapter",
-            "give the training another folder, or start it afresh (resume=False)",
+            f"{checkpoint} has the weights of another model or adapter",
+            "use another folder, or restart the training (resume=False)",
         )
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         if kind == "weight":
-            weights[rest].data.copy_(_dealt(tensor, weights[rest]))
+            weights[rest].data.copy_(_shard_like(tensor, weights[rest]))
         elif kind == "optimizer":
             weight, _, field = rest.rpartition("/")
-            optimizer.state[weights[weight]][field] = _dealt(tensor, weights[weight])
+            optimizer.state[weights[weight]][field] = _shard_like(tensor, weights[weight])
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
@@ -131,14 +130,13 @@ def save_final(
     *,
     write: bool = True,
 ) -> None:
-    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are, the
-    value head, if there is one, in a file of its own.
+    """Save weights and config with ``save_pretrained``, copies of the tokenizer files, and the value head if any.
 
-    Every rank calls this; the one with ``write`` writes.
+    Every rank calls this; only a rank with ``write`` writes.
     """
     state = model.state_dict(keep_vars=True)
-    each = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
-    weights = {name: each[id(weight)] for name, weight in state.items()}
+    tensors = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
+    weights = {name: tensors[id(weight)] for name, weight in state.items()}
     if not write:
         return
     with published(folder) as temporary:
@@ -146,19 +144,19 @@ def save_final(
             for pattern in TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
-        weights, of_head = split_head(weights)
+        weights, head = split_head(weights)
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
         else:
             with _without_bar():
                 model.save_pretrained(temporary, state_dict=weights)
-        if of_head:
-            save_file(of_head, temporary / HEAD_FILE)
+        if head:
+            save_file(head, temporary / HEAD_FILE)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
 
 
 def load_final(model: Any, folder: Path) -> None:
-    """Put the weights that :func:`save_final` wrote into ``model``, in place."""
+    """Load the weights that :func:`save_final` wrote into ``model``, in place."""
     if isinstance(model, PeftModel):
         file = folder / "adapter_model.safetensors"
         with reading(file):
@@ -175,7 +173,7 @@ def load_final(model: Any, folder: Path) -> None:
 
 
 def remove_training(folder: Path) -> None:
-    """Remove what an earlier training left in ``folder``: checkpoints, final weights, metrics."""
+    """Remove the checkpoints, final weights and metrics of a training."""
     if (folder / "final").exists():
         shutil.rmtree(folder / "final")
     remove_checkpoints(folder)
@@ -183,7 +181,7 @@ def remove_training(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a kill left half-written."""
+    """Remove the incomplete files of a killed process."""
     for path in folder.glob(".*.partial"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -197,10 +195,10 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def weight_hash(model: Path | nn.Module) -> str:
-    """SHA-256 over tensor names in order, dtypes, shapes and bytes.
+    """Return the SHA-256 of tensor names in order, dtypes, shapes and bytes.
 
-    A saved folder and the model it was saved from have one hash: a tied weight counts once, and of a
-    model with an adapter only the adapter counts (and a value head), as only it is saved.
+    A saved folder and its model have the same hash: a tied weight counts once, and of a model with an adapter only the
+    adapter and a value head count, because only these are saved.
     """
     if isinstance(model, Path):
         return hash_tensors(_saved_tensors(model))
@@ -214,14 +212,14 @@ def weight_hash(model: Path | nn.Module) -> str:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor, gathered from all ranks if it is sharded (then every rank has to call this)."""
+    """Gather a tensor from all ranks if it is sharded; then every rank has to call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _dealt(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, sharded as ``like`` is if it is of that shape, on its device if not a count."""
-    if tensor.shape != like.shape:
+def _shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Move a full tensor to the device and the sharding of ``like``."""
+    if tensor.shape != like.shape:  # the optimizer's step count
         return tensor
     tensor = tensor.to(like.device)
     if not isinstance(like, DTensor):
@@ -230,7 +228,7 @@ def _dealt(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 over (name, dtype, shape, bytes) in the order of names."""
+    """Return the SHA-256 of (name, dtype, shape, bytes) in the order of names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -240,7 +238,7 @@ def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def hash_items(items: Sequence[Any]) -> str:
-    """SHA-256 over the items (rows, pairs) in their order."""
+    """Return the SHA-256 of the items (rows, pairs) in order."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr(item).encode())
@@ -250,7 +248,7 @@ def hash_items(items: Sequence[Any]) -> str:
 def _saved_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(f"{folder} holds no *.safetensors file", "give a folder of saved weights")
+        raise UserError(f"{folder} has no *.safetensors file", "give a folder of saved weights")
     for path in files:
         with reading(path), safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
@@ -259,18 +257,18 @@ def _saved_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _without_bar() -> Iterator[None]:
-    """Transformers draws a progress bar of its own, right through ours."""
-    shown = logging.is_progress_bar_enabled()
+    """Disable the progress bar of Transformers, which would overwrite ours."""
+    enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             logging.enable_progress_bar()
 
 
-def _without(checkpoint: Path) -> str:
-    return f"remove {checkpoint}: the training then begins again"
+def _advice(folder: Path) -> str:
+    return f"remove {folder}; the training then starts again"
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -1,11 +1,10 @@
-"""A value function: after each own turn, does the trajectory succeed? A head's logit, cross-entropy.
+"""Value function that predicts after each turn of the agent if the trajectory succeeds, trained by cross-entropy.
 
-Per trajectory with label y, and v the value at the last token of each of its turns:
+Per trajectory with label y, and v the head's logit at the last token of each of its turns:
 
     loss = - sum over turns of (y log sigmoid(v) + (1 - y) log sigmoid(-v))
 
-divided by the number of turns of the whole step. SWEET-RL (arXiv 2503.15478, figure 3a) compares
-its critic with it.
+divided by the number of turns of the whole step. It is a baseline of SWEET-RL's critic (arXiv 2503.15478, figure 3a).
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from coterie.trajectories.row import Row
 
 
 class Classifier:
-    """The item is a :class:`LabeledTrajectory` trajectory; each turn of one of weight 1 counts 1."""
+    """Cross-entropy on :class:`LabeledTrajectory` trajectories; a turn counts the weight of its trajectory."""
 
     name = "classifier"
     reads: Reads = "values"
@@ -30,10 +29,10 @@ class Classifier:
         return item.rows
 
     def count(self, item: LabeledTrajectory) -> float:
-        """Weighted number of turns that have something before them."""
+        """Return the weighted number of turns, without a turn at a row's first token."""
         if not item.weight >= 0:  # NaN too
             raise UserError(
-                f"trajectory {item.name}: a value function needs a weight >= 0, got {item.weight}",
+                f"trajectory {item.name} has weight {item.weight}; a value function needs a weight >= 0",
                 "drop the trajectory, or fix its weight",
             )
         return item.weight * sum(len(row.predicted) for row in item.rows)
@@ -44,7 +43,7 @@ class Classifier:
     def losses(
         self, items: Sequence[LabeledTrajectory], values: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
-        """Per trajectory, weight * summed cross-entropy of its turns, in nats; ``(trajectories,)``."""
+        """Return weight * summed cross-entropy of the turns, in nats, shape ``(trajectories,)``."""
         return torch.stack([_loss(item, rows) for item, rows in zip(items, values, strict=True)])
 
 

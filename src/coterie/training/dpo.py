@@ -5,11 +5,10 @@ Per pair, with c and r the log-ratios log p / p_ref of its sides, summed over ta
     loss = -(1 - s) log sigmoid(beta (c - r)) - s log sigmoid(-beta (c - r))  -  nll * log p(chosen) / n
 
 s is label smoothing (Mitchell 2023, conservative DPO); s = 0 is Rafailov et al. 2023, equation 7.
-``normalise`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the
-sum over its turns of the mean over a turn's tokens. The latter, on whole trajectories whose context
-holds the reference solution, trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and
-3): a turn's mean log-ratio is its advantage. The last term, n being the chosen side's tokens, is
-that of iterative RPO (Pang et al. 2024, equation 1).
+``normalise`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the sum over its
+turns of the mean over a turn's tokens. The latter, on whole trajectories with the reference solution in the context,
+trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and 3): a turn's mean log-ratio is its advantage. The
+last term comes from iterative RPO (Pang et al. 2024, equation 1); n is the number of the chosen side's tokens.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from coterie.trajectories.row import Row
 
 
 class DPO:
-    """The item is a :class:`Pair` with its ``reference``; each pair of weight 1 counts 1."""
+    """DPO on :class:`Pair` items with a ``reference``; a pair counts its weight."""
 
     name = "dpo"
     reads: Reads = "logprobs"
@@ -39,7 +38,7 @@ class DPO:
         return (*item.chosen, *item.rejected)
 
     def count(self, item: Pair) -> float:
-        """The pair's weight; 0 if a side has no targets, or if the sides are equal."""
+        """Return the pair's weight; 0 if a side has no targets, or if the sides are equal."""
         weight = pair_weight(item)
         if weight and item.reference is None:
             raise UserError(
@@ -54,13 +53,13 @@ class DPO:
     def losses(
         self, items: Sequence[Pair], logprobs: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
-        """Per pair, weight * loss; shape ``(pairs,)``."""
+        """Return weight * loss, shape ``(pairs,)``."""
         return torch.stack(
             [self._loss(item, rows) for item, rows in zip(items, logprobs, strict=True)]
         )
 
     def _loss(self, pair: Pair, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-        assert pair.reference is not None, "a pair without reference counts nothing"
+        assert pair.reference is not None, "count() raises for a pair without a reference"
         s = self.settings
         chosen, rejected = logprobs[: len(pair.chosen)], logprobs[len(pair.chosen) :]
         better = side_statistic(pair.chosen, chosen, s.normalise) - pair.reference[0]

@@ -1,8 +1,7 @@
-"""One micro-batch through the model: rows of items, to log-probs or values at targets, to losses.
+"""Forward pass of a micro-batch: from rows to log-probs or values of their targets, and to losses.
 
-Rows are packed into tries where that is cheaper, and stand alone, padded on the right, where it is
-not. Either way no target sees padding or another row, and labels are the rows' own ids at their
-targets: no other position has a label.
+Rows are packed into tries where that is cheaper, and padded on the right otherwise. In both cases no target attends to
+padding or another row, and only targets have labels.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from coterie.trajectories.row import Row
 
 
 class LossModule(nn.Module, Generic[Item]):
-    """Model and objective as one module, so that wrapping it (ranks, precision) wraps all of it."""
+    """Model and objective as one module, so that Accelerate wraps both (ranks, precision)."""
 
     def __init__(
         self, model: nn.Module, objective: Objective[Item], rule: CostRule | None = None
@@ -30,22 +29,22 @@ class LossModule(nn.Module, Generic[Item]):
         self.objective = objective
         self.rule = rule
         self._no_split_modules = getattr(model, "_no_split_modules", None)
-        """What FSDP shards as one: the model's layers."""
+        """Classes of layers that FSDP shards as units."""
         self.tally = Tally()
-        """What the objective measured since it was last emptied."""
+        """Measures of the objective since the last reset."""
 
     def forward(self, items: Sequence[Item], *, counts: bool = True) -> torch.Tensor:
-        """Summed loss of each item, shape ``(items,)``. What does not count is not measured."""
+        """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``."""
         objective = self.objective
         groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
         temperature = objective.temperature if isinstance(objective, Tempered) else 1.0
-        found = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
-        read = [[next(found) for _ in group] for group in groups]
+        tensors = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
+        read = [[next(tensors) for _ in group] for group in groups]
         if counts and isinstance(objective, Measured):
             with torch.no_grad():
-                shown = [[tensor.detach() for tensor in group] for group in read]
-                self.tally.add(objective.measures(items, shown))
+                detached = [[tensor.detach() for tensor in group] for group in read]
+                self.tally.add(objective.measures(items, detached))
         return objective.losses(items, read)
 
 
@@ -56,7 +55,7 @@ def read_rows(
     rule: CostRule | None = None,
     temperature: float = 1.0,
 ) -> list[torch.Tensor]:
-    """What an objective reads of the targets of each row, in order; nothing at a first token."""
+    """Compute the values that an objective reads of each row's targets, in order; none for a first token."""
     ids, at = [row.ids for row in rows], [places(row) for row in rows]
     if reads in OF_A_HEAD:
         return token_values(model, ids, at, rule, before=reads == "states")
@@ -69,10 +68,10 @@ def read_rows(
 def row_logprobs(
     model: Any, rows: Sequence[Row], rule: CostRule | None = None, temperature: float = 1.0
 ) -> list[torch.Tensor]:
-    """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
+    """Compute the log-probs (nats, float32) of each row's targets, in order; none for a first token."""
     return read_rows(model, rows, "logprobs", rule, temperature)
 
 
 def places(row: Row) -> list[int]:
-    """Positions of a row's targets that have something before them, in order."""
+    """Return the positions of a row's targets in order, without a target at the first token."""
     return [place for turn in row.predicted for place in turn]

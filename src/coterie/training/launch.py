@@ -1,7 +1,7 @@
-"""A training on several ranks that we start and end: what it is given, how it is watched, what is refused beforehand.
+"""Launch a training on several ranks of this machine and follow its progress.
 
-The ranks are ``accelerate launch`` of :mod:`coterie.training.rank`, on a leash, so that they end with us. They read
-their job from the folder ``job`` in the training's own, where their log is too.
+``accelerate launch`` starts :mod:`coterie.training.rank` under the child-process guard, so that the ranks end with
+this process. They read their job from the subfolder ``job`` of the training's folder, and write their log there.
 """
 
 import json
@@ -41,7 +41,7 @@ from coterie.training.trackers import Tracker
 
 
 def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[str, Any]:
-    """What Accelerate is told of the ranks. ``key`` is the name of the settings.
+    """Return the configuration that Accelerate launches the ranks with. ``key`` is the name of the settings.
 
     Raises :class:`UserError` for a file that is not a configuration for ranks on one machine.
     """
@@ -56,33 +56,33 @@ def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[st
 
 
 def _read(file: Path, key: str) -> dict[str, Any]:
-    advice = "give a file as `accelerate config` writes it, such as configs/accelerate/fsdp2.yaml"
+    advice = "use a file written by `accelerate config`, such as configs/accelerate/fsdp2.yaml"
     if not file.is_file():
         raise UserError(f"{key}={file}: there is no such file", advice)
     try:
-        told = load_config_from_file(str(file))
+        parsed = load_config_from_file(str(file))
         config = yaml.safe_load(file.read_text())
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         last = str(error).strip().splitlines()[-1]
         raise UserError(
             f"{key}={file} is not a configuration of Accelerate: {last}", advice
         ) from error
-    kind = str(getattr(told.distributed_type, "value", told.distributed_type))
+    kind = str(getattr(parsed.distributed_type, "value", parsed.distributed_type))
     if kind not in ("MULTI_GPU", "FSDP"):
         raise UserError(
-            f"{key}={file} says distributed_type {kind}, under which trainings do not run",
+            f"{key}={file} has the unsupported distributed_type {kind}",
             "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml)",
         )
-    if getattr(told, "num_machines", 1) != 1:
+    if getattr(parsed, "num_machines", 1) != 1:
         raise UserError(
-            f"{key}={file} is for {told.num_machines} machines, and coterie starts ranks on its own alone",
+            f"{key}={file} is for {parsed.num_machines} machines, but coterie starts ranks on one machine only",
             "set num_machines: 1",
         )
     ranks = config.get("num_processes")
     if not isinstance(ranks, int) or ranks < 1:
         raise UserError(
-            f"{key}={file} does not say how many ranks there are (num_processes: {ranks})",
-            "set num_processes to a number of at least 1",
+            f"{key}={file} has no valid number of ranks (num_processes: {ranks})",
+            "set num_processes to at least 1",
         )
     return dict(config)
 
@@ -91,38 +91,38 @@ JOB, ITEMS, HELDOUT, PROGRESS = "job.json", "items.json", "heldout.json", "progr
 ERROR = "error.json"
 ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"
 JOIN_SECONDS = 300.0
-"""How long ranks may take to start and find each other."""
+"""Time limit for all ranks to start and connect."""
 TIMEOUT = 1800.0
-"""How long a rank waits for the others in the middle of a step, in seconds."""
+"""Seconds that a rank waits for the others within a step."""
 GRACE = 5.0
 POLL = 0.2
 LAST_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SavedSettings:
     """Settings as JSON, and their class."""
 
     name: str
-    """As :func:`~coterie.config.plugins.place_of` gives it; so are the other names of classes here."""
+    """Import path from :func:`~coterie.config.plugins.place_of`, as for the other classes of a job."""
     json: str
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What ranks are told."""
+    """Specification that the ranks read."""
 
     model: str
     """Folder or hub name of the base."""
     adapter: str | None
-    """The adapter in the job's folder that goes on."""
+    """Name of the adapter to train further, saved in the job's folder."""
     head: bool
-    """Whether the model has a value head, which lies in the job's folder."""
+    """True if the model has a value head, saved in the job's folder."""
     attention: str
-    """As Transformers calls it."""
+    """Name of the attention implementation in Transformers."""
     settings: TrainingSettings
     objective: str
-    objective_settings: Given | None
+    objective_settings: SavedSettings | None
     item: str
     measure_every: int | None
     timeout: float = TIMEOUT
@@ -135,10 +135,13 @@ def launches(settings: TrainingSettings) -> bool:
 def check_launch(
     settings: TrainingSettings, device: str, key: str = "train", *, head: bool = False
 ) -> None:
-    """Refuse ranks that can't be started: a file of the wrong kind, more of them than devices, slices of a model with a
-    value ``head``.
+    """Raise ``UserError`` if the ranks can't be started.
 
-    ``key`` is the name of these settings.
+    Args:
+        settings: Settings of the training.
+        device: Device type of the model.
+        key: Name of the settings in messages.
+        head: True if the model has a value head, which can't be trained sharded.
     """
     if not launches(settings):
         return
@@ -148,8 +151,8 @@ def check_launch(
         refuse_sharded_head(config.get("distributed_type", ""))
     if device != "cpu" and ranks > torch.cuda.device_count():
         raise UserError(
-            f"{key} asks for {ranks} ranks, and this machine has {torch.cuda.device_count()} GPUs",
-            f"ask for as many at most ({key}.processes), or set engine.device=cpu",
+            f"{key} requests {ranks} ranks, but this machine has {torch.cuda.device_count()} GPUs",
+            f"lower {key}.processes to the number of GPUs, or set engine.device=cpu",
         )
 
 
@@ -164,20 +167,20 @@ def train_on_ranks(
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
 ) -> TrainingReport:
-    """:func:`~coterie.training.loop.train` on ranks of their own; the model itself is left as it is.
+    """Run :func:`~coterie.training.loop.train` on separate ranks; the loaded model does not change.
 
-    Raises :class:`UserError` as ``train`` does, and for ranks that die or never join, with the end of their log. What
-    was done until the last checkpoint is gone on with next time.
+    Raises :class:`UserError` as ``train`` does, and with the end of the log if a rank dies or does not connect. The
+    next call resumes from the last checkpoint.
     """
     if not items:
-        raise UserError("no row is left to train: none was given", "give rows with targets")
+        raise UserError("there are no rows to train", "give rows with targets")
     device = loaded.model.device.type
     job = folder / "job"
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir(parents=True)
     config = accelerate_config(settings)
     _write(job, loaded, items, settings, objective, config, measure_every)
-    (job / HELDOUT).write_bytes(to_json(heldout, fallback=_of_numpy))
+    (job / HELDOUT).write_bytes(to_json(heldout, fallback=_plain_number))
     if device == "cuda":
         loaded.model.to("cpu")  # the ranks need the room
         torch.cuda.empty_cache()
@@ -203,8 +206,8 @@ def _write(
     kinds = {place_of(type(item)) for item in items}
     if len(kinds) > 1:
         raise UserError(
-            f"ranks train items of one class, and these are of several: {', '.join(sorted(kinds))}",
-            "give them one class, or train on one process",
+            f"ranks train items of one class, but these have several: {', '.join(sorted(kinds))}",
+            "use one class, or train in one process",
         )
     model = loaded.model
     adapter = model.active_adapter if isinstance(model, PeftModel) else None
@@ -214,58 +217,55 @@ def _write(
     if head:
         save_file(split_head(model.state_dict())[1], job / HEAD_FILE)
     own = getattr(objective, "settings", None)
-    given = Given(place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
-    told = Job(
+    saved = None
+    if isinstance(own, Settings):
+        saved = SavedSettings(place_of(type(own)), own.model_dump_json())
+    spec = Job(
         model=loaded.source,
         adapter=adapter,
         head=head,
         attention=loaded.model.config._attn_implementation,
         settings=settings,
         objective=place_of(type(objective)),
-        objective_settings=given,
+        objective_settings=saved,
         item=kinds.pop(),
         measure_every=measure_every,
     )
-    _check_ranks_have(told, objective)
-    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(told))
-    (job / ITEMS).write_bytes(to_json(items, fallback=_of_numpy))
+    _check_importable(spec, objective)
+    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(spec))
+    (job / ITEMS).write_bytes(to_json(items, fallback=_plain_number))
     (job / CONFIG).write_text(yaml.safe_dump(config))
 
 
-def objective_of(job: Job) -> Objective[Any]:
-    made: Objective[Any]
-    if job.objective_settings is None:
-        made = at_place(job.objective)()
-    else:
-        settings = at_place(job.objective_settings.name).model_validate_json(
-            job.objective_settings.json
-        )
-        made = at_place(job.objective)(settings)
-    return made
+def make_objective(job: Job) -> Objective[Any]:
+    arguments = []
+    if saved := job.objective_settings:
+        arguments.append(at_place(saved.name).model_validate_json(saved.json))
+    objective: Objective[Any] = at_place(job.objective)(*arguments)
+    return objective
 
 
-def _check_ranks_have(job: Job, objective: Objective[Any]) -> None:
-    """Refuse an objective or items that a rank, which imports them by name, would not have or have otherwise."""
+def _check_importable(job: Job, objective: Objective[Any]) -> None:
+    """Raise ``UserError`` unless a rank rebuilds the same objective and item class by import."""
     try:
-        made = objective_of(job)
+        rebuilt = make_objective(job)
         item = at_place(job.item)
     except (ImportError, AttributeError, TypeError) as error:
         raise UserError(
-            f"ranks can't make {job.objective} or {job.item} again: {error}",
-            "put the class at the top of a module that can be imported, or train on one process",
+            f"ranks can't rebuild {job.objective} or {job.item}: {error}",
+            "define the class at the top level of an importable module, or train in one process",
         ) from error
-    of_main = any(name.startswith("__main__:") for name in (job.objective, job.item))
-    if of_main or not isinstance(item, type) or _state(made) != _state(objective):
+    in_main = any(name.startswith("__main__:") for name in (job.objective, job.item))
+    if in_main or not isinstance(item, type) or _state(rebuilt) != _state(objective):
         raise UserError(
-            f"ranks would not train with the objective {objective.name} as it was given: they make it again "
-            "from its class and its settings",
-            "put the class in a module that can be imported, and all its numbers in `settings`",
+            f"ranks can't rebuild the objective {objective.name} from its class and its settings",
+            "define the class in an importable module, and put all its numbers into `settings`",
         )
 
 
 @contextmanager
 def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> Iterator[Any]:
-    """The launcher, on its leash, until it has ended or we are done."""
+    """Run the launcher under the child-process guard; end it at the end of the block."""
     threads = settings.threads or max(1, (os.cpu_count() or 1) // ranks)
     command = [
         *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(GRACE)),
@@ -294,32 +294,32 @@ def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> 
 
 
 def _watch(process: Any, job: Path, ranks: int, progress: Progress, tracker: Tracker) -> None:
-    """Pass on the progress of ranks until they end; raises :class:`UserError` if they fail."""
-    began, told = time.monotonic(), 0
+    """Report the progress of the ranks until they end. Raises :class:`UserError` if they fail."""
+    began, offset = time.monotonic(), 0
     try:
         while True:
-            over = process.poll() is not None
-            told += _pass_on(job / PROGRESS, told, progress, tracker)
-            if over:
+            is_over = process.poll() is not None
+            offset += _report_progress(job / PROGRESS, offset, progress, tracker)
+            if is_over:
                 break
             absent = [n for n in range(ranks) if not (job / f"{JOINED}{n}").exists()]
             if absent and time.monotonic() - began > JOIN_SECONDS:
                 raise UserError(
-                    f"of {ranks} ranks number {', '.join(map(str, absent))} did not join within {JOIN_SECONDS:g} s",
+                    f"ranks {', '.join(map(str, absent))} of {ranks} did not connect within {JOIN_SECONDS:g} s",
                     _advice(job),
                 )
             time.sleep(POLL)
     finally:
-        if told:
+        if offset:
             progress.close()
     if (job / ERROR).exists():
         raise UserError(*json.loads((job / ERROR).read_text()))
     if process.returncode:
-        raise UserError(f"a rank of {ranks} died, and so ended the training", _advice(job))
+        raise UserError(f"one of {ranks} ranks died, which ended the training", _advice(job))
 
 
-def _pass_on(file: Path, start: int, progress: Progress, tracker: Tracker) -> int:
-    """Tell of the whole lines from byte ``start`` on; gives the number of their bytes."""
+def _report_progress(file: Path, start: int, progress: Progress, tracker: Tracker) -> int:
+    """Report the complete lines from byte ``start``. Return their number of bytes."""
     if not file.exists():
         return 0
     with file.open("rb") as stream:
@@ -339,7 +339,7 @@ def _pass_on(file: Path, start: int, progress: Progress, tracker: Tracker) -> in
 def _advice(job: Path) -> str:
     lines = (job / LOG).read_text(errors="replace").splitlines()[-LAST_LINES:]
     return (
-        f"run it again: it goes on from its last checkpoint. The log {job / LOG} ends:\n  "
+        f"run it again to resume from the last checkpoint. The log {job / LOG} ends with:\n  "
         + "\n  ".join(lines)
     )
 
@@ -348,8 +348,8 @@ def _state(objective: object) -> dict[str, Any]:
     return getattr(objective, "__dict__", {})
 
 
-def _of_numpy(value: Any) -> Any:
-    """A number of numpy's as Python's, for JSON."""
+def _plain_number(value: Any) -> Any:
+    """Convert a NumPy scalar for JSON."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"items of several ranks go through JSON, which has no {type(value).__name__}")
+    raise TypeError(f"items for ranks are sent as JSON, which has no {type(value).__name__}")

@@ -1,11 +1,11 @@
-"""Training on rows that are all there, epoch by epoch: a loop over a :mod:`~coterie.training.trainer`.
+"""Training loop over the epochs of a data set, with a :mod:`~coterie.training.trainer`.
 
     report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
 
-The folder then holds ``final/`` (weights, config, tokenizer files, ``training.json``) and
-``metrics.jsonl`` (a line per optimiser step). Until then it holds a checkpoint; calling ``train``
-again with the same arguments goes on from it, and in float32 on one CPU process the weights come out
-bitwise as if it had never stopped. A finished training is not done again.
+The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and ``metrics.jsonl`` (one line per
+optimizer step). Until then it has a checkpoint: calling ``train`` again with the same arguments resumes from it, and in
+float32 on one CPU process the final weights are bitwise the same as without an interruption. A finished training is not
+repeated.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.progress import Progress, Silent
-from coterie.training.batches import Batch, Order, usable
+from coterie.training.batches import Batch, Order, make_batch
 from coterie.training.checkpoint import hash_items
 from coterie.training.objective import Objective
 from coterie.training.prepare import max_row_length
@@ -38,28 +38,35 @@ def train(
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
 ) -> TrainingReport:
-    """Train ``model`` in place on ``rows`` (the objective's items; SFT on rows by default).
+    """Train a model in place.
 
-    With ``method=lora`` a model without adapter gets a fresh one, which is taken off again at the
-    end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
-    trained. On one rank of many, give every rank all rows. ``tracker`` is told of every step.
+    With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
+    ``folder/final``. An objective that reads values needs a model with a value head (``models.heads``), which is
+    trained with it, and not under FSDP.
 
-    The mean loss of ``heldout`` items is measured after every ``measure_every`` steps (by default after each epoch) and
-    after the last one; it is ``heldout_loss`` in the metrics of that step.
+    Args:
+        model: Model, with or without adapters.
+        rows: Items of the objective: rows for SFT. Every rank gets all of them.
+        settings: Settings of the training.
+        folder: Folder of checkpoints, metrics and final weights.
+        objective: Objective to minimize; SFT by default.
+        adapter: Name of the adapter to train; the active one by default.
+        resume: False to remove the earlier training in ``folder``.
+        progress: Progress display.
+        tracker: Receives the metrics of every step.
+        heldout: Items whose mean loss is in the metrics as ``heldout_loss``, at some steps and at the last one.
+        measure_every: Steps between two measures of ``heldout``; an epoch by default.
 
-    An objective that reads values needs a model with a value head (``models.heads``), which is trained
-    with it; full weights only, and not under FSDP.
-
-    Raises :class:`UserError` for what can't be trained: no rows left, a folder with another
-    training, dropout, no head, a loss or gradient that is not finite (the weights are then as they were
-    before the step).
+    Raises:
+        UserError: No row can be trained, the folder has another training, the model has dropout or lacks a head, or a
+            loss or gradient is not finite (the weights then keep their values from before the step).
     """
     objective = objective or SFT()
-    found = usable(rows, objective, max_row_length(model, settings))
-    order = Order(found.groups, settings.seed, settings.batch_rows)
+    batch = make_batch(rows, objective, max_row_length(model, settings))
+    order = Order(batch.groups, settings.seed, settings.batch_rows)
     steps = order.steps_per_epoch * settings.epochs
     steps = min(steps, settings.max_steps or steps)
-    identity = {"rows": hash_items(found.items)}
+    identity = {"rows": hash_items(batch.items)}
     with Trainer(
         *(model, objective, settings, folder),
         steps=steps,
@@ -71,13 +78,13 @@ def train(
         if trainer.report is None:
             watch = progress if progress and trainer.is_main else Silent()
             every = measure_every or order.steps_per_epoch
-            _steps(trainer, found, order, steps, watch, heldout, every)
+            _steps(trainer, batch, order, steps, watch, heldout, every)
         return trainer.finish()
 
 
 def _steps(
     trainer: Trainer[Any],
-    found: Batch[Any],
+    batch: Batch[Any],
     order: Order,
     steps: int,
     progress: Progress,
@@ -85,13 +92,13 @@ def _steps(
     every: int,
 ) -> None:
     if trainer.done == 0:
-        trainer.leave_out(found.too_long, found.empty)
+        trainer.leave_out(batch.too_long, batch.empty)
     try:
-        progress.start(steps, f"training {len(found.items)} rows")
+        progress.start(steps, f"training {len(batch.items)} rows")
         progress.advance(trainer.done)
-        for chosen in order.steps(trainer.done, steps):
+        for indices in order.steps(trainer.done, steps):
             number = trainer.done + 1
             measured = heldout if number == steps or number % every == 0 else ()
-            progress.advance(1, **trainer.step([found.items[i] for i in chosen], measured))
+            progress.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
     finally:
         progress.close()

@@ -1,7 +1,7 @@
-"""What an objective tells of a step besides its loss: numbers of its trained tokens, put together.
+"""Metrics of an objective, averaged over all trained tokens of a step.
 
-Each micro-batch and each rank measures its own tokens. What comes out is the mean over all of the step's, and where it
-matters the least and the greatest; how the step was split changes rounding only.
+Each micro-batch and each rank measures its own tokens. The result is the mean over the whole step, with minimum and
+maximum where requested. The split into micro-batches and ranks changes only rounding.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from accelerate.utils import gather_object
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of each of some tokens."""
+    """Values of one metric, one per token."""
 
     values: torch.Tensor
     extremes: bool = False
-    """Whether the least and the greatest are told, too."""
+    """True to report the minimum and maximum as well."""
 
 
 @dataclass(slots=True)
@@ -25,22 +25,22 @@ class Tally:
     """Measures of a step so far."""
 
     parts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    """By name, of each micro-batch ``[sum, count, least, greatest]``; what comes without extremes has no last two."""
+    """``[sum, count]`` or ``[sum, count, minimum, maximum]`` of each micro-batch, by name."""
 
     def add(self, measures: Mapping[str, Measure]) -> None:
-        """Put those of a micro-batch to it."""
+        """Add the measures of a micro-batch."""
         for name, measure in measures.items():
             values = measure.values.float()
             if not values.numel():
                 continue
-            found = [values.sum(), values.new_tensor(values.numel())]
-            found += [values.min(), values.max()] if measure.extremes else []
-            self.parts.setdefault(name, []).append(torch.stack(found))
+            statistics = [values.sum(), values.new_tensor(values.numel())]
+            statistics += [values.min(), values.max()] if measure.extremes else []
+            self.parts.setdefault(name, []).append(torch.stack(statistics))
 
     def result(self) -> dict[str, float]:
-        """Means under the measures' names, extremes as ``NAME_min`` and ``NAME_max``; empty again afterwards.
+        """Return the means by name, with ``NAME_min`` and ``NAME_max`` for extremes, and clear the tally.
 
-        Every rank calls this, and all get the same.
+        Every rank calls this and gets the same result.
         """
         own = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
         self.parts.clear()
@@ -48,10 +48,10 @@ class Tally:
         for one in gather_object(own):
             for name, parts in one.items():
                 everywhere.setdefault(name, []).extend(parts)
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for name, parts in sorted(everywhere.items()):
             total, count, *extremes = zip(*parts, strict=True)
-            found[name] = sum(total) / sum(count)
+            result[name] = sum(total) / sum(count)
             if extremes:
-                found[f"{name}_min"], found[f"{name}_max"] = min(extremes[0]), max(extremes[1])
-        return found
+                result[f"{name}_min"], result[f"{name}_max"] = min(extremes[0]), max(extremes[1])
+        return result

@@ -4,9 +4,8 @@
     plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)
     print(plan.total / 2**30, plan.terms)
 
-Activations are those of Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
-``eager``; other architectures are estimated as if they were one of these. Allocators and libraries take some hundred
-MiB more.
+Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
+``eager``; other architectures are estimated in the same way. Allocators and libraries need some hundred MiB more.
 """
 
 from collections import Counter
@@ -110,9 +109,9 @@ class ModelShape:
 
     def targets(self, settings: TrainingSettings) -> set[str]:
         """Return the names of the linear layers that are trained: all, or those with an adapter."""
-        asked = set(settings.lora_targets)
-        whole = settings.method == "full" or ALL_LINEAR in asked
-        return set(self.linear) if whole else asked & set(self.linear)
+        names = set(settings.lora_targets)
+        whole = settings.method == "full" or ALL_LINEAR in names
+        return set(self.linear) if whole else names & set(self.linear)
 
     @property
     def cache_token(self) -> int:
@@ -232,7 +231,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on one device at the peak of a stage, by what they are for."""
+    """Bytes on one device at the peak of a stage, by purpose."""
 
     stage: str
     terms: Mapping[str, int]
@@ -251,13 +250,13 @@ class MemoryPlan:
     def line(self, available: int, device: str) -> tuple[str, str]:
         """Return the total against the memory of the device, the terms, and what lowers it where that is needed."""
         terms = ", ".join(f"{name} {size}" for name, size in self._terms() if size != "0.00")
-        found = f"up to {in_gib(self.total)} of {in_gib(available)} GiB on {device}: {terms}"
+        text = f"up to {in_gib(self.total)} of {in_gib(available)} GiB on {device}: {terms}"
         if self.total > available:
-            found += f". It may not fit; use {', '.join(self.advice)}, or a smaller model"
-        return f"memory of {self.stage}", found
+            text += f". It may not fit; use {', '.join(self.advice)}, or a smaller model"
+        return f"memory of {self.stage}", text
 
     def check(self, available: int, device: str, model: str) -> None:
-        """Raise ``UserError`` if what is certain is more than the device has."""
+        """Raise ``UserError`` if the certain terms exceed the memory of the device."""
         if self.certain > available:
             terms = ", ".join(f"{name} {size}" for name, size in self._terms()[:5])
             raise UserError(
@@ -335,8 +334,8 @@ def training_memory(
         terms = Counter({name: size * ranks for name, size in terms.items()})
         terms["model of the process that starts the ranks"] = policy.resident()["weights"]
     terms.update(sampling or {})
-    found = {name: size for name, size in terms.items() if size}
-    return MemoryPlan(key, found, advice(key, policy.settings, ranks=sampling is None))
+    sizes = {name: size for name, size in terms.items() if size}
+    return MemoryPlan(key, sizes, advice(key, policy.settings, ranks=sampling is None))
 
 
 def cache_memory(

@@ -1,12 +1,12 @@
-"""What a training minimises. The loop knows only this protocol; each objective is one small file.
+"""Protocol of an objective that a trainer minimizes.
 
-An objective sees *items*: the smallest things that can't be taken apart (a row for SFT, a pair of
-rows for DPO). The loop batches items, computes the log-probs of their rows' targets, and minimises
+An objective has *items*, the smallest units of a batch (a row for SFT, a pair for DPO). The trainer batches items,
+computes the log-probs of their rows' targets, and minimizes
 
     sum of the items' losses / sum of the items' counts
 
-over the whole optimiser step. The denominator is one number for all micro-batches and ranks, so how
-a step is split changes nothing.
+over the whole optimizer step. The denominator is the same for all micro-batches and ranks, so the result does not
+depend on how a step is split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +18,24 @@ from coterie.training.measures import Measure
 from coterie.trajectories.row import Row
 
 Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
-"""What an objective is given of each target token.
+"""Kind of values that an objective reads at each target token.
 
-* ``logprobs``: its log-prob, shape ``(targets,)``. ``entropies``: that and the entropy of the distribution that it is
-  of, ``(targets, 2)``; ``shown entropies`` have no gradient.
-* ``values``: what a value head says at it, with the token seen; ``states``: what it says before it, of the state in
-  which the token was chosen. Of ``differences`` of values the head's bias cancels, and is not trained: its gradient
-  is nothing but rounding, which Adam would make steps of.
+* ``logprobs``: log-prob of the token, shape ``(targets,)``.
+* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``shown entropies``: without a
+  gradient.
+* ``values``: the value head's output at the token. ``states``: its output before the token.
+* ``differences``: as ``values``, for a loss on differences. The head's bias cancels and is frozen: its gradient would
+  be pure rounding error, which Adam would amplify.
 """
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
 TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
-"""What rows may carry for each target besides its id; fields of :class:`~coterie.trajectories.row.Row`."""
+"""Optional fields of :class:`~coterie.trajectories.row.Row` with one value per target."""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
 class Objective(Protocol[Item_contra]):
-    """Turns the log-probs, or a head's values, of an item's targets into its loss.
+    """Loss of an item from the log-probs, or a head's values, of its targets.
 
     Examples: :class:`~coterie.training.sft.SFT`, :class:`~coterie.training.dpo.DPO`, and with values
     :class:`~coterie.training.regression.Regression`.
@@ -45,31 +46,31 @@ class Objective(Protocol[Item_contra]):
     needs: Sequence[TargetValue]
 
     def rows(self, item: Item_contra) -> Sequence[Row]:
-        """The sequences whose log-probs (or values) the item needs."""
+        """Return the rows whose log-probs (or values) the item needs."""
         ...
 
     def count(self, item: Item_contra) -> float:
-        """The item's share of the denominator, >= 0; an item that counts 0 is not trained."""
+        """Return the item's share of the denominator, >= 0; an item that counts 0 is dropped."""
         ...
 
     def group(self, item: Item_contra) -> str:
-        """Items of one group share beginnings and come into one step together; "" is not a group."""
+        """Return the group of the item, "" for none; items of a group share prefixes and are drawn together."""
         ...
 
     def losses(
         self, items: Sequence[Item_contra], read: Sequence[Sequence[torch.Tensor]], /
     ) -> torch.Tensor:
-        """Summed loss of each item, shape ``(items,)``, float32, in nats.
+        """Return the summed loss of each item, shape ``(items,)``, float32, in nats.
 
-        ``read[i][j]`` is what it reads of the targets of row ``j`` of item ``i``, in order.
-        A target at a row's first token has nothing, for nothing comes before it.
+        ``read[i][j]`` has the values of the targets of row ``j`` of item ``i``, in order, without a target at the row's
+        first token.
         """
         ...
 
 
 @runtime_checkable
 class Tempered(Protocol):
-    """An objective on tokens that were sampled: it reads the distribution that they were sampled from."""
+    """Objective that reads log-probs at the temperature of sampling."""
 
     @property
     def temperature(self) -> float: ...
@@ -77,10 +78,10 @@ class Tempered(Protocol):
 
 @runtime_checkable
 class Measured(Protocol[Item_contra]):
-    """An objective that tells more of a step than its loss."""
+    """Objective with metrics of its own."""
 
     def measures(
         self, items: Sequence[Item_contra], read: Sequence[Sequence[torch.Tensor]], /
     ) -> Mapping[str, Measure]:
-        """Numbers of the trained tokens of these items, by name; ``read`` as for ``losses``, without gradients."""
+        """Return measures of the items' trained tokens by name; ``read`` as for ``losses``, without gradients."""
         ...

@@ -1,4 +1,4 @@
-"""What objectives whose items are rows have in common: each row by itself counts its targets."""
+"""Base class of objectives on rows."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,21 @@ from coterie.trajectories.row import Row
 
 
 class OnRows:
-    """The item is a :class:`Row`, and one without targets, or of weight 0, counts 0."""
+    """Objective with :class:`Row` items; a row without targets, or of weight 0, counts 0."""
 
     refuses: tuple[str, str]
-    """Who needs a weight of at least 0, and what to do for a row without."""
+    """Name of the objective and fix for a negative weight, for the error message."""
 
     def rows(self, item: Row) -> Sequence[Row]:
         return (item,)
 
     def count(self, item: Row) -> float:
-        """Weighted number of target tokens that have something before them."""
+        """Return the weighted number of targets, without a target at the first token."""
         if not item.weight >= 0:  # NaN too
-            who, todo = self.refuses
+            name, todo = self.refuses
             raise UserError(
-                f"row {item.origin or '?'}: {who} needs a weight >= 0, got {item.weight}", todo
+                f"row {item.origin or '?'} has weight {item.weight}; {name} needs a weight >= 0",
+                todo,
             )
         return item.weight * sum(map(len, item.predicted))
 

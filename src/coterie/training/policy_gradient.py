@@ -1,22 +1,22 @@
-"""The clipped policy gradient: sampled tokens become likelier by their advantage, within a trust region.
+"""Clipped policy gradient.
 
 Per trained token, with ratio = p / p_old and A its advantage:
 
-    loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w where A < 0
+    loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w if A < 0
          + kl * divergence - entropy * H
 
-PPO, GRPO and DAPO are this under different settings and with other advantages. Schulman et al. 2017 (PPO, equation 7);
-each side has a clip of its own as in DAPO (arXiv 2503.14476, equation 10); the dual clip is that of Ye et al. 2020
-(arXiv 1912.09729, equation 5). H is the entropy of the distribution that the token was drawn from, over the whole
-vocabulary. The mean is one of :mod:`coterie.training.means`, the divergence one of :mod:`coterie.training.divergence`.
+PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
+separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
+H is the entropy of the token's distribution over the whole vocabulary. See :mod:`coterie.training.means` for the mean
+and :mod:`coterie.training.divergence` for the divergence.
 
-p_old is what the token was sampled with: as the engine said (``old=behaviour``), or as the trainer computed it under
-the weights that sampled, before it changed them (``old=recomputed``, :mod:`coterie.training.recomputed`). In the second
-case ``importance`` corrects for what the engine computes differently: w = p_old / p_engine of each token, cut at
-``importance_cap`` or set to 0 above it, without a gradient (truncated importance sampling; masked).
+p_old is the probability at sampling: from the engine (``old=behaviour``), or computed by the trainer under the same
+weights before it changes them (``old=recomputed``, :mod:`coterie.training.recomputed`). In the second case
+``importance`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without a
+gradient, truncated at ``importance_cap`` or masked (set to 0) above it.
 
-All are of the distribution that was sampled from: logits divided by ``temperature``. Rows that were sampled at another
-one, or from a part of the distribution (top_p), are refused.
+All log-probs are of the sampling distribution: logits divided by ``temperature``. Rows that were sampled at another
+temperature or with top_p < 1 raise an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,19 +37,21 @@ from coterie.trajectories.row import Row
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What is known of each trained token of a row, all ``(tokens,)``."""
+    """Losses and measures of the trained tokens of a row, all ``(tokens,)``."""
 
     losses: torch.Tensor
     measures: Mapping[str, Measure]
 
 
 class PolicyGradient(OnRows):
-    """The item is a :class:`Row` with ``advantages`` of its targets, and what the settings need: ``logprobs`` (the
-    engine's), ``old`` (the trainer's), ``reference`` if kl > 0.
+    """Policy gradient on :class:`Row` items.
+
+    Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer)
+    and ``reference`` (for kl > 0).
     """
 
     name = "policy gradient"
-    refuses = ("a policy gradient", "say by advantages below 0 that it was bad")
+    refuses = ("a policy gradient", "use negative advantages for a bad row")
 
     def __init__(self, settings: PolicyGradientSettings | None = None) -> None:
         self.settings = settings or PolicyGradientSettings()
@@ -61,31 +63,31 @@ class PolicyGradient(OnRows):
         return self.settings.temperature
 
     def count(self, item: Row) -> float:
-        """Its share of the denominator, as the mean says; ``UserError`` for a row from another distribution."""
+        """Return the row's share of the denominator. Raises ``UserError`` for another sampling distribution."""
         super().count(item)
-        _refuse_other_distribution(item, self.settings.temperature)
+        _check_distribution(item, self.settings.temperature)
         return row_count(item, self.settings.mean)
 
     def losses(self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Per row, scale * sum over its trained tokens; shape ``(rows,)``."""
+        """Return scale * sum over the trained tokens of each row, shape ``(rows,)``."""
         s = self.settings
         sums = [
-            row_scale(row, s.mean, s.constant) * self._tokens(row, found).losses.sum()
-            for row, (found,) in zip(items, read, strict=True)
+            row_scale(row, s.mean, s.constant) * self._tokens(row, values).losses.sum()
+            for row, (values,) in zip(items, read, strict=True)
         ]
         return torch.stack(sums)
 
     def measures(
         self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]
     ) -> dict[str, Measure]:
-        """Of all trained tokens of these rows, where it is known.
+        """Return measures of all trained tokens of the rows.
 
-        ``ratio`` (with extremes); ``clip_share``, of tokens that a clip keeps from moving; ``policy_kl``, from p_old by
-        k3; ``entropy``; ``reference_kl``, by k3; ``engine_ratio``, p_old / p_engine before anything is cut (with
-        extremes); ``engine_cut_share``.
+        ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient; ``policy_kl``: k3
+        estimate from p_old; ``entropy``; ``reference_kl``: k3 estimate; ``engine_ratio``: p_old / p_engine before
+        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_cap``.
         """
         rows = [
-            self._tokens(row, found).measures for row, (found,) in zip(items, read, strict=True)
+            self._tokens(row, values).measures for row, (values,) in zip(items, read, strict=True)
         ]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: _joined([row[name] for row in rows if name in row]) for name in names}
@@ -96,19 +98,19 @@ class PolicyGradient(OnRows):
         name: TargetValue = "logprobs" if s.old == "behaviour" else "old"
         old = at_predicted(row, name, logprobs)
         advantages = at_predicted(row, "advantages", logprobs)
-        apart = log_ratio(logprobs, old)
-        ratio = apart.exp()
+        log_ratios = log_ratio(logprobs, old)
+        ratio = log_ratios.exp()
         clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
         losses = torch.maximum(-ratio * advantages, -clipped * advantages)
-        still = losses > -ratio * advantages
+        is_clipped = losses > -ratio * advantages
         if s.dual_clip is not None:
-            most = torch.where(advantages < 0, -s.dual_clip * advantages, torch.inf)
-            still |= losses > most
-            losses = torch.minimum(losses, most)
+            limit = torch.where(advantages < 0, -s.dual_clip * advantages, torch.inf)
+            is_clipped |= losses > limit
+            losses = torch.minimum(losses, limit)
         measures = {
             "ratio": Measure(ratio, extremes=True),
-            "clip_share": Measure(still),
-            "policy_kl": Measure(ratio - 1 - apart),
+            "clip_share": Measure(is_clipped),
+            "policy_kl": Measure(ratio - 1 - log_ratios),
             "entropy": Measure(entropies),
         }
         if s.old == "recomputed" and row.logprobs is not None:
@@ -140,19 +142,19 @@ def _needs(settings: PolicyGradientSettings) -> tuple[TargetValue, ...]:
     return tuple(needs)
 
 
-def _refuse_other_distribution(row: Row, temperature: float) -> None:
-    """Ratios of log-probs of different distributions say nothing of how far a policy has moved."""
+def _check_distribution(row: Row, temperature: float) -> None:
+    """Raise ``UserError`` if log-probs of sampling and training are of different distributions."""
     for target in row.targets:
         if target.temperature != temperature:
             raise UserError(
-                f"row {row.origin or '?'} was sampled at temperature {target.temperature:g}, and the policy "
-                f"gradient reads the distribution at {temperature:g}",
-                "set the objective's temperature to that of sampling",
+                f"row {row.origin or '?'} was sampled at temperature {target.temperature:g}, but the policy "
+                f"gradient has temperature {temperature:g}",
+                "use the same temperature for both",
             )
         if target.top_p != 1.0:
             raise UserError(
-                f"row {row.origin or '?'} was sampled with top_p={target.top_p:g}: which tokens could not be drawn "
-                "is not recorded, so its log-probs can't be computed again",
+                f"row {row.origin or '?'} was sampled with top_p={target.top_p:g}, so its log-probs can't be "
+                "recomputed: the excluded tokens are not recorded",
                 "sample with top_p=1",
             )
 

@@ -1,8 +1,8 @@
-"""One rank of a training that :mod:`coterie.training.launch` started.
+"""Entry point of one rank of a training that :mod:`coterie.training.launch` started.
 
     accelerate launch --module coterie.training.rank JOB
 
-It loads the model and the items of the job, trains with the other ranks, and writes down how far it is.
+It loads the model and the items of the job, trains with the other ranks, and writes its progress to a file.
 """
 
 import json
@@ -31,13 +31,13 @@ from coterie.training.launch import (
     JOINED,
     PROGRESS,
     Job,
-    objective_of,
+    make_objective,
 )
 from coterie.training.loop import train
 
 
 class ToFile:
-    """A progress that another process reads."""
+    """Progress in a file that the launching process reads."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -51,17 +51,17 @@ class ToFile:
         self._write({"n": n, "fields": fields})
 
     def say(self, text: str) -> None:
-        """Nothing: what a person should know is said by the starter."""
+        """Do nothing; the launching process reports to the user."""
 
     def close(self) -> None:
-        """Nothing: the reader sees the process end."""
+        """Do nothing; the launching process sees the exit."""
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def model_of(folder: Path, job: Job, device: torch.device) -> Any:
+def load_model(folder: Path, job: Job, device: torch.device) -> Any:
     dtype = getattr(torch, job.settings.dtype)
     model = load(job.model, dtype=dtype, device=device, attention=job.attention).model
     if job.adapter is not None:
@@ -80,19 +80,19 @@ def main(folder: Path) -> None:
     items: TypeAdapter[Any] = TypeAdapter(kind)
     try:
         train(
-            model_of(folder, job, state.device),
+            load_model(folder, job, state.device),
             items.validate_json((folder / ITEMS).read_bytes()),
             job.settings,
             folder.parent,
-            objective=objective_of(job),
+            objective=make_objective(job),
             progress=ToFile(folder / PROGRESS),
             heldout=items.validate_json((folder / HELDOUT).read_bytes()),
             measure_every=job.measure_every,
         )
     except UserError as error:
-        whole = folder / f"{ERROR}.partial-{state.process_index}"
-        whole.write_text(json.dumps([error.what, error.todo]))
-        whole.replace(folder / ERROR)
+        partial = folder / f"{ERROR}.partial-{state.process_index}"
+        partial.write_text(json.dumps([error.what, error.todo]))
+        partial.replace(folder / ERROR)
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Accelerate as trainings use it: one process or the ranks that a launcher started, and what is refused there."""
+"""Accelerate for trainings: in one process, or on the ranks of a launcher."""
 
 import atexit
 import os
@@ -17,37 +17,37 @@ from coterie.training.prepare import precision
 from coterie.training.settings import TrainingSettings
 
 _open: list[Accelerator] = []
-"""Those in use. They share one state in a process, which is cleared only when nobody uses it."""
+"""Open accelerators. They share one state in a process, which is reset only if none is open."""
 
 
 @contextmanager
-def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
-    """Accelerate, set up for one training on the device that the model is on.
+def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
+    """Open Accelerate for one training on the device of the model.
 
-    Ranks that a launcher has started have the devices that it gave them. Trainings that are open at the same time need
-    the same kind of device and the same precision.
+    Ranks of a launcher keep their devices. Trainings that are open at the same time need the same device type and
+    precision.
     """
     alone = "WORLD_SIZE" not in os.environ
-    if not _open:  # what outlived another training would refuse other precisions and devices
+    if not _open:  # the state of an earlier training would not allow another precision or device
         AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
     if alone and device.type == "cuda":
         torch.cuda.set_device(device)
-    wanted = precision(settings, device)
-    if _open and _open[0].mixed_precision != wanted:
+    mixed_precision = precision(settings, device)
+    if _open and _open[0].mixed_precision != mixed_precision:
         raise UserError(
-            f"a training in {_open[0].mixed_precision!r} precision is open, and this one asks for {wanted!r}",
-            "give both the same mixed_precision, or finish the one first",
+            f"a training with precision {_open[0].mixed_precision!r} is open, but this one has {mixed_precision!r}",
+            "use the same mixed_precision for both, or finish the first training",
         )
     if alone and _open and _open[0].device.type != device.type:
         raise UserError(
-            f"a training on {_open[0].device.type} is open, and this model is on {device.type}",
-            "put both models on one device, or finish the one first",
+            f"a training on {_open[0].device.type} is open, but this model is on {device.type}",
+            "put both models on one device, or finish the first training",
         )
-    accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=wanted)
+    accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=mixed_precision)
     _shard_on_cpu(accelerator)
     if dist.is_initialized() and dist.get_backend() == "gloo":
         _end_ranks_at_exit()
-    _refuse(accelerator)
+    _check_backend(accelerator)
     _open.append(accelerator)
     try:
         yield accelerator
@@ -57,9 +57,9 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
 
 
 def refuse_sharded_head(kind: str) -> None:
-    """A head is not one of the layers that FSDP gathers; nobody has seen that work.
+    """Raise ``UserError`` for a value head under FSDP, which does not gather it.
 
-    ``kind`` is Accelerate's name of how ranks share a model.
+    ``kind`` is Accelerate's ``distributed_type``.
     """
     if kind == DistributedType.FSDP:
         raise UserError(
@@ -68,29 +68,27 @@ def refuse_sharded_head(kind: str) -> None:
         )
 
 
-def _refuse(accelerator: Accelerator) -> None:
+def _check_backend(accelerator: Accelerator) -> None:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise UserError(
-            "training under DeepSpeed is not there yet: it steps inside its backward pass, before a "
-            "loss or gradient that is not finite can be refused",
-            "launch it with FSDP (configs/accelerate/fsdp2.yaml), which shards as much",
+            "DeepSpeed is not supported: it steps inside its backward pass, before a loss or gradient that is not "
+            "finite can be detected",
+            "launch the training with FSDP (configs/accelerate/fsdp2.yaml), which shards the same tensors",
         )
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise UserError(
-            "training runs under FSDP 2, not FSDP 1", "use configs/accelerate/fsdp2.yaml"
-        )
+        raise UserError("FSDP 1 is not supported", "use FSDP 2 (configs/accelerate/fsdp2.yaml)")
 
 
 def _shard_on_cpu(accelerator: Accelerator) -> None:
-    """Let FSDP shard over CPU ranks too where a launcher asked for it; Accelerate takes only GPUs."""
-    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    """Enable FSDP on CPU ranks if the launcher requests it; Accelerate enables it on GPUs only."""
+    is_requested = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     state = AcceleratorState()
-    if asked and state.distributed_type == DistributedType.MULTI_CPU:
+    if is_requested and state.distributed_type == DistributedType.MULTI_CPU:
         state.distributed_type = DistributedType.FSDP
         state.fsdp_plugin = FullyShardedDataParallelPlugin()
 
 
 @cache
 def _end_ranks_at_exit() -> None:
-    """Have the process group taken down at exit: a process that ends with gloo's threads may abort."""
+    """Destroy the process group at exit: a process that exits with running gloo threads may abort."""
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())

@@ -1,4 +1,4 @@
-"""What a training leaves behind, and what it may go on from: metrics, checkpoints, final weights."""
+"""Folder of a training: metrics, checkpoints, final weights and report."""
 
 import json
 import time
@@ -23,28 +23,28 @@ from coterie.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What was done. Written to ``final/training.json`` too."""
+    """Result of a training, also in ``final/training.json``."""
 
     final: Path
     """Folder of the trained weights (of the adapter, for lora)."""
     steps: int
     rows: int
-    """Items of all steps; one that is seen in several epochs counts in each."""
+    """Items of all steps, counted again in each epoch."""
     dropped_too_long: int
-    """Items left out because a row is longer than the limit."""
+    """Items with a row longer than the limit."""
     dropped_empty: int
-    """Items left out because nothing in them counts (no targets, weight 0)."""
+    """Items with a count of 0 (no targets, weight 0)."""
     tokens: int
-    """Tokens of all rows that were trained, padding not counted."""
+    """Tokens of all trained rows, without padding."""
     targets: int
-    """Tokens of these that are targets."""
+    """Target tokens."""
     computed_tokens: int
-    """Tokens that went forward and backward: beginnings that rows shared count once."""
+    """Tokens of the forward and backward passes; a shared prefix counts once."""
     first_loss: float
     last_loss: float
     """Mean loss of the last tenth of the steps."""
     seconds: float
-    """Time in steps, over all sessions of a resumed training."""
+    """Time spent in steps, over all sessions of a resumed training."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,7 +53,7 @@ class TrainingReport:
 
 @dataclass(slots=True)
 class Counts:
-    """What went through a training so far."""
+    """Counts of a training so far, as in :class:`TrainingReport`."""
 
     rows: int
     too_long: int
@@ -62,15 +62,10 @@ class Counts:
     targets: int
     computed_tokens: int
 
-    @classmethod
-    def none(cls) -> "Counts":
-        """Before the first step."""
-        return cls(0, 0, 0, 0, 0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a checkpoint says of its training."""
+    """State of a training in a checkpoint."""
 
     identity: dict[str, str]
     step: int
@@ -80,14 +75,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What ``final/training.json`` says."""
+    """Contents of ``final/training.json``."""
 
     identity: dict[str, str]
     report: dict[str, Any]
 
 
 class Record:
-    """The folder of one training, and where the training is."""
+    """Progress of one training and its files."""
 
     def __init__(
         self,
@@ -97,14 +92,14 @@ class Record:
         accelerator: Accelerator,
         total: int | None,
         identity: Mapping[str, str],
-        kept: int = 1,
+        keep_last: int = 1,
     ) -> None:
         self.total = total
-        self._kept = kept
+        self._keep_last = keep_last
         self.settings = settings
         self._model, self._folder, self._accelerator = model, folder, accelerator
         self._identity = identity
-        self.counts = Counts.none()
+        self.counts = Counts(0, 0, 0, 0, 0, 0)
         self._losses: list[float] = []
         self._seconds = self._seconds_before = 0.0
         self._tokens_before = 0
@@ -115,7 +110,7 @@ class Record:
         return len(self._losses)
 
     def finished(self) -> TrainingReport | None:
-        """The report of an earlier, finished training, its weights loaded; ``None`` if there is none."""
+        """Load the weights of a finished training and return its report; ``None`` if it has not finished."""
         final = self._folder / "final"
         if not final.exists():
             return None
@@ -127,7 +122,7 @@ class Record:
     def restore(
         self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         newest = checkpoint.newest_checkpoint(self._folder)
         if newest is not None:
             facts = checkpoint.read_facts(newest)
@@ -154,8 +149,7 @@ class Record:
         seconds: float,
         measures: Mapping[str, float],
     ) -> dict[str, float]:
-        """Note a step that was taken. Gives its metrics, which are in ``metrics.jsonl`` too; ``measures`` are the
-        objective's own."""
+        """Append a step to ``metrics.jsonl`` and return its metrics; ``measures`` come from the objective."""
         self._losses.append(loss)
         self._seconds += seconds
         counts = self.counts
@@ -170,8 +164,8 @@ class Record:
             **measures,
         }
         if self.total is not None:
-            left = self.total - self.done
-            metrics["seconds_left"] = left * counts.tokens / self.done / speed
+            remaining = self.total - self.done
+            metrics["seconds_left"] = remaining * counts.tokens / self.done / speed
         if self._accelerator.is_main_process:
             with self._metrics.open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
@@ -179,12 +173,12 @@ class Record:
 
     @property
     def save_is_due(self) -> bool:
-        """Whether a checkpoint is due by steps or by time (the last step has ``finish``); all ranks say the same."""
+        """True if a checkpoint is due by steps or time, the same on all ranks; False at the last step."""
         every = self.settings.save_every_steps
         due = every is not None and self.done % every == 0
         if (seconds := self.settings.save_every_seconds) is not None:
             due = due or time.monotonic() - self._saved_at >= seconds
-        return _agreed(due, self._accelerator) and self.done != self.total
+        return _from_main_rank(due, self._accelerator) and self.done != self.total
 
     def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         if write := self._accelerator.is_main_process:
@@ -195,12 +189,14 @@ class Record:
             "seconds": self._seconds,
         }
         checkpoint.save_checkpoint(
-            *(self._folder, self.done, weights, optimizer, facts), write=write, kept=self._kept
+            *(self._folder, self.done, weights, optimizer, facts),
+            write=write,
+            keep_last=self._keep_last,
         )
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
-        """Publish the final weights and remove the checkpoints."""
+        """Save the final weights and remove the checkpoints."""
         report, final = self._report(), self._folder / "final"
         facts = {
             "identity": self._identity,
@@ -235,7 +231,7 @@ class Record:
         return self._folder / "metrics.jsonl"
 
     def _cut_metrics(self, steps: int) -> None:
-        """Forget the metrics of steps after the checkpoint: they are taken again."""
+        """Remove the metrics of steps after the checkpoint, which run again."""
         with self._metrics.open("a+b") as file:
             file.seek(0)
             for _ in range(steps):
@@ -246,41 +242,47 @@ class Record:
         other = [name for name, value in self._identity.items() if identity.get(name) != value]
         if other:
             raise UserError(
-                f"{self._folder} holds a training that differs in its {', '.join(other)}",
-                "give this training another folder, start it afresh (resume=False), or give it "
-                "what the other one was given (the starting weights as first loaded)",
+                f"{self._folder} has a training that differs in its {', '.join(other)}",
+                "use another folder, restart the training (resume=False), or repeat the arguments of the "
+                "earlier training (with the starting weights as first loaded)",
             )
 
 
 def read_report(final: Path) -> tuple[dict[str, str], TrainingReport]:
-    """The identity and the report of a training that has ended.
+    """Return the identity and the report of a finished training.
 
-    Raises ``UserError`` for a file that is damaged, or that an older version wrote without all of it.
+    Raises ``UserError`` if the file is damaged or lacks fields.
     """
     file = final / "training.json"
     with reading(file, _again(final.parent)):
-        found = TypeAdapter(Finished).validate_python(json.loads(file.read_text()))
-        told = {**found.report, "final": final}
-        return found.identity, TypeAdapter(TrainingReport).validate_python(told)
+        record = TypeAdapter(Finished).validate_python(json.loads(file.read_text()))
+        fields = {**record.report, "final": final}
+        return record.identity, TypeAdapter(TrainingReport).validate_python(fields)
 
 
 def _again(folder: Path) -> str:
-    return f"remove {folder}: the training then begins again"
+    return f"remove {folder}; the training then starts again"
 
 
-def _agreed(due: bool, accelerator: Accelerator) -> bool:
-    """What the main rank says: clocks differ, and all ranks must gather together."""
+def _from_main_rank(due: bool, accelerator: Accelerator) -> bool:
+    """Return the main rank's value: clocks differ, and all ranks have to save together."""
     if accelerator.num_processes == 1:
         return due
-    said: list[bool] = broadcast_object_list([due])
-    return said[0]
+    flags: list[bool] = broadcast_object_list([due])
+    return flags[0]
 
 
 def open_folder(
     folder: Path, accelerator: Accelerator, *, resume: bool, at: int | None = None
 ) -> None:
-    """Make the folder, and clear what a kill left half-written (all, where not to be resumed; what came after ``at``
-    optimiser steps, where these are given)."""
+    """Make the folder of a training and remove incomplete files.
+
+    Args:
+        folder: Folder of the training.
+        accelerator: Accelerate, open on all ranks.
+        resume: False to remove the earlier training.
+        at: Optimizer step after which checkpoints are removed.
+    """
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_partial(folder)

@@ -1,7 +1,7 @@
-"""Reference log-probs of preference pairs: computed once, stored, used again after a restart.
+"""Reference log-probs of preference pairs, computed once and cached on disk.
 
-The reference is a model, a base with its adapters off, or a frozen adapter on it. What is stored is
-keyed by its weights, by the pairs, and by how the log-probs of a side are reduced to one number.
+The reference is a model, a base with its adapters off, or a frozen adapter on it. The cache is keyed by the weights,
+the pairs, and the reduction of a side's log-probs to one number.
 """
 
 import math
@@ -43,15 +43,19 @@ def with_reference(
     adapter: str | None = None,
     progress: Progress | None = None,
 ) -> list[Pair]:
-    """``pairs`` with the log-probs of their sides under ``model``, reduced as ``normalise`` says.
+    """Set ``reference`` of each pair; a pair that is too long to train gets none.
 
-    It has to be that of the objective they are for (``DPOSettings.normalise``).
+    Args:
+        model: Reference model.
+        pairs: Pairs of the training.
+        settings: Settings of the training: batches are formed in the same way.
+        folder: Folder of the cache.
+        normalise: Reduction of a side's log-probs, equal to the objective's ``DPOSettings.normalise``.
+        adapter: Adapter that is the reference (a frozen copy); ``None``: the base with all adapters off.
+        progress: Progress display.
 
-    Of a model with adapters the reference is the one named (a frozen copy), or the base alone.
-
-    Batches are those of a training under ``settings`` (budget, packing). Kept in ``folder``, and read
-    from there if model and pairs are the same. Pairs that are too long for a training are passed on
-    without. Raises :class:`UserError` if a log-prob is not finite.
+    Raises:
+        UserError: A log-prob is not finite.
     """
     identity = {
         "model": _hash(model, adapter),
@@ -63,11 +67,12 @@ def with_reference(
         with using(model, adapter), torch.no_grad():
             sums = _compute(model, pairs, settings, normalise, progress or Silent())
         _store(folder, sums, identity)
-    found = []
-    for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True):
-        known = not (math.isnan(chosen) or math.isnan(rejected))
-        found.append(replace(pair, reference=(chosen, rejected)) if known else pair)
-    return found
+    return [
+        pair
+        if math.isnan(chosen) or math.isnan(rejected)
+        else replace(pair, reference=(chosen, rejected))
+        for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True)
+    ]
 
 
 def _compute(
@@ -77,7 +82,7 @@ def _compute(
     normalise: Normalise,
     progress: Progress,
 ) -> torch.Tensor:
-    """``[pairs, 2]`` numbers, NaN where a side is too long or has nothing to compare."""
+    """Return reduced log-probs ``[pairs, 2]``, NaN for a side that is too long or has no targets."""
     rule = check(model).packing(settings.packing)
     max_row = max_row_length(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
@@ -88,14 +93,14 @@ def _compute(
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(fits), "reference log-probs")
     for part in splitter.microbatches(splitter.families(fits))[0]:
-        found = iter(row_logprobs(model, [row for i in part for row in sides[i]], rule))
+        logprobs_of_rows = iter(row_logprobs(model, [row for i in part for row in sides[i]], rule))
         for i in part:
-            logprobs = [next(found).double() for _ in sides[i]]
+            logprobs = [next(logprobs_of_rows).double() for _ in sides[i]]
             total = float(side_statistic(sides[i], logprobs, normalise))
             if not math.isfinite(total):
                 raise UserError(
                     f"the reference log-prob of pair {pairs[i // 2].name} is {total}",
-                    "look at this pair, and whether the reference model is whole",
+                    "check this pair and the weights of the reference model",
                 )
             sums[i] = total
         progress.advance(len(part))
@@ -104,12 +109,12 @@ def _compute(
 
 
 def _fits(side: Sequence[Row], max_row: int) -> bool:
-    """Whether a side has something to compare and none of its rows is too long."""
+    """Return True if a side has targets and none of its rows is too long."""
     return any(row.predicted for row in side) and all(len(row.ids) <= max_row for row in side)
 
 
 def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
-    """Write the file under another name and rename it; ranks may do so at once."""
+    """Write the file under a temporary name of this process and rename it; ranks may write at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE}.{os.getpid()}.partial"
     try:
@@ -125,8 +130,8 @@ def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
 def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
     if not file.is_file():
         return None
-    again = "remove it: it is then computed again"
-    with reading(file, again), safe_open(file, framework="pt") as opened:
+    advice = "remove it; it is then computed again"
+    with reading(file, advice), safe_open(file, framework="pt") as opened:
         same = opened.metadata() == identity
         return opened.get_tensor("sums") if same else None
 

@@ -1,12 +1,11 @@
-"""A reward model: which of two sides is better, from a value head's mean over a side's own tokens.
+"""Reward model on pairs: the reward of a side is the mean of a value head over the side's target tokens.
 
-Per pair, with r+ and r- the mean values of the chosen and of the rejected side's target tokens:
+Per pair, with r+ and r- the mean values of the chosen and the rejected side:
 
     loss = -log sigmoid(r+ - r-)
 
-The head's bias cancels and stays as it is. A linear head's mean value is its value of the mean hidden
-state, so this is the regression head on pooled hidden states that SWEET-RL (arXiv 2503.15478, table
-3) compares its critic with.
+The head's bias cancels and does not change. The mean value of a linear head equals its value of the mean hidden state,
+so this is the regression head on pooled hidden states, a baseline of SWEET-RL's critic (arXiv 2503.15478, table 3).
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from coterie.trajectories.row import Row
 
 
 class Regression:
-    """The item is a :class:`Pair` (no reference is needed); each pair of weight 1 counts 1."""
+    """Reward model loss on :class:`Pair` items, without a reference; a pair counts its weight."""
 
     name = "regression"
     reads: Reads = "differences"
@@ -31,7 +30,6 @@ class Regression:
         return (*item.chosen, *item.rejected)
 
     def count(self, item: Pair) -> float:
-        """The pair's weight; 0 if a side has no targets, or if the sides are equal."""
         return pair_weight(item)
 
     def group(self, item: Pair) -> str:
@@ -40,7 +38,7 @@ class Regression:
     def losses(
         self, items: Sequence[Pair], values: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
-        """Per pair, weight * loss; shape ``(pairs,)``."""
+        """Return weight * loss, shape ``(pairs,)``."""
         return torch.stack([_loss(item, rows) for item, rows in zip(items, values, strict=True)])
 
 

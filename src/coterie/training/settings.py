@@ -1,4 +1,4 @@
-"""The settings of one training; combinations that can't work are refused when they are read."""
+"""Settings of a training and of its objective."""
 
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -15,24 +15,23 @@ Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
 DType = Literal["float32", "bfloat16"]
 Normalise = Literal["none", "tokens", "turns"]
-"""``none``: the sum over tokens. ``tokens``: their mean. ``turns``: the sum over turns of the mean over
-a turn's tokens."""
+"""``none``: sum over tokens. ``tokens``: their mean. ``turns``: sum over turns of the mean over a turn's tokens."""
 Mean = Literal["token", "sequence", "constant"]
 Divergence = Literal["k2", "k3", "k3_forward"]
 Old = Literal["behaviour", "recomputed"]
 Importance = Literal["off", "truncate", "mask"]
 
 _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
-"""Keys that change no weight beyond rounding, so that a training may be resumed under other values of them."""
+"""Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
 
 
 class TrainingSettings(Settings):
-    """How a model is trained on rows.
+    """Settings of a training.
 
-    ``mixed_precision=auto`` is bfloat16 on a CUDA device that supports it and float32 elsewhere. With
-    ``dtype=bfloat16`` a whole model is bfloat16 already; an adapter stays float32, on a base of bfloat16.
-    Measured on ``tiny`` on a CPU with AVX512-BF16 (no AMX), per thread: 4,800 tokens/s in float32,
-    5,400 in bfloat16. A gain of an eighth is not worth exact resumption and exact log-probs.
+    ``mixed_precision=auto`` is bfloat16 on a CUDA device that supports it, and float32 elsewhere. With
+    ``dtype=bfloat16`` all weights of the model are bfloat16, but an adapter is float32. On a CPU ``auto`` stays
+    float32: bfloat16 is only an eighth faster there (``tiny``, AVX512-BF16 without AMX: 4,800 against 5,400 tokens/s
+    per thread), and resumption and log-probs would no longer be exact.
     """
 
     method: Method = key("full", "train all weights, or a low-rank adapter on frozen ones")
@@ -44,83 +43,83 @@ class TrainingSettings(Settings):
         min_length=1,
     )
     learning_rate: float = key(2e-5, "peak learning rate", gt=0)
-    schedule: Schedule = key("cosine", "how the learning rate goes from its peak to zero, or stays")
-    warmup_ratio: float = key(0.03, "share of the steps in which the rate climbs", ge=0, le=1)
-    epochs: int = key(1, "how often every row is seen", ge=1)
-    max_steps: int | None = key(None, "stop after this many optimiser steps", ge=1)
-    batch_rows: int = key(32, "rows (or pairs) of one optimiser step", ge=1)
+    schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
+    warmup_ratio: float = key(0.03, "share of the steps for linear warmup", ge=0, le=1)
+    epochs: int = key(1, "number of passes over the rows", ge=1)
+    max_steps: int | None = key(None, "maximum number of optimizer steps", ge=1)
+    batch_rows: int = key(32, "rows (or pairs) of one optimizer step", ge=1)
     tokens_per_microbatch: int = key(
         4096, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
     )
     max_length: int = key(
         1024,
-        "longest row in tokens; a longer one, or one longer than the model's positions, is dropped "
-        "and counted, never cut",
+        "longest row in tokens; a row longer than this or the model's context is dropped and counted, never "
+        "truncated",
         ge=2,
     )
     packing: Packing = key(
         "auto",
-        "auto: beginnings that rows share are computed once where that is cheaper; flat: never",
+        "auto: compute shared prefixes of rows once where that is cheaper; flat: never",
     )
-    weight_decay: float = key(0.0, "AdamW's decay of weight matrices (not of norms, biases)", ge=0)
-    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's decay of its two moments")
-    max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", gt=0)
+    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
+    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's decay rates of its two moments")
+    max_grad_norm: float = key(1.0, "gradient clipping: maximum norm", gt=0)
     gradient_checkpointing: bool = key(False, "recompute activations: less memory, more time")
     dtype: DType = key(
         "float32",
-        "of the model's weights, for all models of the run in this process if one of its trainings says bfloat16: less "
-        "memory, with updates that are rounded at random so that small ones count",
+        "dtype of the weights; bfloat16 in one training applies to all models of the run in this process: less memory, "
+        "with stochastic rounding so that small updates are not lost",
     )
-    mixed_precision: Precision = key("auto", "bfloat16 autocast; auto uses it where it pays (CUDA)")
-    seed: int = key(0, "seed of the order of rows and of a fresh adapter", ge=0, le=MOST_SEED)
-    save_every_seconds: float | None = key(300.0, "time between checkpoints; none for never", gt=0)
-    save_every_steps: int | None = key(None, "optimiser steps between checkpoints", ge=1)
+    mixed_precision: Precision = key("auto", "bfloat16 autocast; auto: on CUDA only")
+    seed: int = key(0, "seed of the row order and of a new adapter", ge=0, le=MOST_SEED)
+    save_every_seconds: float | None = key(300.0, "time between checkpoints; none: never", gt=0)
+    save_every_steps: int | None = key(None, "optimizer steps between checkpoints", ge=1)
     processes: int | None = key(
         None,
-        "ranks of a training, each a process that coterie starts and ends; none for a training in the run's own "
-        "process, or for as many as the launch file says",
+        "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
+        "ranks in the launch file",
         ge=1,
     )
     launch: str | None = key(
         None,
-        "a configuration file of Accelerate for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the "
-        "model on each",
+        "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
+        "on each rank",
     )
-    threads: int | None = key(None, "CPU threads of torch; none leaves them as they are", ge=1)
+    threads: int | None = key(None, "CPU threads of torch; none: do not change them", ge=1)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.method == "full" and (self.lora_r is not None or self.lora_alpha is not None):
             raise ValueError(
-                "lora_r and lora_alpha mean nothing with method=full; use method=lora, or give both as none"
+                "lora_r and lora_alpha have no effect with method=full; use method=lora, or set both to none"
             )
         if self.max_length > self.tokens_per_microbatch:
             raise ValueError(
                 f"a row of max_length={self.max_length} tokens does not fit "
-                f"tokens_per_microbatch={self.tokens_per_microbatch}; raise the one, lower the other"
+                f"tokens_per_microbatch={self.tokens_per_microbatch}; raise tokens_per_microbatch or lower max_length"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={list(self.betas)}: both must be at least 0 and less than 1")
+            raise ValueError(f"betas={list(self.betas)} are out of range; use values in [0, 1)")
         return self
 
     def autocast(self, *, on_gpu: bool) -> bool:
-        """Return True if the training computes in bfloat16 autocast; ``on_gpu``: on a GPU that has bfloat16."""
+        """Return True if the training uses bfloat16 autocast; ``on_gpu``: on a GPU with bfloat16 support."""
         if self.mixed_precision != "auto":
             return self.mixed_precision == "bf16"
         return on_gpu and not (self.dtype == "bfloat16" and self.method == "full")
 
     @property
     def rank(self) -> int:
-        """Rank of the adapter: as given, or 16."""
+        """Rank of the adapter, 16 by default."""
         return self.lora_r or 16
 
     @property
     def alpha(self) -> int:
-        """Scale of the adapter: as given, or twice its rank."""
+        """Scale of the adapter, twice its rank by default."""
         return self.lora_alpha or 2 * self.rank
 
     def identity(self) -> str:
-        """Hash of all that can change the trained weights."""
+        """Return the hash of all settings that can change the trained weights."""
         fields = type(self).model_fields
         same = {name: fields[name].default for name in _WITHOUT_EFFECT}
         if self.method == "lora":
@@ -129,96 +128,93 @@ class TrainingSettings(Settings):
 
 
 class DPOSettings(Settings):
-    """The numbers of the objective."""
+    """Settings of DPO."""
 
-    beta: float = key(0.1, "how strongly the policy is held to the reference", gt=0)
-    label_smoothing: float = key(0.0, "assumed share of pairs that are the wrong way", ge=0, lt=0.5)
+    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
+    label_smoothing: float = key(0.0, "assumed share of pairs with swapped sides", ge=0, lt=0.5)
     normalise: Normalise = key(
         "none",
-        "how a side's log-ratios are reduced: none (the sum over tokens), tokens (the mean over all "
-        "its tokens), turns (the sum over its turns of the mean over a turn's tokens)",
+        "reduction of a side's log-ratios: none (sum over tokens), tokens (mean over tokens), turns (sum over turns of "
+        "the mean over a turn's tokens)",
         source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
     )
     nll: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
 
 
 class PolicyLossSettings(Settings):
-    """The numbers of the loss, whatever distribution was sampled from."""
+    """Settings of the policy gradient, without the temperature of sampling."""
 
-    clip_low: float = key(0.2, "how far below 1 a ratio still counts", ge=0, lt=1)
-    clip_high: float = key(
-        0.2, "how far above 1 a ratio still counts", source="PPO: 0.2; DAPO: 0.28", ge=0
-    )
+    clip_low: float = key(0.2, "clip of the ratio below 1", ge=0, lt=1)
+    clip_high: float = key(0.2, "clip of the ratio above 1", source="PPO: 0.2; DAPO: 0.28", ge=0)
     dual_clip: float | None = key(
-        None, "of a token with a negative advantage, the ratio counts as this at most", gt=1
+        None, "upper bound of the ratio of a token with a negative advantage", gt=1
     )
     mean: Mean = key(
         "token",
-        "which mean: over the step's tokens; over its paths, of each path's mean; or over its paths, of each "
-        "path's sum divided by a constant",
+        "mean over the step's tokens (token), over its paths of each path's mean (sequence), or over its paths of each "
+        "path's sum divided by a constant (constant)",
     )
-    constant: int | None = key(None, "tokens that mean=constant divides a path's sum by", ge=1)
+    constant: int | None = key(None, "divisor of a path's sum for mean=constant", ge=1)
     kl: float = key(0.0, "weight of the divergence from the reference in the loss", ge=0)
     divergence: Divergence = key(
         "k3",
-        "its estimate: k2, or k3 times the ratio, have the gradient of KL(policy, reference); k3_forward, GRPO's, "
-        "that of KL(reference, policy)",
+        "estimate of the divergence: k2 and k3 (times the ratio) have the gradient of KL(policy, reference); "
+        "k3_forward (as in GRPO) has the gradient of KL(reference, policy)",
     )
     entropy: float = key(0.0, "weight of the entropy bonus", ge=0)
     old: Old = key(
         "behaviour",
-        "log-probs that ratios are against: the engine's, or the trainer's own under the weights that sampled",
+        "old log-probs of the ratio: from the engine, or recomputed by the trainer under the sampling weights",
     )
     importance: Importance = key(
         "off",
-        "how the trainer's ratio to the engine weighs a token: cut at importance_cap, or 0 above it",
+        "weight of a token by the ratio of trainer to engine: truncated at importance_cap, or masked above it",
     )
-    importance_cap: float = key(2.0, "greatest ratio of trainer to engine", gt=0)
+    importance_cap: float = key(2.0, "maximum ratio of trainer to engine", gt=0)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.importance != "off" and self.old == "behaviour":
             raise ValueError(
-                f"importance={self.importance} weighs the trainer's log-probs under the sampling weights against "
-                "the engine's; set old=recomputed"
+                f"importance={self.importance} needs the trainer's log-probs under the sampling weights; "
+                "set old=recomputed"
             )
         if (self.mean == "constant") != (self.constant is not None):
             raise ValueError(
-                "mean=constant needs constant, by how many tokens a path's sum is divided, and no other mean reads it; "
-                "give both or neither"
+                "mean=constant needs constant, and no other mean uses it; set both or neither"
             )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
-                f"dual_clip={self.dual_clip} has to be more than 1 + clip_high={1 + self.clip_high:g}"
+                f"dual_clip={self.dual_clip} is too small; use more than 1 + clip_high={1 + self.clip_high:g}"
             )
         return self
 
     def at(self, temperature: float) -> "PolicyGradientSettings":
-        """The objective's numbers, where tokens are sampled at a temperature."""
+        """Return the settings for tokens sampled at a temperature."""
         return PolicyGradientSettings.model_validate(
             {**self.model_dump(), "temperature": temperature}
         )
 
 
 class PolicyGradientSettings(PolicyLossSettings):
-    """The numbers of the objective: those of the loss, and of the distribution that was sampled from."""
+    """Settings of the policy gradient."""
 
     temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
 
 
 class ValueLossSettings(Settings):
-    """The numbers of the objective."""
+    """Settings of the value loss."""
 
     clip: float = key(
         0.5,
-        "how far a value moves from what it was before it stops counting",
+        "clip of the change of a value since the row was made",
         source="GAP: 0.5; PPO: 0.2",
         gt=0,
     )
 
 
 def weight_dtype(settings: Settings) -> "torch.dtype":
-    """Return bfloat16 if a training among all of a run's settings has it, else float32."""
+    """Return bfloat16 if any training in a run's settings has that dtype, else float32."""
     import torch
 
     low = isinstance(settings, TrainingSettings) and settings.dtype == "bfloat16"

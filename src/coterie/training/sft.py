@@ -10,10 +10,9 @@ from coterie.trajectories.row import Row
 
 
 class SFT(OnRows):
-    """Sum over target tokens of weight * -log p, divided by the sum of those weights.
+    """Weighted mean of -log p over the target tokens of an optimizer step, on :class:`Row` items.
 
-    The item is a :class:`Row`. Both sums go over the whole optimiser step: a token weighs the same
-    whatever row, micro-batch or rank it is in. A row without targets, or of weight 0, counts 0.
+    A token has the same weight in any row, micro-batch or rank.
     """
 
     name = "sft"
@@ -24,6 +23,6 @@ class SFT(OnRows):
     def losses(
         self, items: Sequence[Row], logprobs: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
-        """Per row, weight * sum of -log p; shape ``(rows,)``."""
+        """Return weight * sum of -log p, shape ``(rows,)``."""
         sums = [-row.weight * tokens.sum() for row, (tokens,) in zip(items, logprobs, strict=True)]
         return torch.stack(sums)

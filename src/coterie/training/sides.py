@@ -1,8 +1,6 @@
-"""The sides of a preference pair as numbers: how many values of tokens become one of a side.
+"""Reduction of token values to one number per side of a preference pair.
 
-Policy and reference are reduced by the same function, so that their difference is that of the
-log-ratios. Target tokens are those that have something before them (``Row.predicted``); a turn is a
-target of a row.
+Policy and reference use the same reduction, so that their difference is the reduction of the log-ratios.
 """
 
 from collections.abc import Sequence
@@ -18,11 +16,13 @@ from coterie.trajectories.row import Row
 def side_statistic(
     rows: Sequence[Row], values: Sequence[torch.Tensor], normalise: Normalise
 ) -> torch.Tensor:
-    """One number of a side, a weighted sum; a scalar of the dtype of ``values``.
+    """Reduce a side's values to a scalar of their dtype.
 
-    ``values[j]`` are those of the target tokens of row ``j``. Each token weighs 1 (``none``), 1 over
-    the side's tokens (``tokens``) or 1 over its turn's tokens (``turns``: SWEET-RL, arXiv
-    2503.15478, equations 2 and 3).
+    Args:
+        rows: Rows of the side.
+        values: Values of each row's target tokens (``Row.predicted``).
+        normalise: ``none``: sum over tokens. ``tokens``: mean over tokens. ``turns``: sum over turns of the mean over a
+            turn's tokens (SWEET-RL, arXiv 2503.15478, equations 2 and 3).
     """
     tokens = torch.cat(list(values))
     if normalise == "none":
@@ -34,14 +34,14 @@ def side_statistic(
 
 
 def pair_weight(pair: Pair) -> float:
-    """The pair's weight; 0 if a side has no targets, or if the sides are equal.
+    """Return the pair's weight; 0 if a side has no targets, or if the sides are equal.
 
-    Raises :class:`UserError` for a weight that is negative or not a number.
+    Raises :class:`UserError` for a negative weight or NaN.
     """
     if not pair.weight >= 0:  # NaN too
         raise UserError(
-            f"pair {pair.name}: a pair needs a weight >= 0, got {pair.weight}",
-            "drop the pair, or turn it round",
+            f"pair {pair.name} has weight {pair.weight}; a pair needs a weight >= 0",
+            "drop the pair, or swap its sides",
         )
-    mute = any(not any(row.predicted for row in side) for side in (pair.chosen, pair.rejected))
-    return 0.0 if mute or pair.equal_sides else pair.weight
+    is_empty = any(not any(row.predicted for row in side) for side in (pair.chosen, pair.rejected))
+    return 0.0 if is_empty or pair.equal_sides else pair.weight

@@ -1,4 +1,4 @@
-"""Values that rows carry for each of their targets: what an objective needs of them, checked and read."""
+"""Check and read the values that rows have for each target."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,17 +9,17 @@ from coterie.training.objective import Item, Objective, TargetValue
 from coterie.trajectories.row import Row
 
 MEANINGS: dict[TargetValue, str] = {
-    "logprobs": "the log-probs with which they were sampled (a changed context has none)",
+    "logprobs": "the log-probs of sampling (unavailable after a change of the context)",
     "advantages": "advantages",
     "reference": "log-probs under the reference",
-    "values": "values of the states before them, as they were when the row was made",
+    "values": "values of the states before them, computed when the row was made",
     "returns": "returns",
-    "old": "log-probs that the trainer computed under the weights that sampled them",
+    "old": "log-probs that the trainer computes under the sampling weights",
 }
 
 
 def check_targets(groups: Iterable[Sequence[Row]], objective: Objective[Item]) -> None:
-    """Refuse rows that lack values which the objective needs, or have another number of them than targets."""
+    """Raise ``UserError`` for rows without one value per target, for each field that the objective needs."""
     if not objective.needs:
         return
     for group in groups:
@@ -29,7 +29,7 @@ def check_targets(groups: Iterable[Sequence[Row]], objective: Objective[Item]) -
 
 
 def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tensor:
-    """A row's values at those of its targets that have log-probs (``Row.predicted``), as a tensor like ``like``."""
+    """Return a row's values of its predicted targets (``Row.predicted``) with the dtype and device of ``like``."""
     values = getattr(row, name)
     return torch.tensor(values[row.unpredicted :], dtype=like.dtype, device=like.device)
 
@@ -39,11 +39,11 @@ def _check(row: Row, name: TargetValue, objective: str) -> None:
     where = f"row {row.origin or '?'}"
     if values is None:
         raise UserError(
-            f"{where} has no {name}, and the objective {objective} needs them of every target",
+            f"{where} has no {name}, which the objective {objective} needs for every target",
             f"give its targets {MEANINGS[name]}",
         )
     if len(values) != row.target_count:
         raise UserError(
             f"{where} has {len(values)} {name} for {row.target_count} targets",
-            "give one for each target token, in order",
+            "give one value per target token, in order",
         )

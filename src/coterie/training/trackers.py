@@ -1,12 +1,11 @@
-"""Trackers: where metrics go besides the training's own ``metrics.jsonl``.
+"""Experiment trackers that receive the metrics of a training.
 
     with Trainer(model, objective, settings, folder, tracker=make_tracker("wandb", folder, "my run", {})) as trainer:
 
-All but ``none`` are Accelerate's tracker classes, and their packages are imported only when chosen.
-Nothing leaves the machine unless the person says so: ``wandb`` and ``swanlab`` start offline
-unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, and write under the folder that is given, as
-``tensorboard`` does; ``trackio`` keeps one local database for all runs, where its own ``trackio show`` finds
-it (``TRACKIO_DIR`` moves it).
+All but ``none`` are tracker classes of Accelerate, and their packages are imported only when selected. Nothing leaves
+the machine by default: ``wandb`` and ``swanlab`` start offline unless ``WANDB_MODE`` or ``SWANLAB_MODE`` is set, and
+write to the given folder, as ``tensorboard`` does. ``trackio`` has one local database for all runs, which ``trackio
+show`` reads (``TRACKIO_DIR`` moves it).
 """
 
 import hashlib
@@ -26,19 +25,19 @@ PROJECT = "coterie"
 
 
 class Tracker(Protocol):
-    """Takes metrics, step by step, until it is closed."""
+    """Receiver of the metrics of a training."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics of one optimiser step (counted from 1)."""
+        """Log the metrics of an optimizer step (counted from 1)."""
         ...
 
     def close(self) -> None:
-        """Flush and end; also called when the training failed."""
+        """Flush and finish; also called after a failed training."""
         ...
 
 
 class NoTracker:
-    """Keeps nothing."""
+    """Tracker that discards the metrics."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
@@ -46,7 +45,7 @@ class NoTracker:
 
 
 class AccelerateTracker:
-    """One of Accelerate's trackers, started."""
+    """Tracker class of Accelerate, started."""
 
     def __init__(self, tracker: "GeneralTracker", config: Mapping[str, Any]) -> None:
         self._tracker = tracker
@@ -62,7 +61,7 @@ class AccelerateTracker:
 
 
 def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
-    """The tracker of this name, writing under ``folder``; ``run`` is what the run is called there.
+    """Return a tracker that writes to ``folder`` under the run name ``run``.
 
     Raises :class:`UserError` if its package is not installed.
     """
@@ -74,7 +73,7 @@ def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str,
 
 
 def check_tracker(name: TrackerName, key: str = "tracker") -> None:
-    """Refuse (:class:`UserError`) a tracker whose package is not installed; ``key`` is its full name."""
+    """Raise ``UserError`` if the tracker's package is not installed; ``key`` is the name of the setting."""
     if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
             f"{key}={name} needs the package {name!r}, which is not installed",

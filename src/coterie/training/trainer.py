@@ -1,16 +1,16 @@
-"""A training that takes steps: the same for every objective, full weights or adapter, one rank or many.
+"""Trainer of one model, step by step: any objective, full weights or an adapter, one rank or several.
 
     with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
         for step in range(trainer.done, 50):
             trainer.step(rows_of(step))
         report = trainer.finish()
 
-The state of the optimiser, the schedule and the random numbers last from step to step, and over restarts: a trainer
-of the same folder goes on from its newest checkpoint, so its caller begins with step ``trainer.done``. In float32 on
-one CPU process the weights come out bitwise as if it had never stopped.
+Optimizer, schedule and random number generators keep their state from step to step and across restarts: a trainer of
+the same folder resumes from its newest checkpoint, so the caller starts at step ``trainer.done``. In float32 on one CPU
+process the final weights are bitwise the same as without an interruption.
 
-Between two steps the model is as it was found, and an engine in this process that has ``trainer.model`` samples from
-the new weights at once. Servers, and engines beside several ranks, get them by :meth:`Trainer.publish`.
+Between two steps the model is in evaluation mode, and an engine in this process that has ``trainer.model`` samples from
+the new weights. Servers, and engines next to several ranks, load them after :meth:`Trainer.publish`.
 """
 
 import math
@@ -31,49 +31,49 @@ from coterie.models.heads import find_head
 from coterie.models.splitting import Family, Splitter
 from coterie.training import checkpoint
 from coterie.training.adamw import AdamW
-from coterie.training.batches import Batch, hand, usable
+from coterie.training.batches import Batch, make_batch, rank_microbatches
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
-from coterie.training.prepare import max_row_length, prepared, tokenizer_folder
-from coterie.training.ranks import ranks, refuse_sharded_head
+from coterie.training.prepare import max_row_length, prepare_model, tokenizer_folder
+from coterie.training.ranks import open_accelerator, refuse_sharded_head
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import NoTracker, Tracker
 
 
 def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
-    """AdamW that decays matrices only (norms and biases are vectors)."""
+    """Return AdamW with weight decay for matrices only, not for vectors (norms and biases)."""
     matrices = [weight for weight in weights.values() if weight.ndim > 1]
     vectors = [weight for weight in weights.values() if weight.ndim <= 1]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    filled = [group for group in groups if group["params"]]
-    return AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    groups = [group for group in groups if group["params"]]
+    return AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
 def check_schedule(settings: TrainingSettings, total: int | None) -> None:
-    """Refuse a schedule that goes by the number of steps where that is not known."""
+    """Raise ``UserError`` if the schedule needs the number of steps and that is unknown."""
     if total is None and (settings.schedule != "constant" or settings.warmup_ratio):
         raise UserError(
-            f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} goes by the number of steps, "
-            "which is not known",
-            "say how many steps there will be, or use schedule=constant warmup_ratio=0",
+            f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} needs the number of steps, "
+            "which is unknown",
+            "give the number of steps, or use schedule=constant warmup_ratio=0",
         )
 
 
 def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
-    """Learning rate of a step (from 0): a linear climb, then the schedule down to zero at the end.
+    """Return the learning rate of a step (from 0): a linear warmup, then the schedule.
 
-    It is constant where the number of steps is not known.
+    It is constant if the number of steps is unknown.
     """
     if total is None:
         return settings.learning_rate
-    climb = math.ceil(settings.warmup_ratio * total)
-    if step < climb:
-        return settings.learning_rate * (step + 1) / climb
-    done = (step - climb) / max(total - climb, 1)
+    warmup = math.ceil(settings.warmup_ratio * total)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(total - warmup, 1)
     shape = {
         "constant": 1.0,
         "linear": 1.0 - done,
@@ -87,18 +87,18 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-class Surroundings:
-    """Threads and random numbers of one training while it works; the caller's are put back whenever it stops."""
+class RngScope:
+    """Thread count and random number generators of one training; the caller's are restored at the end of the block."""
 
     def __init__(self, threads: int | None, seed: int) -> None:
         self._threads = threads
         self._seed = seed
         self._random: list[torch.Tensor] | None = None
-        """Those of the training, as its last work left them: of the CPU, then of the CUDA device."""
+        """Generator states at the end of the last block: of the CPU, then of the CUDA device."""
 
     def __enter__(self) -> None:
-        self._found = torch.get_num_threads(), _random()
-        torch.set_num_threads(self._threads or self._found[0])
+        self._outer = torch.get_num_threads(), _random()
+        torch.set_num_threads(self._threads or self._outer[0])
         if self._random is None:
             torch.manual_seed(self._seed)
         else:
@@ -106,7 +106,7 @@ class Surroundings:
 
     def __exit__(self, *_: object) -> None:
         self._random = _random()
-        threads, random = self._found
+        threads, random = self._outer
         torch.set_num_threads(threads)
         _set_random(random)
 
@@ -123,18 +123,27 @@ def _set_random(states: list[torch.Tensor]) -> None:
 
 
 class Trainer(Generic[Item]):
-    """One training, open until :meth:`finish` or :meth:`close`. On one rank of many, all ranks call all its methods
-    with the same items.
+    """Training of one model, open until :meth:`finish` or :meth:`close`.
 
-    ``steps`` is how many optimiser steps it will take, which the schedule goes by; without it the learning rate has
-    to be constant from the first step. With ``method=lora`` a model without adapter gets a fresh one, which is taken
-    off again at the end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
-    trained. ``identity`` is what else must be the same for a training to be gone on with. ``tracker`` is told
-    of every step, and left open. ``kept`` checkpoints are kept; ``at`` goes back to the one after so many optimiser
-    steps (0: to the beginning), or to the newest before it.
+    On several ranks, all ranks call all methods with the same items. With ``method=lora`` a model without an adapter
+    gets a new one, which is removed at the end and saved in ``folder/final``.
 
-    Raises :class:`UserError` for what can't be trained: a folder with another training, dropout, an objective on values
-    without a head.
+    Args:
+        model: Model, with or without adapters.
+        objective: Objective to minimize.
+        settings: Settings of the training.
+        folder: Folder of checkpoints, metrics and final weights.
+        steps: Number of optimizer steps, which the schedule needs; if ``None`` the learning rate has to be constant.
+        adapter: Name of the adapter to train; the active one by default.
+        resume: False to remove the earlier training in ``folder``.
+        tracker: Receives the metrics of every step; the caller closes it.
+        identity: Further values that have to be equal to resume the training.
+        keep_last: Number of newest checkpoints to keep.
+        at: Optimizer step to return to: its checkpoint, or the newest before it (0: the start).
+
+    Raises:
+        UserError: The folder has another training, the model has dropout, or the objective reads values of a head that
+            the model does not have.
     """
 
     def __init__(
@@ -149,7 +158,7 @@ class Trainer(Generic[Item]):
         resume: bool = True,
         tracker: Tracker | None = None,
         identity: Mapping[str, str] | None = None,
-        kept: int = 1,
+        keep_last: int = 1,
         at: int | None = None,
     ) -> None:
         check_schedule(settings, steps)
@@ -158,24 +167,24 @@ class Trainer(Generic[Item]):
         self.folder = folder
         self._tracker = tracker or NoTracker()
         self.report: TrainingReport | None = None
-        """What was done, once it is finished (by an earlier process too: its weights are then in the model)."""
+        """Report of the finished training; if an earlier process finished it, the model has its weights."""
         self._closed = self._torn = False
-        self._surroundings = Surroundings(settings.threads, settings.seed)
-        with ExitStack() as opened, self._surroundings:
-            self._prepared = opened.enter_context(
-                prepared(model, settings, adapter, objective.reads)
+        self._scope = RngScope(settings.threads, settings.seed)
+        with ExitStack() as stack, self._scope:
+            self._prepared = stack.enter_context(
+                prepare_model(model, settings, adapter, objective.reads)
             )
             self.model = self._prepared.model
-            """With its adapter, for lora: what engines sample from between two steps."""
-            self._accelerator = opened.enter_context(ranks(settings, self.model.device))
+            """Model to sample from between two steps, with its adapter for lora."""
+            self._accelerator = stack.enter_context(open_accelerator(settings, self.model.device))
             if find_head(self.model) is not None:
                 refuse_sharded_head(self._accelerator.distributed_type)
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
             open_folder(folder, self._accelerator, resume=resume, at=at)
             with self._prepared.training():
-                self._open(steps, identity or {}, kept)
-            self._opened = opened.pop_all()
+                self._open(steps, identity or {}, keep_last)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> "Trainer[Item]":
         return self
@@ -185,7 +194,7 @@ class Trainer(Generic[Item]):
 
     @property
     def done(self) -> int:
-        """Steps that were taken, by earlier processes too."""
+        """Number of steps so far, including steps of earlier processes."""
         return self.report.steps if self.report else self._record.done
 
     @property
@@ -197,23 +206,22 @@ class Trainer(Generic[Item]):
         return self._max_length
 
     def step(self, items: Sequence[Item], heldout: Sequence[Item] = ()) -> dict[str, float]:
-        """One optimiser step on items, all of them together. Gives its metrics, as in ``metrics.jsonl``.
+        """Take one optimizer step on all items and return its metrics, as in ``metrics.jsonl``.
 
         With ``heldout`` items the metrics have their mean loss after the step, as ``heldout_loss``.
 
-        Items that can't be trained (too long, or without targets) are left out and counted. Raises
-        :class:`UserError` if none is left, and for a loss or gradient that is not finite: the weights are then as they
-        were before the step.
+        Items that can't be trained (too long, or without targets) are dropped and counted. Raises :class:`UserError` if
+        no item remains, and for a loss or gradient that is not finite; the weights then keep their values.
         """
         self._refuse_closed()
         if self.done == self._record.total:
             raise UserError(
                 f"the training in {self.folder} has taken all its {self.done} steps",
-                "finish it, or say beforehand that there will be more",
+                "finish it, or create the trainer with more steps",
             )
-        began = time.monotonic()
-        batch = usable(items, self.objective, self._max_length)
-        with self._surroundings, self._prepared.training():
+        start = time.monotonic()
+        batch = make_batch(items, self.objective, self._max_length)
+        with self._scope, self._prepared.training():
             splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
             families = splitter.families(range(len(batch.items)))
             rate = rate_at(self.done, self._record.total, self.settings)
@@ -227,7 +235,7 @@ class Trainer(Generic[Item]):
                 self._stepper.zero_grad()
                 self._tally.parts.clear()
             self._count(batch, families)
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start
             if heldout:
                 measures["heldout_loss"] = self.measure(heldout)
             metrics = self._record.add(
@@ -242,12 +250,12 @@ class Trainer(Generic[Item]):
 
     def measure(self, items: Sequence[Item]) -> float:
         """Return the mean loss of items under the weights as they are now."""
-        accelerator, batch = self._accelerator, usable(items, self.objective, self._max_length)
+        accelerator, batch = self._accelerator, make_batch(items, self.objective, self._max_length)
         splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
         families = splitter.families(range(len(batch.items)))
         total = torch.zeros((), device=accelerator.device)
         with torch.no_grad():
-            for part in hand(
+            for part in rank_microbatches(
                 splitter, families, accelerator.process_index, accelerator.num_processes
             ):
                 losses = self._wrapped([batch.items[i] for i in part or [0]], counts=False)
@@ -255,19 +263,19 @@ class Trainer(Generic[Item]):
         return float(accelerator.reduce(total, reduction="sum")) / sum(batch.counts)
 
     def leave_out(self, too_long: int, empty: int) -> None:
-        """Count items that were left out before they came here."""
+        """Count items that the caller dropped."""
         self._record.counts.too_long += too_long
         self._record.counts.empty += empty
 
     def save(self) -> None:
-        """Write a checkpoint now, from which the training goes on after a restart."""
+        """Write a checkpoint now."""
         self._refuse_closed()
         if self.done:
-            with self._surroundings, self._prepared.training():
+            with self._scope, self._prepared.training():
                 self._record.save(self._weights, self._optimizer)
 
     def publish(self, folder: Path) -> None:
-        """Write the weights as they are now (of the adapter, for lora) to ``folder``, for engines to load."""
+        """Save the current weights (of the adapter, for lora) to ``folder`` for engines to load."""
         self._refuse_closed()
         facts = {"steps": self.done, "settings": self.settings.model_dump(mode="json")}
         with self._prepared.training():
@@ -277,7 +285,7 @@ class Trainer(Generic[Item]):
             self._accelerator.wait_for_everyone()
 
     def finish(self) -> TrainingReport:
-        """Publish the final weights in ``folder/final``, remove the checkpoints, and close."""
+        """Save the final weights in ``folder/final``, remove the checkpoints, and close."""
         if self.report is None:
             self._refuse_closed()
             with self._prepared.training():
@@ -286,14 +294,12 @@ class Trainer(Generic[Item]):
         return self.report
 
     def close(self) -> None:
-        """Let go of the model. What was not saved is lost; the folder can be gone on from."""
-        self._opened.close()
+        """Release the model. Steps since the last checkpoint are lost; a new trainer can resume from it."""
+        self._stack.close()
         self._closed = True
 
-    # -- inside -------------------------------------------------------------------------------------
-
-    def _open(self, steps: int | None, identity: Mapping[str, str], kept: int) -> None:
-        """Wrap the model, and go on from what the folder holds."""
+    def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int) -> None:
+        """Wrap the model and restore the state of the folder."""
         own = getattr(self.objective, "settings", None)
         numbers = own.fingerprint() if isinstance(own, Settings) else ""
         identity = {
@@ -305,7 +311,7 @@ class Trainer(Generic[Item]):
             **identity,
         }
         self._record = Record(
-            *(self.model, self.folder, self.settings, self._accelerator, steps, identity), kept
+            *(self.model, self.folder, self.settings, self._accelerator, steps, identity), keep_last
         )
         self.report = self._record.finished()
         if self.report is not None:
@@ -314,7 +320,7 @@ class Trainer(Generic[Item]):
         self._tally = module.tally
         self._optimizer = make_optimizer(self._trained(), self.settings)
         self._wrapped, self._stepper = self._accelerator.prepare(module, self._optimizer)
-        self._weights = self._trained()  # sharding has put others in their places
+        self._weights = self._trained()  # sharding has replaced the parameters
         self._record.restore(self._weights, self._optimizer)
 
     def _starting(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -338,15 +344,15 @@ class Trainer(Generic[Item]):
     def _gradient(
         self, batch: Batch[Item], splitter: Splitter, families: Sequence[Family]
     ) -> tuple[float, float]:
-        """Put the gradient of one step into the weights, clipped; gives (loss, norm before clipping).
+        """Compute the clipped gradient of one step. Return the loss, and the norm before clipping.
 
-        The denominator is one number, known before the first pass. Ranks average their gradients, so
-        each loss is multiplied by their number. An empty micro-batch takes a row along at weight 0.
+        The denominator is known before the first pass. Ranks average their gradients, so each loss is multiplied by the
+        number of ranks. An empty micro-batch computes a row with weight 0.
         """
         accelerator, module = self._accelerator, self._wrapped
         ranks, count = accelerator.num_processes, sum(batch.counts)
-        parts = hand(splitter, families, accelerator.process_index, ranks)
-        found: list[tuple[int, torch.Tensor]] = []
+        parts = rank_microbatches(splitter, families, accelerator.process_index, ranks)
+        item_losses: list[tuple[int, torch.Tensor]] = []
         for number, part in enumerate(parts, start=1):
             items = [batch.items[i] for i in part or [0]]
             # Under FSDP2 a rank that does not reduce would keep the gradients of all weights.
@@ -354,12 +360,12 @@ class Trainer(Generic[Item]):
             with nullcontext() if reduces else accelerator.no_sync(module):
                 losses = module(items, counts=bool(part))
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
-            found += zip(part, losses.detach(), strict=False)
-        total = sum((loss for _, loss in found), torch.zeros((), device=accelerator.device))
+            item_losses += zip(part, losses.detach(), strict=False)
+        total = sum((loss for _, loss in item_losses), torch.zeros((), device=accelerator.device))
         loss = float(accelerator.reduce(total, reduction="sum")) / count
         norm = float(accelerator.clip_grad_norm_(module.parameters(), self.settings.max_grad_norm))
         if not all(map(_finite, (loss, norm))):
-            bad = [batch.names[i] for i, value in found if not _finite(float(value))]
+            bad = [batch.names[i] for i, value in item_losses if not _finite(float(value))]
             _refuse_step(loss, norm, gather_object(bad), batch.names)
         return loss, norm
 
@@ -367,22 +373,21 @@ class Trainer(Generic[Item]):
         if self._torn:
             raise UserError(
                 f"the training in {self.folder} was interrupted while a step changed the weights",
-                "close it and open it again with the model as first loaded: it goes on from its last checkpoint",
+                "close it and open it again with the model as first loaded; it resumes from its last checkpoint",
             )
         if self._closed or self.report is not None:
             raise UserError(
                 f"the training in {self.folder} is {'finished' if self.report else 'closed'}",
-                "give the next one another folder" if self.report else "open it again",
+                "use another folder for the next training" if self.report else "open it again",
             )
 
 
 def _refuse_step(loss: float, norm: float, bad: Sequence[str], step: Sequence[str]) -> None:
-    """Say which rows made a step's loss or gradient not finite."""
+    """Raise an error that names the rows with a loss or gradient that is not finite."""
     rows = f"of rows {', '.join(bad[:8])}" if bad else f"of a step of rows {', '.join(step[:8])}"
     raise UserError(
-        f"the loss ({loss}) or gradient norm ({norm}) {rows} is not finite; "
-        "the weights are as they were before this step",
-        "look at these rows and their weights; a lower learning_rate may help if loss had grown",
+        f"the loss ({loss}) or gradient norm ({norm}) {rows} is not finite; this step did not change the weights",
+        "check these rows and their weights; if the loss was growing, lower the learning_rate",
     )
 
 

@@ -1,12 +1,11 @@
-"""PPO's critic: a value head learns what is still to come from the state before each sampled token.
+"""Value loss of PPO's critic, a value head that predicts the return before each sampled token.
 
-Per trained token, with V the head's value before it, V_old what that was when the row was made, and R its return:
+Per trained token, with V the head's value before it, V_old that value when the row was made, and R its return:
 
     loss = max((V - R)², (V_old + clip(V - V_old, -clip, clip) - R)²) / 2
 
-As in OpenAI's baselines of PPO (2017), which the paper does not have. The mean is over all trained tokens of the step.
-A state's value is read at the token before the one that was chosen in it: it has seen neither that token nor anything
-after it, and no value is read at what was not sampled.
+The clip comes from OpenAI's baselines of PPO (2017), not from the paper. The mean is over all trained tokens of the
+step. The value of a state is read at the token before the sampled token, so it depends only on the context.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from coterie.trajectories.row import Row
 
 
 class ValueLoss(OnRows):
-    """The item is a :class:`Row` with ``values`` and ``returns`` of its targets; a target counts its row's weight."""
+    """Value loss on :class:`Row` items with ``values`` and ``returns``; a target counts the weight of its row."""
 
     name = "value loss"
     reads: Reads = "states"
@@ -35,26 +34,28 @@ class ValueLoss(OnRows):
     def losses(
         self, items: Sequence[Row], values: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
-        """Per row, weight * sum over its trained tokens; shape ``(rows,)``."""
+        """Return weight * sum over the trained tokens of each row, shape ``(rows,)``."""
         clip = self.settings.clip
         sums = [
-            row.weight * torch.maximum(*_errors(row, found, clip)).sum() / 2
-            for row, (found,) in zip(items, values, strict=True)
+            row.weight * torch.maximum(*_errors(row, tokens, clip)).sum() / 2
+            for row, (tokens,) in zip(items, values, strict=True)
         ]
         return torch.stack(sums)
 
     def measures(
         self, items: Sequence[Row], values: Sequence[Sequence[torch.Tensor]]
     ) -> dict[str, Measure]:
-        """Of all trained tokens of these rows: ``value`` (with extremes), ``value_error``, which is (V - R)², and
-        ``value_clip_share``, of tokens that the clip keeps from moving."""
+        """Return measures of all trained tokens of the rows.
+
+        ``value`` (with extremes); ``value_error``: (V - R)²; ``value_clip_share``: share of clipped tokens.
+        """
         errors = [
-            torch.stack(_errors(row, found, self.settings.clip))
-            for row, (found,) in zip(items, values, strict=True)
+            torch.stack(_errors(row, tokens, self.settings.clip))
+            for row, (tokens,) in zip(items, values, strict=True)
         ]
         free, clipped = torch.cat(errors, -1)
         return {
-            "value": Measure(torch.cat([found for (found,) in values]), extremes=True),
+            "value": Measure(torch.cat([tokens for (tokens,) in values]), extremes=True),
             "value_error": Measure(free),
             "value_clip_share": Measure(clipped > free),
         }

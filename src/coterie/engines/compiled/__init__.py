@@ -1,7 +1,6 @@
-"""Llama-shaped models in float32 on CPU, by loops that numba compiles, over pages of keys and values.
+"""Llama-shaped models in float32 on CPU, computed by loops that numba compiles, with paged keys and values.
 
-Other folders import what is here, and none of the modules beside it. Where numba can't be imported no model
-:func:`fits`, so that all run by Transformers.
+Other packages import only this module. If numba can't be imported no model :func:`fits`, so all use Transformers.
 """
 
 from typing import Any
@@ -18,18 +17,17 @@ if not NUMBA_ERROR:
 
 
 def fits(model: Any) -> bool:
-    """Whether a model can run by compiled loops, as it is now."""
+    """Return True if compiled loops support a model in its present state."""
     return not NUMBA_ERROR and CompiledLlama.fits(model)
 
 
 def compiled_rows(model: Any, cache_bytes: int) -> ScoringRows:
-    """Rows for a model that :func:`fits`, with its present weights. ``cache_bytes`` bounds the kept beginnings of
-    prompts."""
+    """Return rows of a model that :func:`fits`, with its present weights and a prefix cache of ``cache_bytes``."""
     return PagedRows(CompiledLlama(model), cache_bytes)
 
 
 def draw(logits: np.ndarray, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What :func:`coterie.engines.drawing.draw` says; needs numba. ``logits`` float32 ``[N, V]``."""
+    """Implement :func:`coterie.engines.drawing.draw` with numba. ``logits`` is float32 ``[N, V]``."""
     ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
     kernels.draw(np.ascontiguousarray(logits), settings, ids, logprobs)
     return ids, logprobs

@@ -1,13 +1,13 @@
-"""The compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
+"""Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
 
-:func:`decode` takes rows through the whole model, from ids to logits, and needs no other row: threads
-share nothing but weights and meet once a step. :func:`read` takes the tokens of prompts, which attend
-to each other, through one layer. Each number is summed in an order that its own sequence alone decides,
-so it is bitwise the same whatever shares the batch, and with any number of threads.
+:func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
+synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
+order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
+of threads.
 
-Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product`
-reads from front to back. :mod:`coterie.engines.compiled.llama` packs them and calls. All is in one file, for
-numba keeps what it compiled for as long as the file of the function does not change.
+Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product` reads
+sequentially. :mod:`coterie.engines.compiled.llama` packs them and calls these functions. All kernels are in one file,
+because numba's cache of a function depends only on the function's own file.
 """
 
 from pathlib import Path
@@ -27,23 +27,23 @@ LANES = 16 if _WIDE else 8
 """Floats in a vector of a product."""
 PANEL = 2 * LANES
 TILE = 8 if _WIDE else 4
-"""Rows of a tile: with two vectors each, their sums stay in registers."""
+"""Rows of a tile, whose sums (two vectors each) fit into registers."""
 SPAN = 8
-"""Floats in a vector of one query's attention: a head's width is a multiple of it."""
+"""Floats in a vector of one query's attention; a head's width has to be a multiple of it."""
 SCORES = 1 << 16
-"""Scores of attention that stay in the cache."""
+"""Number of attention scores that fit into the cache."""
 CHUNK = 32
-"""Tokens that a thread takes through a layer together: what they need stays in its cache."""
+"""Tokens that a thread runs through a layer together, so that their data fit into its cache."""
 
 _FLOAT, _INDEX = ir.FloatType(), ir.IntType(64)
 _FUSE = ("contract",)
 _FUSED, _ANY_ORDER = {"contract"}, {"contract", "reassoc"}
-"""A product and a sum are rounded once; a sum over one row may go by several partial sums."""
+"""Fast-math flags: fused multiply-add; and partial sums within one row."""
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
 class PackedWeights(NamedTuple):
-    """A model's weights: ``L`` layers, products in panels, zeros where it has no bias."""
+    """Packed weights of a model with ``L`` layers; a missing bias is 0."""
 
     embedding: np.ndarray  # [vocabulary, width]
     before: np.ndarray  # [L, width], the norm before attention
@@ -65,13 +65,13 @@ class PackedWeights(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """``N`` new tokens; those of one row stand together and in order."""
+    """``N`` new tokens; tokens of one row are adjacent and in order."""
 
     ids: np.ndarray  # [N]
-    rows: np.ndarray  # [N], the sequences that they belong to
-    places: np.ndarray  # [N], their index in those
-    common: np.ndarray  # [N], blocks before them that their row and that of the token before share
-    pages: np.ndarray  # [rows, blocks], where each block of a row's sequence lies
+    rows: np.ndarray  # [N], row of each token
+    places: np.ndarray  # [N], position in the row
+    common: np.ndarray  # [N], number of blocks shared with the row of the previous token
+    pages: np.ndarray  # [rows, blocks], page of each block
     keys: np.ndarray  # [pages, L, key heads, head width, BLOCK]
     values: np.ndarray  # [pages, L, key heads, BLOCK, head width]
     hidden: np.ndarray  # [N, width]
@@ -93,8 +93,10 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
 
 
 def _counted(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
-    """A loop over k from 0 up to ``depth``, at least once: ``body(k, sums)`` gives the
-    next sums, which begin as ``first``."""
+    """Build a loop over k from 0 to ``depth``, at least once.
+
+    ``body(k, sums)`` returns the next sums, which are ``first`` initially.
+    """
     entry, loop, end = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -109,11 +111,11 @@ def _counted(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]
 
 
 def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
-    """``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns:
-    sums stay in registers, and each is taken in the order of ``k``. With ``more`` they go on from ``y``.
+    """Build ``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns.
 
-    Arguments: of x, w and y an array, the index in it to begin at and the distance of rows (for w of
-    ``k``); then the number of ``k``, at least one.
+    Sums stay in registers and run in the order of ``k``. With ``more`` they start from ``y``. Arguments of the built
+    function are array, start index and row stride of x, w and y each (for w the stride of ``k``), then the number of
+    ``k``, at least one.
     """
     zero = ir.Constant(ir.VectorType(_FLOAT, lanes), [0.0] * lanes)
 
@@ -146,8 +148,8 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
             begin = [b.load(column, align=4) if more else zero for column in to]
-            for found, column in zip(_counted(b, args[9], begin, body), to, strict=True):
-                b.store(found, column, align=4)
+            for total, column in zip(_counted(b, args[9], begin, body), to, strict=True):
+                b.store(total, column, align=4)
             return context.get_dummy_value()
 
         return signature, generate
@@ -156,7 +158,7 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
 
 
 def _fetch_code(_: Any, x: Any, at: Any) -> Any:
-    """Tell the processor that ``x[at]`` and its neighbours are wanted soon; it may not exist."""
+    """Prefetch the cache line of ``x[at]``, which may be out of bounds."""
 
     def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
         address = b.bitcast(_pointer(context, b, sig.args[0], *args), ir.IntType(8).as_pointer())
@@ -189,14 +191,16 @@ _POLYNOMIAL = tuple(
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
 def exp(x: np.float32) -> np.float32:
-    """e to the x (held to -87 ... 88) within some units of the last place: the polynomial of Cephes'
-    ``expf`` (S. Moshier), which unlike a call of the C library is done for many numbers at once. Of no number, none."""
-    held = min(max(x, np.float32(-87)), np.float32(88))
-    whole = np.floor(held * _LOG2E + _HALF)
-    held = held - whole * _LN2[0] - whole * _LN2[1]
+    """Compute e to the x, clamped to -87 ... 88, within some units of the last place; NaN stays NaN.
+
+    The polynomial is from Cephes' ``expf`` (S. Moshier). Unlike a call of the C library it is vectorized.
+    """
+    clamped = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(clamped * _LOG2E + _HALF)
+    clamped = clamped - whole * _LN2[0] - whole * _LN2[1]
     result = _POLYNOMIAL[0]
     for coefficient in _POLYNOMIAL[1:]:
-        result = result * held + coefficient
+        result = result * clamped + coefficient
     result *= _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
     return result if x == x else x
 
@@ -206,7 +210,7 @@ def product(
     x: np.ndarray, x0: int, dx: int, rows: int, w: np.ndarray, w0: int, dw: int,
     y: np.ndarray, y0: int, dy: int, depth: int,
 ) -> None:  # fmt: skip
-    """``PANEL`` columns of ``rows`` rows, arguments as in :func:`_tile`."""
+    """Compute ``PANEL`` columns of ``rows`` rows, with arguments as in :func:`_tile`."""
     row = 0
     while row + TILE <= rows:
         _many(x, x0 + row * dx, dx, w, w0, dw, y, y0 + row * dy, dy, depth)
@@ -220,7 +224,7 @@ def product(
 
 @njit(cache=True, nogil=True)
 def multiply(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-    """``y = x @ w`` of packed ``w [panels, inputs, PANEL]``."""
+    """Compute ``y = x @ w`` for packed ``w [panels, inputs, PANEL]``."""
     panels, depth, _ = w.shape
     for panel in range(panels):
         at, to = panel * depth * PANEL, panel * PANEL
@@ -229,7 +233,7 @@ def multiply(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def normalise(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndarray) -> None:
-    """``y = x / rms(x) * weight``, row by row (Zhang and Sennrich 2019, equation 4)."""
+    """Compute ``y = x / rms(x) * weight`` row by row (Zhang and Sennrich 2019, equation 4)."""
     width = len(weight)
     for row in range(len(x)):
         own, to, squares = x[row], y[row], _ZERO
@@ -242,7 +246,7 @@ def normalise(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndar
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
 def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
-    """Rotate queries and keys ``[heads * head width]`` by a place's angles (Su et al. 2021)."""
+    """Rotate queries and keys ``[heads * head width]`` by the angles of a position (Su et al. 2021)."""
     half = len(cos)
     width = 2 * half
     for first in range(0, len(vectors), width):
@@ -255,7 +259,7 @@ def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
 def weigh(scores: np.ndarray, scaling: np.float32) -> np.float32:
-    """Replace scores by ``exp(scaling * (score - largest))``; their sum."""
+    """Replace scores by ``exp(scaling * (score - largest))``. Return their sum."""
     largest, total = scores[0], _ZERO
     for t in range(len(scores)):
         largest = max(largest, scores[t])
@@ -270,7 +274,7 @@ def mix(
     x: np.ndarray, x0: int, dx: int, rows: int, w: np.ndarray, w0: int, width: int,
     y: np.ndarray, y0: int, dy: int, depth: int,
 ) -> None:  # fmt: skip
-    """Add to ``y`` the sums of ``depth`` values ``w`` of ``width``, weighted by each row of ``x``."""
+    """Add to ``y`` the sums of ``depth`` values ``w`` of this width, weighted by each row of ``x``."""
     done = 0
     while done + PANEL <= width:
         row = 0
@@ -297,14 +301,14 @@ def mix(
 
 @njit(cache=True, nogil=True)
 def start_of(pages: np.ndarray, block: int, layer: int, head: int, store: np.ndarray) -> int:
-    """Where a key head's part of a block begins in ``store``, keys or values."""
+    """Return the start index of a key head's block in ``store`` (keys or values)."""
     _, layers, heads, width, length = store.shape
     return ((pages[block] * layers + layer) * heads + head) * width * length
 
 
 @njit(cache=True, nogil=True)
 def fetch(x: np.ndarray, first: int, count: int) -> None:
-    """Tell the processor that these floats are wanted soon."""
+    """Prefetch ``count`` floats."""
     for i in range(first, first + count, 16):
         _fetch(x, i)
 
@@ -314,7 +318,7 @@ def attend(
     joined: np.ndarray, places: np.ndarray, pages: np.ndarray, keys: np.ndarray, values: np.ndarray,
     layer: int, scaling: np.float32, mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """Queries of several tokens of one row over the keys and values of its pages, up to each one's place."""
+    """Compute causal attention of several tokens of one row over its pages."""
     shared, width = keys.shape[2:4]
     heads, length, rows = mixed.shape[1] // width, places[-1] + 1, len(places)
     blocks, dx, dy = -(-length // BLOCK), joined.shape[1], mixed.shape[1]
@@ -326,16 +330,16 @@ def attend(
         for block in range(blocks):
             at = start_of(pages, block, layer, group, keys)
             for to in range(0, BLOCK, PANEL):
-                told = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
-                product(joined, own, dx, rows, *told)
+                target = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
+                product(joined, own, dx, rows, *target)
         for row in range(rows):
             soften(scores[row, : places[row] + 1], scaling)
             scores[row, places[row] + 1 :] = _ZERO
         for block in range(blocks):
             depth = min(BLOCK, length - block * BLOCK)
             at = start_of(pages, block, layer, group, values)
-            told_values = values, at, width, mixed, own, dy, depth
-            mix(scores, block * BLOCK, reach, rows, *told_values)
+            source = values, at, width, mixed, own, dy, depth
+            mix(scores, block * BLOCK, reach, rows, *source)
 
 
 @njit(cache=True, nogil=True)
@@ -346,7 +350,7 @@ def soften(scores: np.ndarray, scaling: np.float32) -> None:
 
 
 class Span(NamedTuple):
-    """Key heads whose scores are computed together, and where each query's are: a line for each head and row."""
+    """Key heads whose scores are computed together, with a line of scores for each query head and row."""
 
     scores: np.ndarray  # [query heads * rows, places]
     rows: int
@@ -360,7 +364,7 @@ def score(
     joined: np.ndarray, row: int, rows: int, keys: np.ndarray, pages: np.ndarray, block: int, ahead: int,
     layer: int, span: Span,
 ) -> None:  # fmt: skip
-    """Queries of ``rows`` rows from ``row`` on times one block of keys that is theirs; ``ahead`` comes next."""
+    """Compute the scores of ``rows`` rows from ``row`` with one block of keys; prefetch the block ``ahead``."""
     width, dx, reach = keys.shape[3], joined.shape[1], span.scores.shape[1]
     for group in range(span.begin, span.end):
         fetch(keys, start_of(pages, ahead, layer, group, keys), width * BLOCK)
@@ -368,13 +372,13 @@ def score(
         line = (first - span.begin * span.step) * span.rows + row
         for part in range(0, BLOCK, PANEL):
             x, to = row * dx + first * width, line * reach + block * BLOCK + part
-            if rows == 1:  # the queries of all heads that share these keys
-                told = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
-                product(joined, x, width, span.step, *told)
+            if rows == 1:  # all query heads of this key head
+                arguments = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
+                product(joined, x, width, span.step, *arguments)
                 continue
             for _ in range(span.step):
-                told = keys, at + part, BLOCK, span.scores, to, reach, width
-                product(joined, x, dx, rows, *told)
+                arguments = keys, at + part, BLOCK, span.scores, to, reach, width
+                product(joined, x, dx, rows, *arguments)
                 x, to = x + width, to + span.rows * reach
 
 
@@ -383,7 +387,7 @@ def gather(
     mixed: np.ndarray, row: int, rows: int, values: np.ndarray, pages: np.ndarray, block: int, ahead: int,
     layer: int, span: Span, depth: int,
 ) -> None:  # fmt: skip
-    """Add the first ``depth`` values of one block, weighted by the scores, as :func:`score` goes."""
+    """Add the first ``depth`` values of one block, weighted by the scores, in the layout of :func:`score`."""
     width, dy, reach = values.shape[4], mixed.shape[1], span.scores.shape[1]
     for group in range(span.begin, span.end):
         fetch(values, start_of(pages, ahead, layer, group, values), width * BLOCK)
@@ -391,12 +395,12 @@ def gather(
         line = (first - span.begin * span.step) * span.rows + row
         x, to = line * reach + block * BLOCK, row * dy + first * width
         if rows == 1:
-            told = values, at, width, mixed, to, width, depth
-            mix(span.scores, x, span.rows * reach, span.step, *told)
+            arguments = values, at, width, mixed, to, width, depth
+            mix(span.scores, x, span.rows * reach, span.step, *arguments)
             continue
         for _ in range(span.step):
-            told = values, at, width, mixed, to, dy, depth
-            mix(span.scores, x, reach, rows, *told)
+            arguments = values, at, width, mixed, to, dy, depth
+            mix(span.scores, x, reach, rows, *arguments)
             x, to = x + span.rows * reach, to + width
 
 
@@ -405,9 +409,11 @@ def attend_once(
     joined: np.ndarray, tokens: Tokens, first: int, shared: int, layer: int, scaling: np.float32,
     mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """As :func:`attend`, of one token each of several rows, from ``first`` on, whose first ``shared`` blocks are the
-    same: these are read once for all. It waits for memory, so all heads go through a page together, for they lie
-    next to each other; fewer where their scores would not stay in the cache."""
+    """Compute the attention of one token each of several rows from ``first``, which share their first blocks.
+
+    The shared blocks are read once for all rows. Memory bandwidth is the limit, so all heads process a page together,
+    because they are adjacent in memory, or fewer if their scores would not fit into the cache.
+    """
     keys, values, count = tokens.keys, tokens.values, len(joined)
     key_heads, width = keys.shape[2:4]
     places, lines = tokens.places[first : first + count], tokens.rows[first : first + count]
@@ -439,7 +445,7 @@ def attend_once(
 
 @njit(cache=True, nogil=True, fastmath=_FUSED, error_model="numpy")  # no branch for 1 / 0
 def gate(joined: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
-    """``y = silu(gate) * up`` of rows that hold both."""
+    """Compute ``y = silu(gate) * up`` of rows with both."""
     width = len(bias) // 2
     gate_bias, up_bias = bias[:width], bias[width:]
     for row in range(len(joined)):
@@ -459,7 +465,7 @@ def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
-    """Queries, keys and values of tokens from ``first`` to ``stop``; the latter go to their pages."""
+    """Compute queries, keys and values of tokens from ``first`` to ``stop``; store keys and values in pages."""
     joined, hidden = tokens.joined[first:stop], tokens.hidden[first:stop]
     normed = np.empty_like(hidden)
     normalise(hidden, weights.before[layer], weights.epsilon, normed)
@@ -483,8 +489,10 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 
 @njit(cache=True, nogil=True)
 def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
-    """Tokens from ``begin`` up to which one attend together, and how many blocks their rows share: those of one row
-    (0 then), or of as many rows as share as much as the first two of them."""
+    """Return the end of the tokens from ``begin`` that attend together, and their number of shared blocks.
+
+    These are the tokens of one row (with 0), or single tokens of rows that share as many blocks as the first two.
+    """
     rows, common, end = tokens.rows, tokens.common, begin + 1
     if end == stop or rows[end] == rows[begin]:
         while end < stop and rows[end] == rows[begin]:
@@ -500,7 +508,7 @@ def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
-    """How many blocks before its place each row has in common with the row before it, into ``common``."""
+    """Write the number of blocks that each row shares with the previous row into ``common``."""
     common[0] = 0
     for row in range(1, len(places)):
         max_blocks = min(places[row], places[row - 1]) // BLOCK
@@ -512,7 +520,7 @@ def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
-    """What comes after: attention and the MLP."""
+    """Compute attention and the MLP of tokens from ``first`` to ``stop``."""
     count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
     begin = 0
@@ -521,12 +529,12 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
         end -= first
         own = joined[begin:end]
         if end == begin + 1 or tokens.rows[first + begin] != tokens.rows[first + begin + 1]:
-            told = first + begin, shared, layer, weights.scaling
-            attend_once(own, tokens, *told, mixed[begin:end])
+            arguments = first + begin, shared, layer, weights.scaling
+            attend_once(own, tokens, *arguments, mixed[begin:end])
         else:
             at, row = tokens.places[first + begin : first + end], tokens.rows[first + begin]
-            told_row = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
-            attend(own, at, *told_row, mixed[begin:end])
+            row_arguments = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
+            attend(own, at, *row_arguments, mixed[begin:end])
         begin = end
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
     multiply(mixed, weights.out[layer], back)
@@ -549,7 +557,7 @@ def embed(weights: PackedWeights, tokens: Tokens, first: int, stop: int) -> None
 
 @njit(cache=True, nogil=True)
 def vocabulary(weights: PackedWeights, hidden: np.ndarray, logits: np.ndarray) -> None:
-    """Logits ``[N, panels * PANEL]`` of what the last layer left; columns past the vocabulary are 0."""
+    """Compute logits ``[N, panels * PANEL]`` from hidden states; columns past the vocabulary are 0."""
     normed = np.empty_like(hidden)
     normalise(hidden, weights.norm, weights.epsilon, normed)
     multiply(normed, weights.head, logits)
@@ -559,23 +567,25 @@ def vocabulary(weights: PackedWeights, hidden: np.ndarray, logits: np.ndarray) -
 def likelihoods(
     weights: PackedWeights, hidden: np.ndarray, targets: np.ndarray, size: int, logprobs: np.ndarray
 ) -> None:
-    """Log-probs ``[N]`` of ``targets``, out of ``size`` words, after what the last layer left."""
+    """Compute the log-probs ``[N]`` of ``targets`` from hidden states, with a vocabulary of ``size``."""
     logits = np.empty((CHUNK, weights.head.shape[0] * PANEL), np.float32)
     for start in range(0, len(targets), CHUNK):
         stop = min(start + CHUNK, len(targets))
         vocabulary(weights, hidden[start:stop], logits[: stop - start])
         for row in range(stop - start):
             own = logits[row, :size]
-            said, largest = own[targets[start + row]], own.max()
-            logprobs[start + row] = said - largest - np.log(weigh(own, _ONE))
+            target, largest = own[targets[start + row]], own.max()
+            logprobs[start + row] = target - largest - np.log(weigh(own, _ONE))
 
 
 @njit(cache=True, nogil=True)
 def read(
     weights: PackedWeights, tokens: Tokens, layer: int, share: int, shares: int, chunk: int
 ) -> None:
-    """End the layer before ``layer`` and begin ``layer`` (0 to L) for every ``shares``-th chunk of
-    tokens from the ``share``-th on. All shares of one layer are done before those of the next."""
+    """Finish the previous layer and start ``layer`` (0 to L) for every ``shares``-th chunk from the ``share``-th.
+
+    All shares of a layer have to be complete before the next layer.
+    """
     for first in range(share * chunk, len(tokens.ids), shares * chunk):
         stop = min(first + chunk, len(tokens.ids))
         if layer:
@@ -601,7 +611,7 @@ def decode(
 
 @njit(cache=True, nogil=True)
 def nucleus(chances: np.ndarray, top_p: float) -> None:
-    """Drop (to 0) all but the smallest set of likeliest whose share reaches ``top_p``."""
+    """Set all but the smallest set of most likely tokens whose share reaches ``top_p`` to 0."""
     total, before = 0.0, 0.0
     for i in range(len(chances)):
         total += chances[i]
@@ -614,17 +624,14 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """What :func:`~coterie.engines.drawing.draw` says, into ``ids`` and ``logprobs``; temperature 0 is greedy, and all
-    others can be divided by."""
+    """Implement :func:`~coterie.engines.drawing.draw` with output arrays ``ids`` and ``logprobs``."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]
         greedy = temperature == 0
         if not weigh(chances, _ONE if greedy else _ONE / np.float32(temperature)) > 0:
-            ids[row], logprobs[row] = (
-                -1,
-                np.float32(np.nan),
-            )  # its largest, or another one, is not a number
+            # A logit is NaN, or the largest is not finite.
+            ids[row], logprobs[row] = -1, np.float32(np.nan)
             continue
         if greedy:
             ids[row], logprobs[row] = np.argmax(logits[row]), _ZERO

@@ -1,9 +1,9 @@
-"""Llama-shaped models in float32 on CPU, by compiled loops: their weights, packed, and threads.
+"""Llama-shaped models in float32 on CPU: packed weights, pages and threads of the compiled loops.
 
-Every call of torch or Transformers costs some microseconds and each product wakes the threads, which is
-most of a small model's step. Here a step is one call a thread (:mod:`coterie.engines.compiled.kernels`), of
-a share of the rows; the threads are Python's, for the loops run without the interpreter's lock. The
-packed weights are a copy: a model takes twice its memory.
+Every call of torch or Transformers costs some microseconds and each product wakes threads, which dominates the step of
+a small model. Here a step is one call per thread (:mod:`coterie.engines.compiled.kernels`) with a share of the rows.
+The loops release the interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the
+memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,12 @@ from coterie.engines.compiled import kernels
 from coterie.engines.prefixes import BLOCK
 from coterie.models.logprobs import body
 
-# Keys and values in pages of ``BLOCK`` tokens, which sequences share for as long as they are the same.
+# Keys and values are in pages of ``BLOCK`` tokens, which sequences with a common prefix share.
 #
-# A row is a running sequence: a list of pages. A page that several rows begin with, or that is kept for
-# prompts to come, is there once; each user is counted, and the last one to leave frees it.
+# A row is a running sequence, a list of pages. Pages are reference-counted: users are rows and the prefix cache.
 
 FIRST = 16
-"""Room for so many rows, and for so many pages, to begin with; four times as much when it is too little."""
+"""Initial number of rows and pages; it is multiplied by four when there are too few."""
 
 
 class Pages:
@@ -36,12 +35,12 @@ class Pages:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything and give the memory back."""
+        """Drop everything and free the memory."""
         layers, heads, width = self._shape
         self.keys = np.zeros((FIRST, layers, heads, width, BLOCK), np.float32)
         self.values = np.zeros((FIRST, layers, heads, BLOCK, width), np.float32)
         self.table = np.zeros((FIRST, FIRST), np.int64)
-        """``[rows, blocks]``: the pages of each row."""
+        """Pages of each row, ``[rows, blocks]``."""
         self._rows: list[list[int]] = [[] for _ in range(FIRST)]
         self._users: list[int] = []
         self._free: list[int] = []
@@ -55,8 +54,7 @@ class Pages:
         return len(self._users) - len(self._free)
 
     def begin(self, row: int, pages: Sequence[int], length: int) -> None:
-        """A row begins with these pages, and gets pages of its own up to ``length`` tokens. What it was, if it was
-        not free, ends."""
+        """Start a row with shared pages, and with new ones up to ``length`` tokens; free its old pages."""
         for page in pages:
             self.keep(page)
         self._have_rows(row + 1)
@@ -67,14 +65,13 @@ class Pages:
 
     def extend(self, row: int, length: int) -> None:
         own = self._rows[row]
-        had, wanted = len(own), -(-length // BLOCK)
-        if had < wanted:
-            own.extend(self._new() for _ in range(wanted - had))
-            self._write(row, had)
+        old_count, count = len(own), -(-length // BLOCK)
+        if old_count < count:
+            own.extend(self._new() for _ in range(count - old_count))
+            self._write(row, old_count)
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Rows begin with the first ``length`` tokens of another: they share its full pages, and each has
-        a copy of what is on the next."""
+        """Start rows with the first ``length`` tokens of another: they share its full pages and copy a partial one."""
         full, rest = divmod(length, BLOCK)
         for target in targets:
             self.begin(target, self._rows[source][:full], length)
@@ -85,21 +82,21 @@ class Pages:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def leave(self, row: int, last: int) -> None:
-        """A row ends, and the last one takes its place."""
+        """Free a row and move the last row into its place."""
         self.drop(row)
         if row != last:
             self._rows[row], self._rows[last] = self._rows[last], []
             self._write(row, 0)
 
     def arrange(self, count: int) -> list[int]:
-        """Put the first ``count`` rows into an order in which those that begin alike are neighbours; the order."""
+        """Sort the first ``count`` rows so that rows with a common prefix are adjacent. Return their old indices."""
         order = sorted(range(count), key=self._rows.__getitem__)
         self._rows[:count] = [self._rows[row] for row in order]
         self.table[:count] = self.table[order]
         return order
 
     def drop(self, row: int) -> None:
-        """A row ends; nothing happens if it is free."""
+        """Free a row, which may be free already."""
         if row < len(self._rows):
             for page in self._rows[row]:
                 self.release(page)
@@ -140,7 +137,7 @@ class Pages:
 
 
 def _grown(old: np.ndarray) -> np.ndarray:
-    """Four times as long; the system hands out memory as it is touched, so room that is not used costs nothing."""
+    """Return a copy of four times the length; untouched memory costs nothing."""
     new = np.zeros((4 * len(old), *old.shape[1:]), old.dtype)
     new[: len(old)] = old
     return new
@@ -148,13 +145,13 @@ def _grown(old: np.ndarray) -> np.ndarray:
 
 KINDS = ("llama", "qwen2")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose angles do not depend on the length of the sequence."""
+"""Kinds of rotary embeddings with angles that do not depend on the length of the sequence."""
 TOKENS = 4096
-"""Tokens of prompts that go through the layers together."""
+"""Tokens of a prefill batch."""
 
 
 class CompiledLlama:
-    """Steps over pages with a model's weights as they are when it is made."""
+    """Model steps over pages, with a packed copy of a model's weights."""
 
     def __init__(self, model: Any) -> None:
         inner = body(model)
@@ -179,7 +176,7 @@ class CompiledLlama:
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether a model has that shape, in float32 on CPU, and no adapters."""
+        """Return True if the compiled loops support a model: Llama-shaped, float32 on CPU, no adapters."""
         weight, config = model.get_input_embeddings().weight, model.config
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return False
@@ -194,14 +191,16 @@ class CompiledLlama:
         return plain and even and fixed
 
     def pages(self) -> Pages:
-        """Empty pages for its keys and values."""
+        """Return empty pages for the keys and values of the model."""
         inner = body(self._model)
         layers, attention = len(inner.layers), inner.layers[0].self_attn
         return Pages(layers, self._model.config.num_key_value_heads, attention.head_dim)
 
     def decode(self, ids: Sequence[int], places: Sequence[int], pages: Pages) -> Tensor:
-        """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows, which
-        have room for it."""
+        """Append one token at its position to each of the first N rows, which have room for it.
+
+        Returns the next logits ``[N, vocabulary]``.
+        """
         count = len(ids)
         tokens, logits = self._tokens(ids, range(count), places, pages), self._logits(count)
         kernels.compare(tokens.pages, tokens.places, tokens.common)
@@ -219,10 +218,12 @@ class CompiledLlama:
         rows: Sequence[int],
         pages: Pages,
     ) -> Tensor:
-        """Logits ``[N, vocabulary]`` after each prompt; its row, which has room, holds the first ``begins``
-        tokens of it already, or shares them with an earlier one of the call, and then all."""
-        wanted = [len(prompt) - 1 for prompt in prompts]
-        hidden = self._hidden(prompts, begins, wanted, rows, pages)
+        """Read prompts into rows that have room for them. Return the next logits ``[N, vocabulary]``.
+
+        The first ``begins`` tokens are already in the pages, or in shared pages of an earlier prompt of this call.
+        """
+        firsts = [len(prompt) - 1 for prompt in prompts]
+        hidden = self._hidden(prompts, begins, firsts, rows, pages)
         logits = self._logits(len(prompts))
 
         def work(first: int, stop: int) -> None:
@@ -235,48 +236,50 @@ class CompiledLlama:
         self,
         sequences: Sequence[Sequence[int]],
         begins: Sequence[int],
-        wanted: Sequence[int],
+        firsts: Sequence[int],
         rows: Sequence[int],
         pages: Pages,
     ) -> list[list[float]]:
-        """Log-probs of each sequence's tokens after ``wanted``, which is not before ``begins``; of rows as for
-        :meth:`read`, which then hold all but the last token."""
+        """Compute log-probs of each sequence's tokens after position ``firsts`` (at least ``begins``).
+
+        Rows as for :meth:`read`; they get all tokens but the last.
+        """
         before = [ids[:-1] for ids in sequences]
-        hidden = self._hidden(before, begins, wanted, rows, pages)
-        ends = [ids[first + 1 :] for ids, first in zip(sequences, wanted, strict=True)]
+        hidden = self._hidden(before, begins, firsts, rows, pages)
+        ends = [ids[first + 1 :] for ids, first in zip(sequences, firsts, strict=True)]
         targets = np.array([one for end in ends for one in end], np.int64)
-        found = np.empty(len(targets), np.float32)
+        logprobs = np.empty(len(targets), np.float32)
 
         def work(first: int, stop: int) -> None:
-            told = hidden[first:stop], targets[first:stop], self._vocabulary
-            kernels.likelihoods(self._weights, *told, found[first:stop])
+            arguments = hidden[first:stop], targets[first:stop], self._vocabulary
+            kernels.likelihoods(self._weights, *arguments, logprobs[first:stop])
 
         self._rows(len(targets), work)
         stops = np.cumsum([len(end) for end in ends])[:-1]
-        return [part.tolist() for part in np.split(found, stops)]
+        return [part.tolist() for part in np.split(logprobs, stops)]
 
     def _hidden(
         self,
         sequences: Sequence[Sequence[int]],
         begins: Sequence[int],
-        wanted: Sequence[int],
+        firsts: Sequence[int],
         rows: Sequence[int],
         pages: Pages,
     ) -> np.ndarray:
-        """What the last layer leaves of each sequence's tokens from ``wanted`` on, one after the other."""
+        """Compute the last layer's hidden states of each sequence's tokens from position ``firsts``, concatenated."""
         counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
         ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
         at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
-        owners, chosen = np.repeat(rows, counts), at >= np.repeat(wanted, counts)
-        hidden, done = np.empty((chosen.sum(), self._weights.embedding.shape[1]), np.float32), 0
+        owners, mask = np.repeat(rows, counts), at >= np.repeat(firsts, counts)
+        hidden, done = np.empty((mask.sum(), self._weights.embedding.shape[1]), np.float32), 0
         for start in range(0, len(ids), TOKENS):
             part = slice(start, start + TOKENS)
             tokens = self._tokens(ids[part], owners[part], at[part], pages)
             for layer in range(len(self._weights.before) + 1):
                 self._layer(tokens, layer)
-            here = tokens.hidden[chosen[part]]
-            hidden[done : done + len(here)] = here
-            done += len(here)
+            outputs = tokens.hidden[mask[part]]
+            hidden[done : done + len(outputs)] = outputs
+            done += len(outputs)
         return hidden
 
     def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> kernels.Tokens:
@@ -297,7 +300,7 @@ class CompiledLlama:
         return np.empty((rows, self._weights.head.shape[0] * kernels.PANEL), np.float32)
 
     def _rows(self, count: int, work: Callable[[int, int], None]) -> None:
-        """``work(first, stop)`` of all rows, a share to each thread; a tile's rows take hardly longer than one."""
+        """Call ``work(first, stop)`` with a share of the rows on each thread; a tile takes hardly longer than a row."""
         threads = min(self._threads, -(-count // kernels.TILE))
         ends = [count * n // threads for n in range(threads + 1)]
         self._together([(work, *pair) for pair in pairwise(ends)])
@@ -306,8 +309,8 @@ class CompiledLlama:
         tiles = -(-len(tokens.ids) // kernels.TILE)
         threads = min(self._threads, tiles)
         chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
-        told = kernels.read, self._weights, tokens, layer
-        self._together([(*told, share, threads, chunk) for share in range(threads)])
+        arguments = kernels.read, self._weights, tokens, layer
+        self._together([(*arguments, share, threads, chunk) for share in range(threads)])
 
     def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
         others = [self._pool.submit(*call) for call in calls[1:]]
@@ -328,17 +331,17 @@ def _linears(layer: Any) -> list[nn.Linear]:
 
 
 def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
-    found = {}
+    products = {}
     parts = {"qkv": slice(0, 3), "out": slice(3, 4), "gate_up": slice(4, 6), "down": slice(6, 7)}
     for name, part in parts.items():
         joined = [_linears(layer)[part] for layer in layers]
-        found[name] = np.stack(
+        products[name] = np.stack(
             [_panels(np.concatenate([_array(one.weight) for one in ones])) for ones in joined]
         )
-        found[f"{name}_bias"] = np.stack(
+        products[f"{name}_bias"] = np.stack(
             [np.concatenate([_bias(one) for one in ones]) for ones in joined]
         )
-    return found
+    return products
 
 
 def _bias(linear: nn.Linear) -> np.ndarray:
@@ -352,7 +355,7 @@ def _angles(inner: Any, places: int) -> dict[str, np.ndarray]:
 
 
 def _panels(weight: np.ndarray) -> np.ndarray:
-    """``weight [outputs, inputs]`` as ``[panels, inputs, PANEL]``, outputs filled up with zeros."""
+    """Pack ``weight [outputs, inputs]`` as ``[panels, inputs, PANEL]``, with outputs padded by zeros."""
     outputs, inputs = weight.shape
     panels = -(-outputs // kernels.PANEL)
     filled = np.zeros((panels * kernels.PANEL, inputs), np.float32)

@@ -1,1 +1,1 @@
-"""Inference servers: a pool of our own children or of servers that already run, as one engine."""
+"""Inference servers as one engine: a pool of child processes or of external servers."""

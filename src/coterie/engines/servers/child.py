@@ -1,8 +1,8 @@
-"""One server process that we start, watch and end; no process of anyone else is touched.
+"""Server process that coterie starts, watches and ends.
 
-The server runs on a leash (:mod:`coterie.engines.servers.leash`): a small process between us and it that
-ends it and all its descendants when we close the leash or are gone ourselves, even by SIGKILL. What it
-prints goes to a log file, whose last lines are in the error when it dies.
+The server runs under a child-process guard (:mod:`coterie.engines.servers.leash`), a small process that ends it and all
+its descendants when this process closes the guard's input or dies, even by SIGKILL. The output of the server goes to a
+log file, whose last lines are in the error when it dies.
 """
 
 import asyncio
@@ -22,30 +22,30 @@ from coterie.engines.servers import leash
 HOST = "127.0.0.1"
 LOG_LINES = 12
 PORT_TRIES = 3
-"""Starts on other ports when, between choosing a port and using it, someone else took it."""
+"""Maximum number of starts, on other ports if another process takes the chosen port."""
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server."""
+    """Command, environment and log of a server."""
 
     name: str
-    """For messages and the log's name, such as ``vllm-0``."""
+    """Name in messages and of the log, such as ``vllm-0``."""
     command: Callable[[int], Sequence[str]]
-    """The command line for a port of 127.0.0.1."""
+    """Returns the command line for a port of 127.0.0.1."""
     environment: Mapping[str, str]
-    """Variables on top of ours."""
+    """Additional environment variables."""
     log: Path
-    """Where its output goes; appended to."""
+    """Log file, which is appended to."""
     start_seconds: float
-    """How long it may take until it answers."""
+    """Maximum time until the first answer."""
     grace_seconds: float
-    """How long it may take to end by itself before it is killed."""
+    """Time from SIGTERM to SIGKILL."""
 
 
 class Child:
-    """A running server. Make it with :meth:`start`."""
+    """Running server, created with :meth:`start`."""
 
     def __init__(self, launch: Launch, process: Process, port: int) -> None:
         self.launch = launch
@@ -76,11 +76,11 @@ class Child:
         raise EngineError(child.obituary("before it answered"))
 
     async def wait(self) -> None:
-        """Return when it has ended, for whatever reason."""
+        """Wait until the server has ended for any reason."""
         await self._process.wait()
 
     async def end(self) -> None:
-        """End it and its descendants: SIGTERM, and SIGKILL after the grace. Returns when it is gone."""
+        """End the server and its descendants by SIGTERM, and SIGKILL after ``grace_seconds``, and wait for it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         waiting = asyncio.ensure_future(self._process.wait())
@@ -91,7 +91,7 @@ class Child:
             raise
 
     def kill(self) -> None:
-        """Kill the server itself, at once, as when it no longer answers; :meth:`wait` then returns."""
+        """Kill a server that does not answer; :meth:`wait` then returns."""
         for process in self._descendants():
             if process.ppid() == self._process.pid:
                 process.kill()
@@ -102,12 +102,12 @@ class Child:
         return f"{self.launch.name} {how} {when}; {self.last_words()}"
 
     def last_words(self) -> str:
-        """The last lines of its log, and where the log is."""
+        """Return the last lines of the log, and its path."""
         lines = self.launch.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return f"its log {self.launch.log} ends:\n  " + "\n  ".join(lines)
 
     async def _up(self, healthy: Callable[[str], Awaitable[bool]]) -> bool:
-        """Wait until it answers; ``False`` if it ended."""
+        """Wait until the server answers. Return False if it ends."""
         try:
             async with asyncio.timeout(self.launch.start_seconds):
                 while self._process.returncode is None:
@@ -155,7 +155,7 @@ async def _spawn(launch: Launch, port: int) -> Process:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has just now."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,9 +1,8 @@
-"""A client of one inference server: token ids in, token ids and log-probs out, nothing taken on trust.
+"""Client of one inference server, with token ids as input and validated token ids and log-probs as output.
 
-Every reply is validated before anyone sees it. What fails is a
-:class:`~coterie.engines.servers.faults.TransientFault` (try again, elsewhere if possible) or a
-:class:`~coterie.engines.servers.faults.FinalFault`. Time limits are the caller's
-(``asyncio.timeout``): cancelling a call closes its connection, on which servers abort the request.
+A failure is a :class:`~coterie.engines.servers.faults.TransientFault` (worth a retry, on another server if possible) or
+a :class:`~coterie.engines.servers.faults.FinalFault`. The caller sets timeouts (``asyncio.timeout``): canceling a call
+closes its connection, and the server then aborts the request.
 """
 
 import asyncio
@@ -31,25 +30,25 @@ from coterie.engines.servers.wire import (
 )
 from coterie.trajectories.turn import Finish
 
-# Connections to a server, found in constant time however many are open.
+# Connection pool with constant time per request.
 #
-# httpx2's own pool looks at every connection whenever a request begins and whenever one ends. With 384 dialogues that
-# was two thirds of this process's time (``bench/results/rollout-2026-11-21.md``). Here each request takes an idle
-# connection, or opens one, and gives it back.
+# httpx2's own pool scans all connections at the start and end of every request. With 384 dialogues that took two
+# thirds of this process's time (``bench/results/rollout-2026-11-21.md``). Here each request takes an idle connection,
+# or opens one, and returns it.
 
 
 class Connections(httpx2.AsyncBaseTransport):
-    """A transport with one connection for each request in flight.
+    """Transport with one connection per request in flight.
 
-    A connection that was idle for ``kept_seconds`` is not used again, and closed when the next request ends.
+    A connection that is idle for ``idle_seconds`` is closed when the next request ends.
     """
 
-    def __init__(self, kept_seconds: float) -> None:
-        self._kept_seconds = kept_seconds
+    def __init__(self, idle_seconds: float) -> None:
+        self._idle_seconds = idle_seconds
         self._verify = httpx2.create_ssl_context(trust_env=False)
         self._all: set[httpx2.AsyncHTTPTransport] = set()
         self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()
-        """Since when (the loop's clock), and which; the last one used last."""
+        """Idle connections with the start of their idle time (the loop's clock), least recent first."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         connection = self._idle.pop()[1] if self._idle else self._open()
@@ -63,13 +62,13 @@ class Connections(httpx2.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close all connections, those in use too."""
+        """Close all connections, including connections in use."""
         self._idle.clear()
         for connection in list(self._all):
             await self._close(connection)
 
     def _open(self) -> httpx2.AsyncHTTPTransport:
-        limits = httpx2.Limits(max_connections=1, keepalive_expiry=self._kept_seconds)
+        limits = httpx2.Limits(max_connections=1, keepalive_expiry=self._idle_seconds)
         connection = httpx2.AsyncHTTPTransport(verify=self._verify, trust_env=False, limits=limits)
         self._all.add(connection)
         return connection
@@ -80,14 +79,14 @@ class Connections(httpx2.AsyncBaseTransport):
 
     async def _give_back(self, connection: httpx2.AsyncHTTPTransport) -> None:
         now = asyncio.get_running_loop().time()
-        if connection in self._all:  # else all of them were closed meanwhile
+        if connection in self._all:  # else it is closed
             self._idle.append((now, connection))
-        while self._idle and self._idle[0][0] < now - self._kept_seconds:
+        while self._idle and self._idle[0][0] < now - self._idle_seconds:
             await self._close(self._idle.popleft()[1])
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of a reply, after which its connection is given back."""
+    """Body of a reply, whose end returns the connection."""
 
     def __init__(self, body: httpx2.AsyncByteStream, done: Callable[[], Awaitable[None]]) -> None:
         self._body = body
@@ -98,7 +97,7 @@ class _Body(httpx2.AsyncByteStream):
             yield piece
 
     async def aclose(self) -> None:
-        """Close the body; called once by httpx2, also when its reader was cancelled."""
+        """Close the body; called once by httpx2, also if the reader is canceled."""
         try:
             await self._body.aclose()
         finally:
@@ -108,25 +107,25 @@ class _Body(httpx2.AsyncByteStream):
 Reply = TypeVar("Reply", bound=BaseModel)
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
-KEPT_SECONDS = 2.0
-"""An idle connection is dropped before a server would do so (uvicorn: 5 s)."""
+IDLE_SECONDS = 2.0
+"""Idle time after which a connection is closed, shorter than on servers (uvicorn: 5 s)."""
 AGAIN = {408, 409, 425, 429}
-"""Client errors that a later try may not meet."""
+"""Client errors that are worth a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredIds:
-    """Log-probs (nats, temperature 1) of the ids of a sequence from ``start`` on."""
+    """Log-probs (nats, temperature 1) of the ids of a sequence from a start index."""
 
     logprobs: list[float]
     usage: ReportedUsage
 
 
 class ServerClient:
-    """Speaks to the server at ``url`` as ``model``, whose text is cut with our own tokenizer.
+    """Client of ``model`` on the server at ``url``.
 
-    ``decode`` and ``end_ids`` are the tokenizer's, as in
-    :class:`~coterie.models.chat.ChatRenderer`.
+    ``decode`` and ``end_ids`` come from the tokenizer in this process, as in
+    :class:`~coterie.models.chat.ChatRenderer`, to find the end and the text of a completion.
     """
 
     def __init__(self, url: str, model: str, decode: Decode, end_ids: frozenset[int]) -> None:
@@ -137,7 +136,7 @@ class ServerClient:
         self._http = httpx2.AsyncClient(
             base_url=self.url,
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-            transport=Connections(KEPT_SECONDS),
+            transport=Connections(IDLE_SECONDS),
             trust_env=False,
         )
 
@@ -147,7 +146,7 @@ class ServerClient:
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
     ) -> tuple[Completion, ReportedUsage]:
-        wanted = {
+        body = {
             **self._request(prompt, sampling.max_tokens),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -157,36 +156,36 @@ class ServerClient:
             "include_stop_str_in_output": True,
             "logprobs": 0,
         }
-        choice, usage = await self._choice(wanted, prompt)
+        choice, usage = await self._choice(body, prompt)
         ids, logprobs = _sampled(choice, usage, sampling)
         if any(token in self._ends for token in ids[:-1]):
-            raise TransientFault("the completion goes on after an end-of-turn token")
-        if (ended := self._ended(ids, sampling)) is None:
+            raise TransientFault("the completion continues after an end-of-turn token")
+        if (end := self._ended(ids, sampling)) is None:
             raise TransientFault(
-                f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
-                "of turn or stop string among them"
+                f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, without an "
+                "end-of-turn token or stop string"
             )
-        count, finish, text, stop = ended
-        said, cached = tuple(ids[:count]), usage.cached_tokens
-        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
+        count, finish, text, stop = end
+        output, cached = tuple(ids[:count]), usage.cached_tokens
+        return Completion(output, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
 
     async def score(self, ids: Sequence[int], start: int) -> ScoredIds:
-        """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
-        wanted = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
-        choice, usage = await self._choice(wanted, ids)
-        given = choice.prompt_logprobs
-        if given is None or len(given) != len(ids):
-            count = "no" if given is None else str(len(given))
+        """Compute the log-probs of ``ids[start:]``. Raises a ``ServerFault``."""
+        body = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
+        choice, usage = await self._choice(body, ids)
+        positions = choice.prompt_logprobs
+        if positions is None or len(positions) != len(ids):
+            count = "no" if positions is None else str(len(positions))
             raise TransientFault(f"{count} prompt log-probs for {len(ids)} tokens")
-        found = [(at or {}).get(token) for token, at in zip(ids, given, strict=True)][start:]
-        values = [one.logprob for one in found if one is not None]
-        if len(values) != len(found):
+        entries = [(at or {}).get(token) for token, at in zip(ids, positions, strict=True)][start:]
+        values = [one.logprob for one in entries if one is not None]
+        if len(values) != len(entries):
             raise TransientFault("log-probs of some prompt tokens are missing")
         _check_logprobs(values)
         return ScoredIds(values, usage)
 
     async def healthy(self) -> bool:
-        """Whether the server says, within a few seconds, that it is well."""
+        """Return True if the server's health check succeeds within a few seconds."""
         try:
             reply = await self._http.get("/health", timeout=HEALTH_SECONDS)
         except (httpx2.HTTPError, OSError):
@@ -197,11 +196,11 @@ class ServerClient:
         return _parsed(ServedModels, await self._send("GET", "/v1/models", None)).data
 
     async def reset_cache(self) -> bool:
-        """Have the server drop its prefix cache; whether it could. Raises a ``ServerFault``."""
+        """Drop the server's prefix cache. Return True on success. Raises a ``ServerFault``."""
         return _parsed(CacheReset, await self._send("POST", "/reset_prefix_cache", None)).success
 
     async def post(self, path: str, body: Mapping[str, Any]) -> None:
-        """Have the server do something whose answer is only a status. Raises a ``ServerFault``."""
+        """Send a request whose reply is only a status. Raises a ``ServerFault``."""
         await self._send("POST", path, body)
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -214,29 +213,28 @@ class ServerClient:
         }
 
     def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str, str] | None:
-        """Where and how a completion ends, its text, and its stop string.
+        """Return the number of ids of a completion, its finish reason, text and stop string.
 
-        A server decodes token by token, and may miss a stop string that the whole text has; what it
-        sampled after it is dropped, as if it had stopped.
+        A server decodes token by token and may miss a stop string of the whole text; tokens after it are dropped.
         """
         for count in range(1 if sampling.stop else len(ids), len(ids) + 1):
-            if ended := ending(ids[:count], sampling, self._ends, self._decode):
-                return count, *ended
+            if end := ending(ids[:count], sampling, self._ends, self._decode):
+                return count, *end
         return None
 
     async def _choice(
-        self, wanted: Mapping[str, Any], prompt: Sequence[int]
+        self, body: Mapping[str, Any], prompt: Sequence[int]
     ) -> tuple[ReportedChoice, ReportedUsage]:
-        response = await self._send("POST", "/v1/completions", wanted)
+        response = await self._send("POST", "/v1/completions", body)
         reply = _parsed(CompletionReply, response)
         (choice,) = reply.choices
         if reply.model != self.model:
             raise TransientFault(f"asked {self.model}, but {reply.model} answered")
         if choice.prompt_token_ids not in (None, list(prompt)):
-            raise TransientFault("the server answers another prompt than it was sent")
+            raise TransientFault("the server answered another prompt")
         if reply.usage.prompt_tokens != len(prompt):
             raise TransientFault(
-                f"wrong token count: a prompt of {len(prompt)} tokens, and the server counts "
+                f"wrong token count: the prompt has {len(prompt)} tokens, but the server reports "
                 f"{reply.usage.prompt_tokens}"
             )
         return choice, reply.usage
@@ -245,7 +243,7 @@ class ServerClient:
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> httpx2.Response:
         if self._http.is_closed:
-            raise TransientFault(f"{self.url} is gone")
+            raise TransientFault(f"the connection to {self.url} is closed")
         try:
             response = await self._http.request(method, path, json=body)
         except (httpx2.HTTPError, OSError) as error:
@@ -253,17 +251,19 @@ class ServerClient:
         status = response.status_code
         if status < 400:
             return response
-        said = f"{self.url}{path} answered {status}: {_message(response)}"
+        problem = f"{self.url}{path} answered {status}: {_message(response)}"
         if status >= 500 or status in AGAIN:
             headers = response.headers
-            raise TransientFault(said, retry_after(headers.get("retry-after"), headers.get("date")))
-        raise FinalFault(said)
+            raise TransientFault(
+                problem, retry_after(headers.get("retry-after"), headers.get("date"))
+            )
+        raise FinalFault(problem)
 
 
 def _sampled(
     choice: ReportedChoice, usage: ReportedUsage, sampling: Sampling
 ) -> tuple[list[int], list[float]]:
-    """Ids and log-probs of a choice, counted and checked."""
+    """Return the checked ids and log-probs of a choice."""
     ids = choice.token_ids
     logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
     if ids is None or logprobs is None:
@@ -291,7 +291,7 @@ def _parsed(kind: type[Reply], response: httpx2.Response) -> Reply:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise TransientFault(
-            f"{response.url} gave a broken reply: {where} {first['msg']}: {response.text[:200]!r}"
+            f"{response.url} sent an invalid reply: {where} {first['msg']}: {response.text[:200]!r}"
         ) from error
 
 

@@ -1,14 +1,14 @@
-"""What can go wrong between us and one server: for now, or for good."""
+"""Faults of a request to one server: transient or final."""
 
 
 class ServerFault(Exception):
-    """One request to one server failed; ``str`` says why."""
+    """Failure of one request to one server."""
 
 
 class TransientFault(ServerFault):
-    """Worth another try: connection lost, 5xx, a reply that makes no sense, too many requests.
+    """Fault that is worth a retry: lost connection, status 5xx, invalid reply, too many requests.
 
-    ``retry_after`` is how many seconds the server asks us to wait, if it does.
+    ``retry_after`` is the server's requested pause in seconds, if any.
     """
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
@@ -17,4 +17,4 @@ class TransientFault(ServerFault):
 
 
 class FinalFault(ServerFault):
-    """The same request will fail again: out of context, unknown model, malformed."""
+    """Fault that would repeat: context overflow, unknown model, malformed request."""

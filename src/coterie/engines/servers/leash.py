@@ -1,14 +1,13 @@
-"""Runs one command and ends it, with everything that it started, when its holder is gone.
+"""Child-process guard: run a command, and end it with all its descendants when the holder is gone.
 
     python leash.py HOLDER GRACE COMMAND...
     python leash.py --talk HOLDER GRACE COMMAND...
 
-The command runs in a process group of its own. It is ended (SIGTERM, GRACE seconds later SIGKILL, to that
-group alone) when standard input is closed, when the process HOLDER is no longer the parent, or on SIGTERM;
-so it outlives neither a clean exit of the holder nor its SIGKILL. With ``--talk`` standard input is the command's own,
-and its end ends nothing. Should this process be killed, Linux kills
-the command. On Linux, descendants that left the group are ended too, and all are gone when this exits. Exits as
-the command did (128 + n for signal n). Standard library only: it starts at once.
+The command runs in its own process group. The group gets SIGTERM, and SIGKILL after GRACE seconds, when standard input
+is closed, when the process HOLDER is no longer the parent, or on SIGTERM. So the command survives neither a clean exit
+nor a SIGKILL of the holder. With ``--talk`` the command inherits standard input, whose end has no effect. If this
+process is killed, Linux kills the command. On Linux, descendants outside the group are also killed before this process
+exits. The exit status is the command's (128 + n for signal n). Uses only the standard library, to start fast.
 """
 
 import ctypes
@@ -22,13 +21,13 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK = 0.25
-"""Seconds between two looks at the holder and the command."""
+"""Seconds between two checks of the holder and the command."""
 REAP_SECONDS = 5.0
-"""How long killed descendants are waited for."""
+"""Maximum wait for killed descendants."""
 
 
 def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -> int:
-    """Run ``command`` until it ends or is to be ended; returns its exit status."""
+    """Run ``command`` until it ends or has to be ended. Return its exit status."""
     ending = False
 
     def end(*_: object) -> None:
@@ -56,7 +55,7 @@ def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -
         until = time.monotonic() + grace
         while time.monotonic() < until and not _over(child.pid):
             time.sleep(TICK / 5)
-    # Not yet reaped, so that its id, which is the group's, can't be another's.
+    # The child is not reaped yet, so its id, which is the group's, can't be reused.
     os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
     _end_orphans()
@@ -68,7 +67,7 @@ def _over(pid: int) -> bool:
 
 
 def _end_orphans() -> None:
-    """Kill and reap what the command left behind: on Linux its orphans are now our children."""
+    """Kill and reap the command's orphans, which on Linux are now children of this process."""
     until = time.monotonic() + REAP_SECONDS
     while time.monotonic() < until:
         for pid in _children():
@@ -81,7 +80,7 @@ def _end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    """Our children, where the system lists them; none is reaped meanwhile, so the ids are theirs."""
+    """Return the ids of the children, if the system lists them. None is reaped meanwhile, so the ids stay valid."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
             return [int(pid) for pid in listed.read().split()]

@@ -1,4 +1,4 @@
-"""One server of a pool: where it is, what it serves, and, if it is ours, that it is started again."""
+"""Server of a pool, external or a child process that is restarted when it dies."""
 
 import asyncio
 import logging
@@ -19,29 +19,29 @@ MAX_PAUSE = 10.0
 RESET_TRIES = 40
 RESET_PAUSE = 0.25
 Connect = Callable[[str, str], ServerClient]
-"""A client for a URL and a model's name."""
+"""Creates a client for a URL and the name of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """What the servers of a pool serve."""
+    """Weights on the servers of a pool."""
 
     model: str
     """Folder or hub name of a checkpoint."""
     version: str
     adapter: Path | None = None
-    """Folder of a LoRA adapter on it."""
+    """Folder of a LoRA adapter for the checkpoint."""
     adapter_name: str = ""
-    """A name that no adapter of these servers had before."""
+    """Name of the adapter, new on these servers."""
 
 
 def absolute(path: Path | str) -> str:
-    """A folder's name for processes that may work elsewhere; a hub name stays as it is."""
+    """Return a folder's absolute path, for other processes; a hub name does not change."""
     return str(Path(path).absolute()) if Path(path).is_dir() else str(path)
 
 
 class Member:
-    """A server that runs already; it is never started or ended."""
+    """External server, never started or stopped by coterie."""
 
     def __init__(
         self,
@@ -55,29 +55,30 @@ class Member:
         self.client = client
         self.up = True
         self.lost = ""
-        """Why it will never be up again, if so."""
+        """Reason why the server is permanently down, or ""."""
         self.load = 0
-        """Requests that were given to it and are not answered yet."""
+        """Number of assigned, unanswered requests."""
         self.slots = asyncio.Semaphore(backend.settings.requests_per_server)
         self.weights = weights
         self.context: int | None = None
-        """The most tokens of one sequence, where the server says so."""
+        """Maximum sequence length, if the server reports it."""
         self._base = base
         self.backend = backend
 
     @contextmanager
-    def given(self) -> Iterator[None]:
+    def assign(self) -> Iterator[None]:
+        """Count a request in :attr:`load` inside the block."""
         self.load += 1
         try:
             yield
         finally:
             self.load -= 1
 
-    def stalled(self) -> None:
-        """A request had no answer for too long."""
+    def report_stall(self) -> None:
+        """Handle a request without an answer for too long."""
 
     async def serve(self, weights: ServedWeights) -> None:
-        """Load other weights in place, and check that they are served. Raises a ``ServerFault``."""
+        """Load other weights in place, and check that the server has them. Raises a ``ServerFault``."""
         before, self.weights = self.weights, weights
         names = {card.id for card in await self.client.models()}
         if before.adapter_name in names:
@@ -91,7 +92,7 @@ class Member:
         await self.card(self.client)
 
     async def take_adapter(self, client: ServerClient) -> None:
-        """Load the adapter, if the weights are one, and ask for it from now on."""
+        """Load the adapter of the weights, if any, and use it in later requests."""
         if self.weights.adapter is not None:
             body = {
                 "lora_name": self.weights.adapter_name,
@@ -101,10 +102,10 @@ class Member:
             client.model = self.weights.adapter_name
 
     async def card(self, client: ServerClient) -> ServedModel:
-        """What the server says of the model that we ask; :class:`FinalFault` if it has none such."""
+        """Return the server's entry of the model. Raises :class:`FinalFault` if the server does not have it."""
         cards = {card.id: card for card in await client.models()}
         if client.model not in cards:
-            raise FinalFault(f"{self.name} serves {', '.join(cards)} and not {client.model}")
+            raise FinalFault(f"{self.name} serves {', '.join(cards)}, not {client.model}")
         self.context = cards[client.model].max_model_len or self.context
         return cards[client.model]
 
@@ -112,7 +113,7 @@ class Member:
         await self.client.close()
 
     async def _reset_cache(self) -> None:
-        """Drop cached prefixes of the old weights; requests that were given up may hold some yet."""
+        """Drop cached prefixes of the old weights, with retries because canceled requests may still use some."""
         for _ in range(RESET_TRIES):
             if await self.client.reset_cache():
                 return
@@ -121,7 +122,7 @@ class Member:
 
 
 class OwnMember(Member):
-    """A server that is our child: started, watched, and started again when it dies."""
+    """Server in a child process, which is restarted when it dies."""
 
     def __init__(
         self,
@@ -147,29 +148,29 @@ class OwnMember(Member):
         self._doubt: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it and keep it up. Raises :class:`EngineError` if it can't be started."""
+        """Start the server and watch it. Raises :class:`EngineError` if it can't be started."""
         await self._launch()
         self._watch = asyncio.create_task(self._keep_up())
 
-    def stalled(self) -> None:
-        """Kill it if it does not say that it is well: it will be started again."""
+    def report_stall(self) -> None:
+        """Kill the server unless it is healthy; it is then restarted."""
         if self._doubt is None or self._doubt.done():
             self._doubt = asyncio.create_task(self._examine())
 
     async def _examine(self) -> None:
         child = self._child
         if self.up and child is not None and not await self.client.healthy():
-            logger.warning("%s does not answer; it is killed and started again", self.name)
+            logger.warning("%s does not answer; killing and restarting it", self.name)
             child.kill()
 
     async def serve(self, weights: ServedWeights) -> None:
-        """As of any server; one that dies meanwhile is started again, with the new weights."""
-        await self._settled()
+        """Load other weights; a server that dies meanwhile is restarted with them."""
+        await self._wait_until_up()
         restarts = self.restarts
         try:
             await super().serve(weights)
         except TransientFault:
-            await self._settled()
+            await self._wait_until_up()
             if self.lost or self.restarts == restarts:
                 raise
 
@@ -181,7 +182,7 @@ class OwnMember(Member):
             await self._child.end()
         await self.client.close()
 
-    async def _settled(self) -> None:
+    async def _wait_until_up(self) -> None:
         while not self.up and not self.lost:
             await asyncio.sleep(RESET_PAUSE)
 
@@ -218,10 +219,10 @@ class OwnMember(Member):
             await client.close()
 
     async def _keep_up(self) -> None:
-        """Start it again whenever it has ended, until that happened too often."""
+        """Restart the server whenever it ends, up to the limit of restarts."""
         try:
             await self._restart()
-        except Exception as error:  # requests would wait for it for ever
+        except Exception as error:  # otherwise requests would wait forever
             logger.exception("%s can't be watched any more", self.name)
             self.up, self.lost = False, f"can't be watched any more: {error!r}"
 
@@ -235,7 +236,7 @@ class OwnMember(Member):
             logger.warning("%s", reason)
             while not self.up and not self.lost:
                 if self.restarts == self._settings.restarts:
-                    self.lost = f"started {self.restarts + 1} times, then given up: {reason}"
+                    self.lost = f"failed after {self.restarts + 1} starts: {reason}"
                     break
                 await asyncio.sleep(min(0.25 * 2**self.restarts, MAX_PAUSE))
                 self.restarts += 1

@@ -1,4 +1,4 @@
-"""Opens a pool of vLLM servers: ours to start and end, or running already and left alone."""
+"""Opening of a pool of vLLM servers, child processes or external servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,8 +13,8 @@ from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.probe import (
     PROBE_IDS,
     TEXT,
-    gives_behaviour_logprobs,
-    same_weights,
+    compare_weights,
+    has_processed_logprobs,
 )
 from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
@@ -34,17 +34,25 @@ async def vllm_pool(
     policy: str,
     version: str,
 ) -> AsyncIterator[ServerPool]:
-    """An engine over vLLM servers of ``model`` (a folder or name); what was started ends with it.
+    """Open an engine over vLLM servers of a model; servers that it starts are stopped at the end.
 
-    ``renderer`` is the model's; text is cut with it. Raises ``UserError`` for all that a person can fix.
+    Raises ``UserError`` for problems that the user can fix.
+
+    Args:
+        model: Folder or hub name of the model.
+        renderer: Renderer of the model.
+        settings: Settings of the servers.
+        log_folder: Folder of the servers' logs.
+        policy: Role of the policy.
+        version: Version of the weights.
     """
     if settings.urls:
-        opened = running_servers(renderer, settings, policy=policy, version=version)
+        servers = running_servers(renderer, settings, policy=policy, version=version)
     else:
         check_vllm(settings)
         backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
-        opened = own_servers(backend, model, renderer, log_folder, policy=policy, version=version)
-    async with opened as pool:
+        servers = own_servers(backend, model, renderer, log_folder, policy=policy, version=version)
+    async with servers as pool:
         yield pool
 
 
@@ -58,9 +66,9 @@ async def own_servers(
     policy: str,
     version: str,
 ) -> AsyncIterator[ServerPool]:
-    """Start servers of ``model``, all at once; they are gone when the context is left.
+    """Start all servers of ``model`` concurrently, and stop them at the end. Logs go to ``log_folder``.
 
-    Their logs go to ``log_folder``. Raises ``UserError`` if one can't be started.
+    Raises ``UserError`` if a server can't be started.
     """
     settings = backend.settings
     weights = ServedWeights(absolute(resolve(model)), version)
@@ -83,7 +91,7 @@ async def own_servers(
         except EngineError as error:
             raise UserError(
                 f"a server of {weights.model} did not start: {error}",
-                "fix what its log says, or change the settings of the servers",
+                "fix the problem in its log, or change the settings of the servers",
             ) from error
         finally:
             for start in starts:
@@ -98,20 +106,20 @@ async def own_servers(
 async def running_servers(
     renderer: ChatRenderer, settings: VLLMSettings, *, policy: str, version: str
 ) -> AsyncIterator[ServerPool]:
-    """Use the servers that run at ``settings.urls``.
+    """Use the external servers at ``settings.urls``.
 
-    Raises ``UserError`` if one does not answer, has no such model, has other weights than the first or
-    gives log-probs that are not those of what it sampled from.
+    Raises ``UserError`` if a server does not answer, lacks the model, has other weights than the first server, or
+    returns log-probs before temperature.
     """
     urls = settings.urls
     cards = [
         await _card(url, settings.served_name, renderer, settings.stall_seconds) for url in urls
     ]
     if len({card.id for card in cards}) > 1:
-        said = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
+        models = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
         raise UserError(
-            f"the servers serve different models: {said}",
-            "give servers of one model, or name one that all of them serve",
+            f"the servers serve different models: {models}",
+            "use servers of one model, or set served_name to a model of all servers",
         )
     weights = ServedWeights(cards[0].root or cards[0].id, version)
     clients = [
@@ -128,7 +136,7 @@ async def running_servers(
 
 
 def probe_ids(renderer: ChatRenderer) -> list[int]:
-    """The first ids of a fixed text."""
+    """Return the first ids of a fixed text."""
     ids: list[int] = renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     return ids[:PROBE_IDS]
 
@@ -144,11 +152,12 @@ async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: fl
         ) from error
     finally:
         await client.close()
-    found = [card for card in cards if card.id == model or (model is None and not card.parent)]
-    if len(found) != 1:
+    matches = [card for card in cards if card.id == model or (model is None and not card.parent)]
+    if len(matches) != 1:
         names = ", ".join(card.id for card in cards)
-        raise UserError(f"{url} serves {names}, and not {model or 'one'}", "name one of its models")
-    return found[0]
+        what = f"not {model}" if model else "not one model"
+        raise UserError(f"{url} serves {names}, {what}", "set served_name to one of its models")
+    return matches[0]
 
 
 async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float) -> None:
@@ -157,8 +166,8 @@ async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float
         async with asyncio.timeout(seconds):
             for member in members:
                 await member.card(member.client)
-            different = await same_weights(clients, probe)
-            exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
+            different = await compare_weights(clients, probe)
+            exact = [await has_processed_logprobs(client, probe) for client in clients]
     except (TransientFault, TimeoutError) as error:
         raise UserError(f"a server does not work: {error!r}", "see its log") from error
     except ServerFault as error:
@@ -167,10 +176,10 @@ async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float
         ) from error
     if different:
         raise UserError(
-            f"two servers with different weights: {different}", "load the same checkpoint on all"
+            f"two servers have different weights: {different}", "load the same checkpoint on all"
         )
     if not all(exact):
         raise UserError(
-            f"{clients[exact.index(False)].url} gives log-probs before temperature and top-p",
+            f"{clients[exact.index(False)].url} returns log-probs before temperature and top-p",
             "start vLLM with --logprobs-mode processed_logprobs",
         )

@@ -1,9 +1,9 @@
 """A pool of inference servers as one engine.
 
-Each request goes to the server that has most of its prompt (:mod:`coterie.engines.servers.routing`). A request
-that fails for now is tried again after a pause, on another server where there is one, a bounded number of times;
-one that fails for good raises :class:`~coterie.engines.protocol.EngineError` with the reason. A request carries
-its seed, so wherever and however often it is tried, its completion is that of its seed.
+Each request goes to the server with the longest cached prefix (:mod:`coterie.engines.servers.routing`). After a
+transient failure it is retried after a pause, on another server if possible, a bounded number of times. A final failure
+raises :class:`~coterie.engines.protocol.EngineError` with the reason. A request carries its seed, so its completion
+does not depend on the server or the attempt.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampli
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
 from coterie.engines.servers.member import Member, ServedWeights, absolute
-from coterie.engines.servers.probe import same_weights
+from coterie.engines.servers.probe import compare_weights
 from coterie.engines.servers.routing import PrefixRouter
 from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.wire import ReportedUsage
@@ -33,16 +33,16 @@ POLL_SECONDS = 0.1
 
 @dataclass(slots=True)
 class PoolStats(Stats):
-    """And how often it tried again."""
+    """Counts of a pool."""
 
     retries: int = 0
     restarts: int = 0
 
 
 class ServerPool:
-    """:class:`~coterie.engines.protocol.Engine` over servers; made by :mod:`coterie.engines.servers.opening`.
+    """:class:`~coterie.engines.protocol.Engine` over servers, created by :mod:`coterie.engines.servers.opening`.
 
-    ``probe`` are a few ids whose log-probs tell whether servers have the same weights.
+    ``probe`` has a few ids whose log-probs show if servers have the same weights.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ServerPool:
         self._jitter = random.Random(settings.seed)
         self._calls = 0
         self._unusable = ""
-        """Why nothing may be sampled now, if so."""
+        """Reason why the pool can't sample now, or ""."""
         self._adapters = 0
 
     @property
@@ -76,9 +76,9 @@ class ServerPool:
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
-        """One completion per seed, in order: one request each, all at once.
+        """Sample one completion per seed, in order, with one concurrent request each.
 
-        Raises :class:`EngineError` for what no server can take, and after bounded attempts.
+        Raises :class:`EngineError` for invalid requests, and after the last attempt.
         """
         with self._call():
             if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
@@ -90,23 +90,23 @@ class ServerPool:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each id of continuations of one prefix.
+        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
 
-        One request for each continuation; what they share is left to the servers' caches.
+        Sends one request per continuation; servers cache the prefix.
         """
         with self._call():
             if not prefix or not continuations or not all(map(len, continuations)):
-                raise EngineError("log-probs need a prefix and continuations, none of them empty")
+                raise EngineError("log-probs need a prefix and non-empty continuations")
             sequences = [(*prefix, *continuation) for continuation in continuations]
             for ids in sequences:
-                self._check(ids, 1)  # servers do not score without sampling one more
+                self._check(ids, 1)  # servers score only if they sample one more token
             return await _all(self._score(ids, len(prefix)) for ids in sequences)
 
     async def load(self, path: Path, version: str) -> None:
-        """Have all servers, at once, serve a checkpoint, or a LoRA adapter on the present checkpoint.
+        """Load a checkpoint, or a LoRA adapter for the present checkpoint, on all servers concurrently.
 
-        An adapter gets a name that it never had on these servers. Refused (:class:`EngineError`) while
-        requests are in flight. If it fails on any server, nothing is sampled until a load succeeds.
+        An adapter gets a new name. Raises :class:`EngineError` while requests are in flight. After a failure on any
+        server the pool does not sample until a load succeeds.
         """
         if self._calls or self._unusable == _LOADING:
             raise EngineError(
@@ -119,13 +119,13 @@ class ServerPool:
             self._unusable = before
             raise
         try:
-            left = [member for member in self.members if not member.lost]
-            if not left:
+            members = [member for member in self.members if not member.lost]
+            if not members:
                 raise EngineError(f"no server is left to load {path}")
             async with asyncio.timeout(self._settings.start_seconds):
-                await _all(member.serve(weights) for member in left)
+                await _all(member.serve(weights) for member in members)
                 self.router.clear()
-                reason = await same_weights([member.client for member in left], self._probe)
+                reason = await compare_weights([member.client for member in members], self._probe)
             if reason:
                 raise EngineError(f"after loading {path}, {reason}")
         except BaseException as error:
@@ -139,11 +139,11 @@ class ServerPool:
         self._weights, self.version = weights, version
 
     def forget(self, index: int) -> None:
-        """A server went down and has lost its cache."""
+        """Drop the routes of a server that lost its cache."""
         self.router.forget(index)
 
     def _check(self, ids: Sequence[int], more: int) -> None:
-        """Refuse what does not fit: some servers would only say so, others cut it short."""
+        """Raise ``EngineError`` for ids that exceed the context, which some servers would truncate."""
         if not ids:
             raise EngineError("a prompt needs at least one token")
         contexts = [member.context for member in self.members if member.context]
@@ -159,10 +159,10 @@ class ServerPool:
         for member in self.members:
             member.backend.check_adapter(path)
         try:
-            taken = [await member.client.models() for member in self.members if member.up]
+            models = [await member.client.models() for member in self.members if member.up]
         except ServerFault as error:
             raise EngineError(f"can't load {path}: {error}") from error
-        names = {card.id for cards in taken for card in cards}
+        names = {card.id for cards in models for card in cards}
         self._adapters += 1
         while (name := f"{self.policy}-{self._adapters}") in names:
             self._adapters += 1
@@ -196,7 +196,7 @@ class ServerPool:
         timeout: float,
         ask: Callable[[ServerClient], Awaitable[Result]],
     ) -> tuple[int, Result]:
-        """The first good answer, and who gave it; ``timeout`` counts from when it first is sent."""
+        """Return the index of a server and its valid answer; ``timeout`` counts from the first attempt."""
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         failed: int | None = None
@@ -207,7 +207,7 @@ class ServerPool:
                 await asyncio.sleep(self._pause(attempt, fault))
             index = await self._choose(keys, failed)
             member = self.members[index]
-            with member.given():
+            with member.assign():
                 async with member.slots:
                     deadline = deadline or loop.time() + timeout
                     try:
@@ -221,7 +221,7 @@ class ServerPool:
                     f"{self.policy}: no answer within {timeout:g} s: {fault}"
                 ) from fault
         raise EngineError(
-            f"{self.policy}: given up after {self._settings.attempts} attempts, lastly on "
+            f"{self.policy}: failed after {self._settings.attempts} attempts, the last on "
             f"{member.name}: {fault}"
         ) from fault
 
@@ -231,13 +231,13 @@ class ServerPool:
         deadline: float,
         ask: Callable[[ServerClient], Awaitable[Result]],
     ) -> Result:
-        """Ask one server; no answer for too long is a transient fault."""
-        patience = asyncio.get_running_loop().time() + self._settings.stall_seconds
+        """Send a request to one server; a timeout is a transient fault."""
+        stall = asyncio.get_running_loop().time() + self._settings.stall_seconds
         try:
-            async with asyncio.timeout_at(min(deadline, patience)):
+            async with asyncio.timeout_at(min(deadline, stall)):
                 return await ask(member.client)
         except TimeoutError as error:
-            member.stalled()
+            member.report_stall()
             raise TransientFault(f"{member.name} stalled") from error
 
     async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:
@@ -254,7 +254,7 @@ class ServerPool:
             await asyncio.sleep(POLL_SECONDS)
 
     def _pause(self, attempt: int, fault: TransientFault) -> float:
-        """Seconds before an attempt: what the server asked for, or twice as long each time."""
+        """Return the pause in seconds before an attempt: requested by the server, or doubled each time."""
         if fault.retry_after is not None:
             return fault.retry_after
         pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE)
@@ -262,7 +262,7 @@ class ServerPool:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Count a call of the engine; refused while weights are not what they should be."""
+        """Count a call of the engine. Raises ``EngineError`` while weights are loading or after a failed load."""
         self._stats.requests += 1
         try:
             if self._unusable:
@@ -281,7 +281,7 @@ _LOADING = "weights are being loaded"
 
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Results in order. If one fails, the others are cancelled, and awaited, first."""
+    """Await all and return the results in order. On a failure, cancel and await the others first."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

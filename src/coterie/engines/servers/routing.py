@@ -1,14 +1,14 @@
-"""Which server gets a prompt: the one that has most of it in its prefix cache, unless it is busier.
+"""Routing of prompts to the server with the longest cached prefix, unless it is too busy.
 
-Prompts are cut into blocks (:mod:`coterie.engines.prefixes`); for each block's key we remember which servers
-have seen it. The rule:
+Prompts are split into blocks (:mod:`coterie.engines.prefixes`), and the router records which servers have seen each
+block's key. The rule:
 
-* The servers that know the longest part of the prompt are its *holders*. They are asked first if they know
-  at least ``SHARE`` of its whole blocks (a system prompt that everybody knows makes no holder), and the least
-  loaded of them has at most ``FACTOR`` times the load of the least loaded server, plus ``SLACK``.
-* Else the least loaded server, among equals the one that has been given the fewest prompts.
+* The servers that have seen the longest prefix of the prompt are its *holders*. The least loaded holder gets the prompt
+  if the prefix has at least ``SHARE`` of the whole blocks (a common system prompt is not enough), and if its load is at
+  most ``FACTOR`` times the load of the least loaded server, plus ``SLACK``.
+* Otherwise the least loaded server gets it; among equals the server with the fewest prompts so far.
 
-Work per prompt is linear in its blocks; memory is bounded, least recently used prefixes go first.
+The time per prompt is linear in its blocks. Memory is bounded: least recently used prefixes are dropped first.
 """
 
 from collections import OrderedDict
@@ -20,31 +20,34 @@ SLACK = 8
 
 
 class PrefixRouter:
-    """Remembers which of ``servers`` has seen which prefixes; at most ``capacity`` blocks."""
+    """Router that records the prefixes of each server, at most ``capacity`` blocks."""
 
     def __init__(self, servers: int, capacity: int = 1 << 17) -> None:
         self._capacity = capacity
         self._seen: OrderedDict[bytes, int] = OrderedDict()
-        """Servers that have seen the block with this key, as a set of bits."""
-        self._given = [0] * servers
+        """Bit set of the servers that have seen the block, by key."""
+        self._counts = [0] * servers
 
     def choose(self, keys: Sequence[bytes], loads: Sequence[int], among: Collection[int]) -> int:
-        """The server for a prompt of these keys; ``loads`` are requests in flight of every server.
+        """Return the server for a prompt.
 
-        ``among`` are the servers that may be chosen, at least one.
+        Args:
+            keys: Keys of the prompt's blocks.
+            loads: Requests in flight of every server.
+            among: Servers to choose from, at least one.
         """
-        least = min(among, key=lambda server: (loads[server], self._given[server], server))
+        least = min(among, key=lambda server: (loads[server], self._counts[server], server))
         depth, holders = self._holders(keys, among)
         chosen = least
         if keys and depth >= SHARE * len(keys):
             holder = min(holders, key=lambda server: (loads[server], server))
             if loads[holder] <= FACTOR * loads[least] + SLACK:
                 chosen = holder
-        self._given[chosen] += 1
+        self._counts[chosen] += 1
         return chosen
 
     def remember(self, server: int, keys: Sequence[bytes]) -> None:
-        for key in reversed(keys):  # beginnings last, so that ends are forgotten first
+        for key in reversed(keys):  # first blocks last, so that they are dropped last
             self._seen[key] = self._seen.get(key, 0) | 1 << server
             self._seen.move_to_end(key)
         while len(self._seen) > self._capacity:

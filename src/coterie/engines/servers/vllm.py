@@ -1,7 +1,7 @@
-"""vLLM as the servers of a pool: its command line, how it takes new weights.
+"""vLLM servers of a pool: command line, environment and loading of weights.
 
-``vllm serve`` runs in an interpreter that has vLLM, which need not be ours. It refuses options that it does not have by
-itself when it is started: the end of its log is in the pool's error.
+``vllm serve`` may run in another interpreter. It checks its options itself at the start; the end of its log is in the
+pool's error.
 """
 
 import os
@@ -28,42 +28,42 @@ FIXED: dict[str, OptionValue] = {
     "logprobs-mode": "processed_logprobs",
     "generation-config": "vllm",
 }
-"""What exact tokens and log-probs need: no sampling defaults of the model, log-probs after temperature."""
+"""Options for exact tokens and log-probs: no sampling defaults of the model, log-probs after temperature."""
 
 
 INSIDE = Path(__file__).parent / "inside_vllm"
-"""On the path of servers without devices."""
+"""Folder in the ``PYTHONPATH`` of servers without devices."""
 WITHOUT_DEVICES: dict[str, OptionValue] = {
     "enable-chunked-prefill": False,
     "worker-extension-cls": "coterie_worker.WholeReload",
 }
-"""On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
-two chunks, so prompts are read whole there. By itself it keeps an old output layer when it loads new weights."""
+"""Options on CPU. There vLLM 0.32 dies ("CPU Generator does not use offset") when it reads the prompt of a seeded
+request in two chunks, and does not reload a tied output layer without the extension."""
 IN_ITS_PROCESS: dict[str, OptionValue] = {"distributed-executor-backend": "uni"}
-"""On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step. On two
-busy cores its thread that takes in new requests then got hardly any through, for seconds at a time
-(``bench/results/rollout-2026-11-21.md``). In one process nothing spins."""
+"""Option to run the model in the engine process. By default vLLM 0.32 on CPU has a child process for it that busy-waits
+for each step, which starved the thread for new requests for seconds on two busy cores
+(``bench/results/rollout-2026-11-21.md``)."""
 IN_ITS_PROCESS_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Without this the choice is not taken on CPU; ``vllm serve`` does nothing else with it."""
+"""Environment that makes this option effective on CPU; it has no other effect on ``vllm serve``."""
 THREADS = "OMP_NUM_THREADS"
 
 
 def check_vllm(settings: VLLMSettings) -> None:
-    """Refuse (``UserError``) a missing vLLM, options that coterie sets itself, too few devices."""
+    """Raise ``UserError`` if vLLM is missing, an argument is managed by coterie, or there are too few devices."""
     if settings.urls:
         return
-    for given in settings.arguments:
-        if dashed(given) in managed():
+    for name in settings.arguments:
+        if dashed(name) in managed():
             raise UserError(
-                f"arguments.{given}: coterie sets --{dashed(given)} by itself",
-                "use the setting of that name, if there is one, and leave the argument out",
+                f"arguments.{name}: coterie sets --{dashed(name)} itself",
+                "remove the argument, and use the setting of that name if there is one",
             )
     _check_installed(interpreter(settings.python))
     device_lists(settings, visible_devices())
 
 
 def _check_installed(python: str) -> None:
-    """Refuse (``UserError``) an interpreter that is not there or has no vLLM."""
+    """Raise ``UserError`` if the interpreter does not exist or has no vLLM."""
     command = [python, "-c", "from importlib.metadata import version; version('vllm')"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -74,13 +74,13 @@ def _check_installed(python: str) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{python} has no vLLM that works: {last}",
-            "pip install vllm there, or set engine.vllm.python to the interpreter of an environment that has it",
+            f"{python} has no working vLLM: {last}",
+            "pip install vllm there, or set engine.vllm.python to an interpreter with vLLM",
         )
 
 
 class VLLMBackend:
-    """``vllm serve``; ``devices`` has an entry per server, or none at all."""
+    """Backend of ``vllm serve``; ``devices`` has an entry per server, or is empty on CPU."""
 
     def __init__(self, settings: VLLMSettings, devices: Sequence[str]) -> None:
         self.settings = settings
@@ -118,49 +118,49 @@ class VLLMBackend:
         return words
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """Its devices or threads; routes to load weights and adapters (it listens on this machine only)."""
-        found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        """Return the environment of a server: devices or threads, and routes to load weights and adapters."""
+        variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.settings.lora_rank:
-            found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+            variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._devices:
-            found[DEVICES] = self._devices[index]
+            variables[DEVICES] = self._devices[index]
         else:
             paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
-            found["PYTHONPATH"] = os.pathsep.join(paths)
+            variables["PYTHONPATH"] = os.pathsep.join(paths)
         if self._in_one_process:
-            found |= IN_ITS_PROCESS_ENVIRONMENT
-            found[THREADS] = os.environ.get(THREADS) or str(threads(self.settings.servers))
-        return found
+            variables |= IN_ITS_PROCESS_ENVIRONMENT
+            variables[THREADS] = os.environ.get(THREADS) or str(threads(self.settings.servers))
+        return variables
 
     async def reload(self, client: ServerClient, path: str) -> None:
-        """Read other weights into the running model. Raises a ``ServerFault``."""
+        """Load other weights into the running model. Raises a ``ServerFault``."""
         whole = not self._devices and not self.settings.urls
         method = "reload_all_weights" if whole else "reload_weights"
         call = {"method": method, "kwargs": {"weights_path": path}}
         await client.post("/collective_rpc", call)
 
     def check_adapter(self, folder: Path) -> None:
-        """Refuse (``UserError``) an adapter whose rank or layers the servers were not started for."""
+        """Raise ``UserError`` if the servers do not support the rank or the layers of an adapter."""
+        if self.settings.urls:  # the options of external servers are unknown
+            return
         config = AdapterConfig.model_validate_json((folder / ADAPTER_FILE).read_bytes())
         others = set(config.target_modules) - set(self.settings.lora_modules)
-        if self.settings.urls:  # started by someone else, who knows what for
-            return
         if config.r > self.settings.lora_rank:
             raise UserError(
-                f"the adapter {folder} has rank {config.r}, and the vLLM servers take up to "
+                f"the adapter {folder} has rank {config.r}, but the vLLM servers support up to "
                 f"{self.settings.lora_rank}",
                 f"set lora_rank={config.r}",
             )
         if others:
             raise UserError(
-                f"the adapter {folder} changes {', '.join(sorted(others))}, and the vLLM servers "
-                f"take adapters of {', '.join(self.settings.lora_modules)}",
+                f"the adapter {folder} changes {', '.join(sorted(others))}, but the vLLM servers "
+                f"support adapters of {', '.join(self.settings.lora_modules)}",
                 "set lora_modules, or merge the adapter into a checkpoint",
             )
 
 
 class AdapterConfig(BaseModel):
-    """What matters here of a PEFT adapter's configuration."""
+    """Fields of a PEFT adapter configuration that are checked."""
 
     r: int
     target_modules: list[str]
@@ -174,29 +174,29 @@ def managed() -> set[str]:
 
 
 def dashed(name: str) -> str:
-    """An option as vLLM spells it."""
+    """Return the name of an option in vLLM's spelling."""
     return name.replace("_", "-")
 
 
 def interpreter(python: str | None) -> str:
-    """The interpreter to run vLLM with."""
+    """Return the interpreter that runs vLLM."""
     return sys.executable if python is None else str(expanded(python).absolute())
 
 
 def threads(servers: int) -> int:
-    """Threads of each of ``servers`` on CPU: one core is left to whoever asks them."""
+    """Return the threads of each of ``servers`` on CPU; one core is reserved for the client."""
     return max(1, (torch.get_num_threads() - 1) // servers)
 
 
 def visible_devices() -> list[str]:
-    """Names of the CUDA devices that this process may use."""
+    """Return the names of the CUDA devices that this process may use."""
     if listed := os.environ.get(DEVICES):
         return listed.split(",")
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def device_lists(settings: VLLMSettings, visible: Sequence[str]) -> list[str]:
-    """The devices of each server; empty where there are none (CPU).
+    """Return the devices of each server; empty on CPU.
 
     Raises ``UserError`` if there are too few.
     """
@@ -205,7 +205,7 @@ def device_lists(settings: VLLMSettings, visible: Sequence[str]) -> list[str]:
     size, servers = settings.tensor_parallel_size, settings.servers
     if size * servers > len(visible):
         raise UserError(
-            f"{servers} servers of {size} devices need {size * servers}, and {len(visible)} are there",
-            "lower servers or tensor_parallel_size, or give devices",
+            f"{servers} servers with {size} devices each need {size * servers}, but {len(visible)} are available",
+            "lower servers or tensor_parallel_size, or set devices",
         )
     return [",".join(visible[i * size : (i + 1) * size]) for i in range(servers)]

@@ -1,13 +1,13 @@
-"""The replies of an OpenAI-compatible server that takes and gives token ids, as we read them.
+"""Replies of an OpenAI-compatible server with token ids.
 
-Unknown fields are ignored; what is missing or of a wrong type fails validation.
+Unknown fields are ignored; a missing field or wrong type fails validation.
 """
 
 from pydantic import BaseModel, Field
 
 
 class PromptTokensDetails(BaseModel):
-    """How much of a prompt the server did not have to read."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int | None = None
 
@@ -21,7 +21,7 @@ class ReportedUsage(BaseModel):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the server had in its prefix cache."""
+        """Prompt tokens from the server's prefix cache."""
         return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
 
 
@@ -55,7 +55,7 @@ class CompletionReply(BaseModel):
 
 
 class ServedModel(BaseModel):
-    """A model or adapter that a server serves."""
+    """Model or adapter of a server."""
 
     id: str
     root: str | None = None
@@ -76,12 +76,12 @@ class CacheReset(BaseModel):
 
 
 class ErrorInfo(BaseModel):
-    """What a server says of a request that it refuses."""
+    """Error of a refused request."""
 
     message: str
 
 
 class ErrorReply(BaseModel):
-    """The body of a status of 400 and above."""
+    """Body of a reply with a status of 400 or above."""
 
     error: ErrorInfo

@@ -143,7 +143,7 @@ def learner(
         *(loaded.model, config.objective, config.settings.model_copy(update=between_steps), folder),
         steps=config.updates,
         tracker=run.tracker.of(config.role),
-        kept=KEPT,
+        keep_last=KEPT,
         at=at,
     ) as trainer:
         fresh = config.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
@@ -158,4 +158,4 @@ def _forget_served(folder: Path) -> None:
 
 def saved_updates(folder: Path) -> set[int]:
     """Return the numbers of optimizer steps from which a training can resume; 0 is its start."""
-    return {0, *checkpoint.steps_kept(folder)}
+    return {0, *checkpoint.saved_steps(folder)}

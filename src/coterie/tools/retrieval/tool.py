@@ -43,7 +43,7 @@ MAX_PASSAGES = 100
 MAX_QUERIES = 128
 MAX_REQUESTS = 16
 CONNECT_SECONDS = 5.0
-KEEPALIVE_SECONDS = 2.0
+IDLE_SECONDS = 2.0
 """Less than a server's timeout of idle connections (uvicorn: 5 s)."""
 RETRY_STATUSES = (408, 425, 429)
 """Temporary failures with a status below 500."""
@@ -290,7 +290,7 @@ class RetrieverClient:
         self._tries = tries
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
-            limits=httpx2.Limits(keepalive_expiry=KEEPALIVE_SECONDS),
+            limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
             trust_env=False,
         )
 

@@ -1,1 +1,1 @@
-"""What runs inside a vLLM server that coterie starts: this folder is on the server's path, and coterie need not be."""
+"""Code inside a vLLM server that coterie starts. This folder is on the server's path, coterie may not be."""
