@@ -133,7 +133,7 @@ NAMES = (
     ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: nobody of that name"),
     ("evaluate gsm8k policy=tiny-exchange dataset.source=~nobody-at-all/x", "nobody of that name"),
     ("run optima/isft model=note.txt", "note.txt is a file"),
-    ("run optima/isft model=", "no model is named"),
+    ("run optima/isft model=", "the model name is empty"),
     (
         "run sweet_rl/backend user_simulator=smolm2",
         "user_simulator=smolm2: there is no model 'smolm2'",
