@@ -131,7 +131,7 @@ def test_an_adapter_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> Non
         lambda: load_adapter(saved, tmp_path / "odd", name="other"),
         lambda: load_final(saved, tmp_path / "odd"),
     ):
-        with pytest.raises(UserError, match="tensors are missing from .*: 1, such"):
+        with pytest.raises(UserError, match=r"tensors are missing from .*: 1, such"):
             read()
 
 

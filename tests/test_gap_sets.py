@@ -246,7 +246,7 @@ def test_a_passage_of_several_questions_is_in_the_corpus_once(tmp_path: Path, cl
         {"id": "2", "contents": '"Jane Austen"\nBorn in Steventon.'},
         {"id": "3", "contents": '"Oslo"\nA town.'},
     ]
-    assert "exists already" in refused(
+    assert "already exists" in refused(
         cli, "data", "passages", "2wiki", "--source", file, "--out", out
     )
 

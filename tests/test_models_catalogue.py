@@ -224,7 +224,7 @@ def test_names_that_are_not_converted_or_not_known_say_so(cli: Cli) -> None:
     assert "tiny-exchange" in listed and "1,987,392" in listed and "1,024" in listed
     assert "not here yet" in listed
     said = cli("models", "get", "gpt5")
-    assert said.code == 2 and "known: smollm2" in said.err
+    assert said.code == 2 and "use one of smollm2" in said.err
 
 
 @pytest.mark.skipif(

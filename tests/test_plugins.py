@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.plugin_check import check_all, imported
-from coterie.config.plugins import find, settled
+from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.load import DATASETS, Rows
 from coterie.datasets.questions import QASettings
@@ -165,8 +165,8 @@ def test_a_file_has_its_whole_path_and_other_names_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert settled("a/b.py:C") == f"{tmp_path}/a/b.py:C"
-    assert settled("a.b:C") == "a.b:C" and settled("debate") == "debate"
+    assert absolute_name("a/b.py:C") == f"{tmp_path}/a/b.py:C"
+    assert absolute_name("a.b:C") == "a.b:C" and absolute_name("debate") == "debate"
 
 
 QA = {

@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol, TypeVar
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, whole_file
 from coterie.config.home import sha256
-from coterie.config.plugins import Found, Kind, guarded, label
+from coterie.config.plugins import Kind, Plugin, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import (
@@ -400,7 +400,7 @@ def check_disjoint_rows(name: str, splits: Mapping[Split, Sequence[QuestionRow]]
         )
 
 
-def lacking(found: Found, name: str, write: str) -> UserError:
+def lacking(found: Plugin, name: str, write: str) -> UserError:
     """The error about a plug-in that lacks something."""
     return UserError(f"{found} has no {name}", f"add {write}")
 

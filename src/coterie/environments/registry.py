@@ -13,7 +13,7 @@ from pydantic import create_model
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
+from coterie.config.plugins import Kind, Plugin, absolute_name, find, installed, is_spec, label
 from coterie.config.settings import Settings
 from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import (
@@ -133,7 +133,7 @@ class Choice:
         for word in words:
             path, _, text = word.partition("=")
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
-                asked[kind] = settled(text) if text not in ("", "none", "null") else None
+                asked[kind] = absolute_name(text) if text not in ("", "none", "null") else None
         return cls(**asked)
 
     @classmethod
@@ -289,10 +289,10 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
 
 def _played_in(dataset: str) -> Mapping[str, Any]:
     found = PLAYED_IN.get(dataset)
-    return {"name": settled(environment_of(dataset))} if found is None else found
+    return {"name": absolute_name(environment_of(dataset))} if found is None else found
 
 
-def _check_together(found: Found, choice: Choice) -> None:
+def _check_together(found: Plugin, choice: Choice) -> None:
     """Refuse an environment without the rows that it needs, and rows that it does not read."""
     kinds: tuple[type, ...] = getattr(found.thing, "row_types", ())
     if choice.dataset is None and kinds:

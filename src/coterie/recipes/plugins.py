@@ -3,7 +3,7 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from coterie.config.plugins import Found, Kind, find, is_spec
+from coterie.config.plugins import Kind, Plugin, find, is_spec
 from coterie.errors import UserError
 from coterie.recipes.description import RecipeDescription
 
@@ -42,7 +42,7 @@ def plugin(kind: Kind, name: str) -> RecipeDescription:
     return RecipeDescription(found.name, "", lambda: (own,), found.thing, _report)
 
 
-def _settings(found: Found) -> "type[RecipeSettings]":
+def _settings(found: Plugin) -> "type[RecipeSettings]":
     """The settings of a class, as those of a method that is called by the plug-in's name."""
     from pydantic import create_model
 

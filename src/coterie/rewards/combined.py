@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from coterie.config.plugins import Found, settled
+from coterie.config.plugins import Plugin, absolute_name
 from coterie.config.settings import Settings, key
 from coterie.rewards.own import found_terms, sources, value
 from coterie.trajectories.tree import LENGTH, Outcome
@@ -81,9 +81,9 @@ class RewardSettings(Settings):
     @field_validator("terms")
     @classmethod
     def _settled(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {settled(name): weight for name, weight in terms.items()}
+        return {absolute_name(name): weight for name, weight in terms.items()}
 
-    def own(self) -> dict[str, Found]:
+    def own(self) -> dict[str, Plugin]:
         """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
         return found_terms(tuple(self.terms), tuple(TERMS))
 

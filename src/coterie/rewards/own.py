@@ -4,20 +4,20 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
-from coterie.config.plugins import Found, Kind, find, guarded, label
+from coterie.config.plugins import Kind, Plugin, find, guarded, label
 from coterie.errors import UserError
 
 REWARDS = Kind("reward", {})
 """Built-in terms have weights of their own, and are not asked for by name."""
 
 
-def found_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Found]:
+def found_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Plugin]:
     """The functions of these names, by what their terms are called.
 
     Raises ``UserError`` for what is not found or not a function, and for two terms of one name; ``known`` are those
     that there are already.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, Plugin] = {}
     for name in names:
         short = label(name)
         if short in (*known, *found):
@@ -30,7 +30,7 @@ def found_terms(names: tuple[str, ...], known: tuple[str, ...]) -> dict[str, Fou
 
 
 @cache
-def _find(name: str) -> Found:
+def _find(name: str) -> Plugin:
     found = find(REWARDS, name)
     if not callable(found.thing) or isinstance(found.thing, type):
         raise UserError(
@@ -39,7 +39,7 @@ def _find(name: str) -> Found:
     return found
 
 
-def value(found: Found, sample: object) -> float:
+def value(found: Plugin, sample: object) -> float:
     """What a term gives of a dialogue. Raises ``UserError`` for an error in it, and for what is not a number."""
     given = guarded(f"{found} failed", lambda: found.thing(sample))
     if not isinstance(given, int | float) or not math.isfinite(given):

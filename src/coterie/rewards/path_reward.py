@@ -16,7 +16,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from coterie.config.plugins import Found, settled
+from coterie.config.plugins import Plugin, absolute_name
 from coterie.config.settings import Settings, key
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
@@ -96,7 +96,7 @@ class PathRewardSettings(Settings):
     @field_validator("terms")
     @classmethod
     def _settled(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {settled(name): weight for name, weight in terms.items()}
+        return {absolute_name(name): weight for name, weight in terms.items()}
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -115,7 +115,7 @@ class PathRewardSettings(Settings):
             )
         return self
 
-    def own(self) -> dict[str, Found]:
+    def own(self) -> dict[str, Plugin]:
         """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
         return found_terms(tuple(self.terms), TERMS)
 

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pydantic import model_validator
 
 from coterie.config.folders import make_folder
-from coterie.config.plugins import installed, is_spec, settled
+from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
@@ -127,10 +127,10 @@ def benchmark_settings(
     asked = Choice.among(words)
     environments = is_spec(benchmark) and is_environment(benchmark)
     if environments or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
-        asked = replace(asked, environment=settled(benchmark))
+        asked = replace(asked, environment=absolute_name(benchmark))
     else:
         _check_one_set(benchmark, asked.dataset)
-        asked = replace(asked, dataset=settled(benchmark))
+        asked = replace(asked, dataset=absolute_name(benchmark))
     choice = asked.over(Choice())
     own = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
@@ -139,7 +139,7 @@ def benchmark_settings(
 
 def _check_one_set(benchmark: str, asked: str | None) -> None:
     """Refuse two data sets, of which one would not be played."""
-    if asked is not None and asked != settled(benchmark):
+    if asked is not None and asked != absolute_name(benchmark):
         raise UserError(
             f"{benchmark} is a data set, and dataset={asked} is another one",
             f"name one of them, or in the place of {benchmark} an environment, such as code_maths",

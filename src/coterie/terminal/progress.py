@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar with rate and time left; plain lines where there is no terminal."""
+"""Progress bars with rate and time left, or plain lines without a terminal."""
 
 import time
 from collections import deque
@@ -17,15 +17,15 @@ from coterie.progress import StagePlace
 
 SECONDS_BETWEEN_LINES = 5.0
 EVIDENCE = 0.1
-"""The share of the work that must be done before its end can be told."""
+"""Minimum share of the work before an estimate of the time left."""
 EVIDENCE_SECONDS = 3.0
-"""The least time that must have passed before."""
+"""Minimum time before an estimate, in seconds."""
 RECENT = 0.5
-"""The share of the work done, the last of it, whose rate counts: much work starts at once and ends late."""
+"""Share of the finished work, most recent first, for the rate: many units start at once and end late."""
 
 
 class ConsoleProgress:
-    """Shows each stage as one bar (or as a line now and then); see ``coterie.progress``."""
+    """Progress of stages as bars, or as a line every few seconds; see ``coterie.progress``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -44,7 +44,7 @@ class ConsoleProgress:
     def start(self, total: int, description: str) -> None:
         """Begin a bar of ``total`` units."""
         self.close()
-        self._total, self._description = total, self._named(description)
+        self._total, self._description = total, self._title(description)
         self._last = time.monotonic()
         self._pace = Pace(total, self._last)
         if self._console.is_terminal:
@@ -79,7 +79,7 @@ class ConsoleProgress:
             self._bar.stop()
             self._bar = None
 
-    def _named(self, description: str) -> str:
+    def _title(self, description: str) -> str:
         if (place := self._place) is None:
             return description
         name = description.removesuffix(f" {place.iteration}")
@@ -88,13 +88,13 @@ class ConsoleProgress:
         return f"iteration {place.iteration} ({place.number} of {place.iterations}): {name}"
 
     def _left(self, now: float) -> str:
-        """The time left of this work and of the whole run, as far as they can be told."""
+        """Format the estimated time left of this work and of the run."""
         left = self._pace.left(now)
-        shown = [] if left is None else [f"{duration(left)} left"]
+        parts = [] if left is None else [f"{duration(left)} left"]
         whole = None if self._place is None else self._left_of_run(self._place, left, now)
         if whole is not None:
-            shown.append(f"run: {duration(whole)} left")
-        return "  ".join(shown)
+            parts.append(f"run: {duration(whole)} left")
+        return "  ".join(parts)
 
     def _left_of_run(self, place: StagePlace, left: float | None, now: float) -> float | None:
         elapsed = now - self._stage_began
@@ -106,23 +106,23 @@ class ConsoleProgress:
 
     def _text(self, now: float, fields: dict[str, float]) -> str:
         seconds = max(now - self._pace.began, 1e-6)
-        shown = [f"{self._pace.done / seconds:,.1f}/s"]
+        parts = [f"{self._pace.done / seconds:,.1f}/s"]
         if "sampled_tokens" in fields:
-            shown.append(f"{fields['sampled_tokens'] / seconds:,.0f} tokens/s")
+            parts.append(f"{fields['sampled_tokens'] / seconds:,.0f} tokens/s")
         if "loss" in fields:
-            shown.append(f"loss {fields['loss']:.3f}")
+            parts.append(f"loss {fields['loss']:.3f}")
         if fields.get("failed"):
-            shown.append(f"{fields['failed']:.0f} failed")
-        return "  ".join(shown)
+            parts.append(f"{fields['failed']:.0f} failed")
+        return "  ".join(parts)
 
 
 class Pace:
-    """How fast work is done, and when it will be over."""
+    """Rate of work and estimate of the time left."""
 
     def __init__(self, total: int, began: float) -> None:
         self.total, self.began, self.done = total, began, 0
         self._points: deque[tuple[int, float]] = deque()
-        """(units done, when), of the recent ones."""
+        """Recent pairs of units done and time."""
 
     def add(self, n: int, now: float) -> None:
         self.done += n
@@ -131,7 +131,7 @@ class Pace:
             self._points.popleft()
 
     def left(self, now: float) -> float | None:
-        """Seconds that are left, by the recent rate; ``None`` before they can be told."""
+        """Estimate the seconds left from the recent rate; ``None`` without enough evidence."""
         if self.done >= self.total:
             return 0.0
         if self.done < EVIDENCE * self.total or now - self.began < EVIDENCE_SECONDS:
@@ -143,7 +143,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3 h 20 min``."""
+    """Format seconds as ``40 s``, ``12 min`` or ``3 h 20 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import ValidationError, create_model
 
 from coterie.config.plain import wrong_at
-from coterie.config.plugins import Found, Kind, find, guarded, label, last_line
+from coterie.config.plugins import Kind, Plugin, find, guarded, label, last_line
 from coterie.errors import UserError
 from coterie.tools.run import Function, ToolError
 from coterie.trajectories.calls import Tool
@@ -87,7 +87,7 @@ async def _apart(do: Callable[[], object]) -> object:
     return await said if inspect.isawaitable(said) else said
 
 
-def _tool(found: Found) -> OwnTool:
+def _tool(found: Plugin) -> OwnTool:
     function, name = found.thing, label(found.name)
     if not inspect.isfunction(function):
         raise UserError(f"{found} is not a function", "write def NAME(word: str) -> str: ...")

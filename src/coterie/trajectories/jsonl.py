@@ -204,7 +204,7 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
     """
     source, target = Path(source), Path(target)
     if target.exists():
-        raise UserError(f"{target} exists already", "an import makes a new store: give a new name")
+        raise UserError(f"{target} already exists", "an import makes a new store: give a new name")
     if not source.is_file():
         raise UserError(f"there is no file {source}", "check the path")
     check_place(target)
