@@ -249,7 +249,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     found = load("gsm8k", tmp_path)
     assert [row.answer for row in found.rows["train"]] == ["1", "2", "3", "4"]
     assert [row.answer for row in found.rows["heldout"]] == ["7", "8", "5", "6"]
-    assert found.left_out == {"is there before": 3, "is held out": 2}
+    assert found.left_out == {"is a duplicate": 3, "is held out": 2}
 
 
 def test_a_folder_of_both_splits_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = jsonl(tmp_path / "empty/../one.jsonl", sums(0, 1))
     for said, source in [
-        ("tells no split", tmp_path), ("no heldout row of gsm8k is left", one),
+        ("not clear from its name", tmp_path), ("no heldout row of gsm8k is left", one),
         ("no file or folder", tmp_path / "none"), ("has no .jsonl", tmp_path / "empty"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):

@@ -173,7 +173,7 @@ QA = {
     "": "is empty",
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
     '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 has no 'question' and no 'answer'",
-    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: no JSON",
+    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
     '{"question": " ", "answer": "b"}\n': "line 1 is broken",
     '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",
     '{"question": "a?", "answer": true}\n': "line 1 is broken: answer: must be text",

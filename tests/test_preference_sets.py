@@ -122,7 +122,7 @@ def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path, cache
     left_out = Counter[str]()
     assert len(list(INTERACT.pairs(left_out))) == 2
     assert left_out == {
-        "is there before": 1, "chosen and rejected are equal": 1, "rejected: must hold some text": 1,
+        "is a duplicate": 1, "chosen and rejected are equal": 1, "rejected: must hold some text": 1,
         "the dialogue before the replies doesn't end with a turn of the user": 1,
     }  # fmt: skip
 

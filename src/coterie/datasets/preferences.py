@@ -197,7 +197,7 @@ class PreferenceSet:
                     if isinstance(pair, LeftOut):
                         reasons[pair.reason] += 1
                     elif pair.key in seen:
-                        reasons["is there before"] += 1
+                        reasons["is a duplicate"] += 1
                     else:
                         seen.add(pair.key)
                         yield pair
