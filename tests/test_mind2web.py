@@ -127,7 +127,7 @@ def test_the_order_of_candidates_does_not_tell_which_one_is_right() -> None:
 @pytest.mark.parametrize(
     ("changes", "flaw"),
     [
-        ({"action_reprs": ["[a]  x -> CLICK"]}, "another number"),
+        ({"action_reprs": ["[a]  x -> CLICK"]}, "different numbers"),
         ({"actions": [{**action(10, "TYPE", "x"), "operation": {"op": "HOVER"}}],
           "action_reprs": ["[a]  x -> HOVER"]}, "other than CLICK"),
         ({"actions": [action(10, "TYPE", "; ")], "action_reprs": ["[a]  x -> TYPE: ; "]}, "without the text"),

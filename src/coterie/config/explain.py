@@ -57,7 +57,7 @@ def _problem(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[s
         return _group_problem(error, path, known), ""
     key = known[path]
     item = f", item {place}" if place else ""
-    value = "" if key.quiet else f"={_written(error['input'])}"
+    value = "" if key.quiet else f"={_display(error['input'])}"
     return f"{path}{item}{value}: ", _key_problem(error, key)
 
 
@@ -66,7 +66,7 @@ def _key_problem(error: ErrorDetails, key: "SettingsKey") -> str:
     if error["type"] in OWN_CHECKS:
         return problem
     if error["type"] in ("tuple_type", "list_type"):
-        return f"{problem}, such as {key.path}=[{_written(error['input'])}]"
+        return f"{problem}, such as {key.path}=[{_display(error['input'])}]"
     if error["type"] == "string_pattern_mismatch":
         return f"{problem}: {key.meaning}"
     choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
@@ -81,7 +81,7 @@ def _group_problem(error: ErrorDetails, path: str, known: Mapping[str, "Settings
     inside = [key for key in known if key.startswith(f"{path}.")]
     if inside:
         examples = ", ".join(inside[:3]) + ", ..." * (len(inside) > 3)
-        return f"{path}={_written(error['input'])}: {path} is a group of keys: {examples}"
+        return f"{path}={_display(error['input'])}: {path} is a group of keys: {examples}"
     return f"{path}: {wrong(error)}" if path else wrong(error)
 
 
@@ -111,7 +111,7 @@ def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[s
     return ".".join(map(str, place)), ""
 
 
-def _written(value: Any) -> str:
+def _display(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):

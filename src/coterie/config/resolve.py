@@ -83,7 +83,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
             yield from keys(kind, f"{prefix}{name}.")
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = NEEDED if field.is_required() else _shown(field.get_default())
+        default = NEEDED if field.is_required() else _display(field.get_default())
         yield SettingsKey(
             f"{prefix}{name}",
             _type_name(kind),
@@ -206,7 +206,7 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     values[name] = value
 
 
-def _shown(value: object) -> str:
+def _display(value: object) -> str:
     return "none" if value is None else f"{value}"
 
 

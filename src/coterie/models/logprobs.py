@@ -8,6 +8,7 @@ Training under a wrapper with its own ``forward`` (DDP, FSDP) must call these fu
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def token_entropies(
     Entropies (nats) are exact over the vocabulary and have a gradient only with ``gradient``.
     """
     inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
-    chunk = _chunk_with_entropy if gradient else _chunk_with_detached_entropy
+    chunk = partial(_chunk_with_entropy, gradient=gradient)
     return _in_chunks(chunk, model, ids, at, tokens, temperature, **inputs)
 
 
@@ -168,16 +169,11 @@ def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Te
     return logprobs_NV.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _chunk_with_entropy(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    logprobs_NV = _all_logprobs(model, hidden, temperature)
-    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies(logprobs_NV)], -1)
-
-
-def _chunk_with_detached_entropy(
-    model: Any, hidden: Tensor, tokens: Tensor, temperature: float
+def _chunk_with_entropy(
+    model: Any, hidden: Tensor, tokens: Tensor, temperature: float, *, gradient: bool
 ) -> Tensor:
     logprobs_NV = _all_logprobs(model, hidden, temperature)
-    entropies_N = entropies(logprobs_NV.detach())
+    entropies_N = entropies(logprobs_NV if gradient else logprobs_NV.detach())
     return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies_N], -1)
 
 

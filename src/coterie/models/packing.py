@@ -51,9 +51,6 @@ class CostRule:
         attention = 4 * config.num_attention_heads * width * config.num_hidden_layers
         return cls(attention / (2 * weights))
 
-    def cost(self, nodes: int, *, chain: bool) -> float:
-        return nodes + self.pair * nodes**2 * (0.5 if chain else 1.0)
-
     def groups(self, sequences: Sequence[Ids]) -> list["Group"]:
         groups: list[Group] = []
         before = np.zeros(0, np.int64)
@@ -64,15 +61,15 @@ class CostRule:
                 last = groups[-1]
                 nodes = last.nodes + len(ids) - shared_length(before, ids)
                 joined = Group((*last.members, index), nodes, last.chain and nodes == len(ids))
-                if self._costs(joined) < self._costs(last) + self._costs(new):
+                if self.cost(joined) < self.cost(last) + self.cost(new):
                     new = joined
                     groups.pop()
             groups.append(new)
             before = ids
         return groups
 
-    def _costs(self, group: "Group") -> float:
-        return self.cost(group.nodes, chain=group.chain)
+    def cost(self, group: "Group") -> float:
+        return group.nodes + self.pair * group.nodes**2 * (0.5 if group.chain else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
