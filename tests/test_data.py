@@ -328,7 +328,7 @@ def test_without_a_network_the_repository_and_the_remedy_are_named(
     assert "`coterie data download hotpot_qa` on another machine" in said
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(cli, "evaluate", "hotpot_qa", "policy=tiny-exchange")
-    assert "knows no file of aime24" in refused(cli, "data", "download", "aime24")
+    assert "aime24 has no files" in refused(cli, "data", "download", "aime24")
     assert "known sets: hotpot_qa, 2wiki" in refused(cli, "data", "download", "hotpotqa")
 
 

@@ -266,7 +266,7 @@ def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
 
 
 def test_rows_without_passages_make_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing to search"):
+    with pytest.raises(UserError, match="no passages to search"):
         write_passages(distinct_passages(rows_of("nq", ["sample"])), tmp_path / "passages.jsonl")
     assert not list(tmp_path.glob("passages*"))
 
