@@ -193,7 +193,7 @@ FAULTS = (
     Fault(
         f"{M}packing:CostRule.cost", around(lambda original, self, nodes, chain: nodes), [CHEAPER]
     ),
-    Fault(f"{M}packing:CostRule._costs", result(lambda cost: -cost), [CHEAPER]),
+    Fault(f"{M}packing:CostRule.cost", result(lambda cost: -cost), [CHEAPER]),
     # Batches, steps, schedule, checkpoints.
     Fault(f"{T}batches:Order._of_epoch", given(epoch=0), [ORDER]),
     Fault(f"{T}batches:Order.steps", without_last, [ORDER]),
