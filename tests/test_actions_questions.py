@@ -190,7 +190,7 @@ def test_files_and_folders_that_are_not_what_they_should_be_are_refused(tmp_path
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UserError, match="is empty"):
         build_index(tmp_path / "empty.jsonl", tmp_path / "index")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         build_index(tmp_path / "empty.jsonl", tmp_path)
 
 
@@ -218,4 +218,4 @@ def test_the_command_makes_an_index_that_can_be_searched(cli: Cli, tmp_path: Pat
         "In Norway."
     ]
     ran = cli("data", "index", str(tmp_path / "pages.jsonl"), str(tmp_path / "index"))
-    assert ran.code == 2 and "exists already" in ran.err
+    assert ran.code == 2 and "already exists" in ran.err

@@ -152,9 +152,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 
 
 def test_an_agent_without_an_engine_is_named(world, engine) -> None:
-    with pytest.raises(
-        coterie.UserError, match=r"no engine for Bob \(engines are given for Alice\)"
-    ):
+    with pytest.raises(coterie.UserError, match=r"no engine for Bob \(engines: Alice\)"):
         coterie.play(world, {"Alice": engine}, world.tasks("train", 1, seed=0))
 
 

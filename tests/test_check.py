@@ -208,7 +208,7 @@ def test_longrope_is_taken_up_to_its_original_context(
     with pytest.raises(UserError, match=r"context of .*, 48 tokens"):
         InProcessEngine(loaded(model, CONTEXT), policy="p", version="0")
     monkeypatch.setattr(checking, "context_length", lambda _: CONTEXT)
-    with pytest.raises(UserError, match=f"beside the {CONTEXT}th position"):
+    with pytest.raises(UserError, match=f"next to position {CONTEXT}"):
         check(made("longrope"))
 
 

@@ -249,7 +249,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     found = load("gsm8k", tmp_path)
     assert [row.answer for row in found.rows["train"]] == ["1", "2", "3", "4"]
     assert [row.answer for row in found.rows["heldout"]] == ["7", "8", "5", "6"]
-    assert found.left_out == {"is there before": 3, "is held out": 2}
+    assert found.left_out == {"is a duplicate": 3, "is held out": 2}
 
 
 def test_a_folder_of_both_splits_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = jsonl(tmp_path / "empty/../one.jsonl", sums(0, 1))
     for said, source in [
-        ("tells no split", tmp_path), ("no heldout row of gsm8k is left", one),
+        ("not clear from its name", tmp_path), ("no heldout row of gsm8k is left", one),
         ("no file or folder", tmp_path / "none"), ("has no .jsonl", tmp_path / "empty"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):
@@ -328,7 +328,7 @@ def test_without_a_network_the_repository_and_the_remedy_are_named(
     assert "`coterie data download hotpot_qa` on another machine" in said
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(cli, "evaluate", "hotpot_qa", "policy=tiny-exchange")
-    assert "knows no file of aime24" in refused(cli, "data", "download", "aime24")
+    assert "aime24 has no files" in refused(cli, "data", "download", "aime24")
     assert "known sets: hotpot_qa, 2wiki" in refused(cli, "data", "download", "hotpotqa")
 
 

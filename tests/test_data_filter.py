@@ -106,7 +106,7 @@ def test_rows_are_divided_and_can_be_played_again(cli: Cli, store: Path) -> None
     assert load_rows("2wiki", "heldout", "worth") == heldout, "the other split is whole"
     assert {row.question for row in load_rows("2wiki", "train", "worth")} == set(asked[1:3])
     again = cli("data", "filter", *words)
-    assert again.code == 2 and "worth exists already" in again.err
+    assert again.code == 2 and "worth already exists" in again.err
 
 
 def test_a_policy_is_played_on_training_rows_and_what_was_played_is_read(cli: Cli) -> None:

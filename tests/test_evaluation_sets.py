@@ -314,7 +314,7 @@ def test_code_contests_have_all_their_tests_and_no_solution(tmp_path: Path) -> N
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
     assert read("code_contests", tmp_path / "b.jsonl") == row
     broken = raw | {"private_tests": {"input": ["3"], "output": []}}
-    with pytest.raises(UserError, match="private_tests has other numbers"):
+    with pytest.raises(UserError, match="private_tests has different numbers"):
         read("code_contests", jsonl(tmp_path / "c.jsonl", broken))
 
 

@@ -128,7 +128,7 @@ def test_an_iteration_or_a_role_alone(run: Path, tmp_path: Path, cli: Cli) -> No
     assert "no finished stage in iteration 7" in said
     done = cli("export", "data", run, "--to", "jsonl")
     assert done.out.strip() == str(run / "export/jsonl") and "pairs" in done.err
-    assert "exists already" in refused(cli, "export", "data", run, "--to", "jsonl")
+    assert "already exists" in refused(cli, "export", "data", run, "--to", "jsonl")
 
 
 def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:

@@ -130,10 +130,13 @@ NAMES = (
     ("run optima/isft model=runs/mine", "there is no folder runs/mine"),
     ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
-    ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: nobody of that name"),
-    ("evaluate gsm8k policy=tiny-exchange dataset.source=~nobody-at-all/x", "nobody of that name"),
+    ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: there is no such user"),
+    (
+        "evaluate gsm8k policy=tiny-exchange dataset.source=~nobody-at-all/x",
+        "there is no such user",
+    ),
     ("run optima/isft model=note.txt", "note.txt is a file"),
-    ("run optima/isft model=", "no model is named"),
+    ("run optima/isft model=", "the model name is empty"),
     (
         "run sweet_rl/backend user_simulator=smolm2",
         "user_simulator=smolm2: there is no model 'smolm2'",

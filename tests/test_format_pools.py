@@ -51,7 +51,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
     "name, text, said",
     [
         ("a.jsonl", "", "is empty"), ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"),
-        ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: no JSON"),
+        ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: not JSON"),
         ("a.jsonl", '{"format": "in verse"}\n\n{"format": " "}\n', "line 3 is broken: format"),
         ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
         ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it repeats the format of line 1"),

@@ -339,7 +339,7 @@ def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_p
 @pytest.mark.parametrize(("words", "wrong"), [
     (["traces=no/such.json"], "is not a file"),
     (["train.max_length=5000"], "more than the model's context"),
-    (["dataset=bamboogle"], "evaluation alone"),
+    (["dataset=bamboogle"], "evaluation only"),
     (["tools.calls=native"], "traces are written in tags"),
     (["tools.use=[python]"], "the expert calls wiki_search, which is not a tool"),
 ])  # fmt: skip

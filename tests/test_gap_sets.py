@@ -217,14 +217,14 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
     settings = dataset_type("bamboogle").model_validate({"name": "bamboogle", "source": str(file)})
     rows = Rows(settings)
     assert [row.answer for row in rows.split("heldout")] == ["Ann"] and rows.content()
-    with pytest.raises(UserError, match="for evaluation alone"):
+    with pytest.raises(UserError, match="for evaluation only"):
         rows.split("train")
-    with pytest.raises(UserError, match="for evaluation alone"):
+    with pytest.raises(UserError, match="for evaluation only"):
         load_rows("bamboogle", "train", file)
 
 
 def test_a_set_without_packaged_rows_says_where_its_files_are() -> None:
-    with pytest.raises(UserError, match="no rows of aime24 come with coterie") as error:
+    with pytest.raises(UserError, match="coterie has no packaged rows of aime24") as error:
         load_rows("aime24", "heldout", "sample")
     assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
 
@@ -246,7 +246,7 @@ def test_a_passage_of_several_questions_is_in_the_corpus_once(tmp_path: Path, cl
         {"id": "2", "contents": '"Jane Austen"\nBorn in Steventon.'},
         {"id": "3", "contents": '"Oslo"\nA town.'},
     ]
-    assert "exists already" in refused(
+    assert "already exists" in refused(
         cli, "data", "passages", "2wiki", "--source", file, "--out", out
     )
 
@@ -266,7 +266,7 @@ def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
 
 
 def test_rows_without_passages_make_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing to search"):
+    with pytest.raises(UserError, match="no passages to search"):
         write_passages(distinct_passages(rows_of("nq", ["sample"])), tmp_path / "passages.jsonl")
     assert not list(tmp_path.glob("passages*"))
 

@@ -113,7 +113,7 @@ def test_code_of_a_models_own_is_refused_without_asking(
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Own: pass\n")
     (folder / file).write_text(json.dumps(said))
-    with pytest.raises(UserError, match="code of its own"):
+    with pytest.raises(UserError, match="needs custom code"):
         load(folder)
     assert not (folder / "ran").exists()
 

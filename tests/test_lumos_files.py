@@ -18,10 +18,10 @@ from coterie.datasets.lumos import (
     OTHER_TASK,
     STEPS_MISSING,
     TWICE,
-    actions,
-    asked,
     join,
-    subgoals,
+    parse_request,
+    split_actions,
+    split_subgoals,
 )
 from coterie.datasets.plans import PlanRow
 from coterie.datasets.rows import LeftOut
@@ -180,13 +180,22 @@ def test_actions_given_at_once_are_dealt_to_the_subgoals(
 
 
 def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
-    assert asked("Task: A") == ("A", "", "")
-    found = asked("Solve the Task: below.\nTask: Is it\nso?; Initial Environment Description: A b.")
+    assert parse_request("Task: A") == ("A", "", "")
+    found = parse_request(
+        "Solve the Task: below.\nTask: Is it\nso?; Initial Environment Description: A b."
+    )
     assert found == ("Is it\nso?", "A b", "")
-    assert subgoals("Subgoal 1: Use Subgoal 2: or not; Subgoal 3: x") == ["Use", "or not", "x"]
-    assert subgoals("Subgoal 4: a. Subgoal 5: b", first=4) == ["a.", "b"]
-    assert actions("R1, R2 = Solve(a; b); R3 = A(c);") == ["R1, R2 = Solve(a; b)", "R3 = A(c)"]
-    assert actions("R8 = A(b); Output = R8 = 4") == ["R8 = A(b)", "R9 = R8 = 4"]
+    assert split_subgoals("Subgoal 1: Use Subgoal 2: or not; Subgoal 3: x") == [
+        "Use",
+        "or not",
+        "x",
+    ]
+    assert split_subgoals("Subgoal 4: a. Subgoal 5: b", first=4) == ["a.", "b"]
+    assert split_actions("R1, R2 = Solve(a; b); R3 = A(c);") == [
+        "R1, R2 = Solve(a; b)",
+        "R3 = A(c)",
+    ]
+    assert split_actions("R8 = A(b); Output = R8 = 4") == ["R8 = A(b)", "R9 = R8 = 4"]
     for bad in (
         "Find it",
         "Subgoal 2: b",
@@ -194,9 +203,9 @@ def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
         "Subgoal 1: ; Subgoal 2: b",
     ):
         with pytest.raises(ValueError, match=r"Subgoal|subgoal"):
-            subgoals(bad)
+            split_subgoals(bad)
     with pytest.raises(ValueError, match="Task"):
-        asked("Do something")
+        parse_request("Do something")
 
 
 # Joining
@@ -275,8 +284,8 @@ def changed(whole: Line, place: int, text: str) -> Line:
         ([without(PLAN, 7)], [GROUND], NOT_TURNS),
         ([without(PLAN, 6, 7)], [GROUND], NOT_ENDED),
         ([changed(PLAN, 3, "No, I will keep planning. Subgoal 2: Find Al")], [GROUND], OTHER_SUBGOALS),
-        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 3: Find Al")], [GROUND], "taken apart"),
-        ([changed(PLAN, 0, "Do something")], [GROUND], "taken apart"),
+        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 3: Find Al")], [GROUND], "can't be parsed"),
+        ([changed(PLAN, 0, "Do something")], [GROUND], "can't be parsed"),
         ([PLAN, PLAN, PLAN], [GROUND], TWICE),
         ([plan_at_once("a?", "m", "One", "Two")], [ground_at_once("a?", "m", "R1 = A(b)", "One", "Two")], NO_ACTIONS),
         (unrolled(PLAN)[:1] + unrolled(PLAN)[2:], unrolled(GROUND), STEPS_MISSING),
@@ -297,7 +306,7 @@ def test_a_broken_line_is_named_by_file_and_line(files: tuple[Path, Path]) -> No
     put(files[0], PLAN, PLAN)
     put(files[1], GROUND)
     files[0].write_text(files[0].read_text()[:-40])
-    with pytest.raises(UserError, match=r"plan.jsonl, line 2 is broken: no JSON"):
+    with pytest.raises(UserError, match=r"plan.jsonl, line 2 is broken: not JSON"):
         rows_of(files)
     for bad, why in [
         ({key: value for key, value in PLAN.items() if key != "id"}, "id: is missing"),

@@ -174,4 +174,4 @@ def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
     said = refused(cli, "merge", part, "other", "--folder", "merged")
     assert "other is a run of optima/isft, whose runs cannot be merged" in said
     Path("merged").mkdir()
-    assert "exists already" in refused(cli, "merge", *made.parts, "--folder", "merged")
+    assert "already exists" in refused(cli, "merge", *made.parts, "--folder", "merged")

@@ -127,9 +127,9 @@ def test_the_order_of_candidates_does_not_tell_which_one_is_right() -> None:
 @pytest.mark.parametrize(
     ("changes", "flaw"),
     [
-        ({"action_reprs": ["[a]  x -> CLICK"]}, "another number"),
+        ({"action_reprs": ["[a]  x -> CLICK"]}, "different numbers"),
         ({"actions": [{**action(10, "TYPE", "x"), "operation": {"op": "HOVER"}}],
-          "action_reprs": ["[a]  x -> HOVER"]}, "none of CLICK"),
+          "action_reprs": ["[a]  x -> HOVER"]}, "other than CLICK"),
         ({"actions": [action(10, "TYPE", "; ")], "action_reprs": ["[a]  x -> TYPE: ; "]}, "without the text"),
         ({"actions": [], "action_reprs": []}, "has no plan"),
     ],
@@ -254,7 +254,7 @@ def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None
         ({"confirmed_task": "x", "action_reprs": 3, "actions": []}, "broken.jsonl, line 1"),
         ({**task(0), "actions": [{**action(10, "CLICK"), "pos_candidates": [{"tag": "a"}]}],
           "action_reprs": ["[a]  x -> CLICK"]}, "no backend_node_id"),
-        ({**task(0), "action_reprs": []}, "no task whose actions are known"),
+        ({**task(0), "action_reprs": []}, "no task with known actions"),
         (task(0), "too few questions"),
     ):  # fmt: skip
         broken.write_text(json.dumps(lines) + "\n")

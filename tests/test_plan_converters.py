@@ -138,7 +138,7 @@ def test_broken_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"line 2 is broken: .*no '####'"):
         load("gsm8k_plans", file)
     file.write_text(json.dumps(good) + "\n" + json.dumps(good)[:20] + "\n")
-    with pytest.raises(UserError, match=r"line 2 is broken: no JSON"):
+    with pytest.raises(UserError, match=r"line 2 is broken: not JSON"):
         load("gsm8k_plans", file)
     jsonl(file, [{"qid": "a", "question": "Is it?", "decomposition": []}])
     with pytest.raises(UserError, match=r"line 1 is broken: answer: is missing"):

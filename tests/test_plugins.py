@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.plugin_check import check_all, imported
-from coterie.config.plugins import find, settled
+from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.load import DATASETS, Rows
 from coterie.datasets.questions import QASettings
@@ -165,23 +165,23 @@ def test_a_file_has_its_whole_path_and_other_names_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert settled("a/b.py:C") == f"{tmp_path}/a/b.py:C"
-    assert settled("a.b:C") == "a.b:C" and settled("debate") == "debate"
+    assert absolute_name("a/b.py:C") == f"{tmp_path}/a/b.py:C"
+    assert absolute_name("a.b:C") == "a.b:C" and absolute_name("debate") == "debate"
 
 
 QA = {
     "": "is empty",
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
     '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 has no 'question' and no 'answer'",
-    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: no JSON",
+    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
     '{"question": " ", "answer": "b"}\n': "line 1 is broken",
     '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",
     '{"question": "a?", "answer": true}\n': "line 1 is broken: answer: must be text",
     '{"question": "a?", "answer": {"value": "b"}}\n': "line 1 is broken: answer: must be text",
     '{"question": "a?", "answer": []}\n': "line 1 is broken: answer: is missing",
     '{"question": "a?", "answer": ["b", null]}\n': "line 1 is broken: aliases.0: must be text",
-    '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is no answer",
-    '{"question": "a?", "answer": [1, -Infinity]}\n': "line 1 is broken: -inf is no answer",
+    '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is not an answer",
+    '{"question": "a?", "answer": [1, -Infinity]}\n': "line 1 is broken: -inf is not an answer",
     '{"question": {"text": "a?"}, "answer": "b"}\n': "line 1 is broken: question: must be text",
     '{"question": [{"role": "assistant", "content": "a?"}], "answer": "b"}\n': "its question is a list",
     '{"question": "a?", "answer": "b"}\n': "too few questions (1)",

@@ -230,7 +230,7 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
         (["environment.reward=OWN:short"], "short .* cannot be called with"),
         (["environment.reward=OWN:missing"], "has no missing"),
         (["environment.reward_range=[1,0]"], "is empty"),
-        (["environment.reward=code"], "line 1 has no tests"),
+        (["environment.reward=code"], "line 1 has no readable tests"),
         (["dataset.answer=none"], "line 1 has no right answer"),
         (["dataset.question=qestion"], "has no 'qestion'.*did you mean 'question'"),
         (["dataset.answer=nope"], "line 1 has no 'nope'"),

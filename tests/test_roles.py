@@ -186,14 +186,14 @@ def test_a_base_that_differs_in_any_one_value_is_another_base_and_one_in_bfloat1
     other = tiny_llama()
     with torch.no_grad():
         other.model.layers[-1].mlp.down_proj.weight[-1, -1] += 0.5
-    with pytest.raises(UserError, match="trained on another base"):
+    with pytest.raises(UserError, match="trained on a different base"):
         load_adapter(other, tmp_path / "planner")
 
 
 def test_adapters_of_other_bases_and_unknown_ones_are_refused(tmp_path):
     both = two_roles(tiny_llama())
     save_adapter(both, tmp_path / "planner", "planner")
-    with pytest.raises(UserError, match="trained on another base"):
+    with pytest.raises(UserError, match="trained on a different base"):
         load_adapter(tiny_llama(1), tmp_path / "planner")
     with pytest.raises(UserError, match=r"no adapter 'critic'.*planner, grounder"):
         activate(both, "critic")

@@ -186,7 +186,7 @@ def test_what_is_graded_on_public_tests_alone_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "flaw"), [
     ({"public_test_cases": '[{"input": "1", "output": " "}]'}, "without an expected output"),
-    ({"public_test_cases": '[{"input": "1", "output": "2", "testtype": "functional"}]'}, "does not name it"),
+    ({"public_test_cases": '[{"input": "1", "output": "2", "testtype": "functional"}]'}, "function without a name"),
     (
         {"public_test_cases": '[{"input": "x", "output": "2", "testtype": "functional"}]',
          "metadata": '{"func_name": "f"}'},

@@ -1,20 +1,20 @@
 """coterie: post-train language-model agents that work with others.
 
 One loop (rollout, reward, select, train, evaluate, again) over one record of trees of turns.
-The floors, from the bottom: ``config``, ``trajectories``, ``datasets``, ``models``, ``engines``, ``environments``,
+Packages, from the bottom layer: ``config``, ``trajectories``, ``datasets``, ``models``, ``engines``, ``environments``,
 ``rollout``, ``rewards``, ``selection``, ``training``, ``evaluation``, ``runs``, ``recipes``,
 ``reports``, ``cli``. See ``docs/architecture.md``.
 
-What a loop of one's own needs can be imported from here (``docs/howto/python.md``); it is loaded when it is first used.
+The names below are for custom loops (``docs/howto/python.md``). They are imported on first use.
 """
 
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Threads that spin long while they wait starve each other where cores are shared (sampling was measured
-# 4 to 10 times slower beside another process), and threads that sleep at once lose a third of the speed
-# where they are not. A thousand turns are a few microseconds. Read when torch is imported.
+# Waiting threads that spin for long starve each other on shared cores: next to another process, sampling was 4 to
+# 10 times slower. Threads that sleep at once lose a third of the speed on free cores. A spin count of 1000 is a few
+# microseconds. OpenMP reads these variables when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -72,9 +72,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m coterie`` is the command ``coterie``."""
+"""Run the command ``coterie`` as ``python -m coterie``."""
 
 from coterie.cli.app import main
 

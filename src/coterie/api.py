@@ -1,9 +1,9 @@
-"""What a loop of one's own needs besides a model and a trainer: environments by name, and playing them.
+"""Environments and rollouts for custom loops.
 
     played = play(environment("exchange"), engine, tasks, samples=8)
     best = [max(group, key=reward) for group in by_task(played)]
 
-Plain functions, which also work where an event loop is running already, as in a notebook.
+The functions also work inside a running event loop, such as in a notebook.
 """
 
 import asyncio
@@ -41,34 +41,34 @@ Engines = InProcessEngine | Mapping[str, InProcessEngine]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One sample of one task: what was said, and what it is worth."""
+    """Rollout of a task: its turns and its score."""
 
     task: Task
     sample: int
     tree: Tree | None
-    """Of its one path; ``None`` if it failed."""
+    """Tree with a single path; ``None`` if the sample failed."""
     failure: str | None
     tokens: int
     metrics: Mapping[str, float | int | str]
-    """What the environment found in grading it."""
+    """Metrics from the environment's grade."""
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended; ``None`` if it failed."""
+        """Outcome of the rollout; ``None`` if it failed."""
         return next(iter(self.tree.outcomes.values())) if self.tree else None
 
     @property
     def score(self) -> float:
-        """What the environment gives for it; 0 if it failed or could not be graded."""
-        found = self.outcome.score if self.outcome else None
-        return 0.0 if found is None else found
+        """Score from the environment; 0 if the rollout failed or could not be graded."""
+        score = self.outcome.score if self.outcome else None
+        return 0.0 if score is None else score
 
     @property
     def path(self) -> Sequence[Turn]:
         return self.tree.path(self.outcome.leaf) if self.tree and self.outcome else ()
 
     def rows(self, agent: str | None = None, weight: float = 1.0) -> list[Row]:
-        """Training rows: what an agent saw, with its own turns as targets. Of all agents if none is named."""
+        """Return training rows of an agent (by default of all), with its own turns as targets."""
         if self.tree is None or self.outcome is None:
             return []
         speakers = {turn.speaker.name for turn in self.path if turn.sample is not None}
@@ -77,22 +77,28 @@ class Played:
         return [row for one in views for row in rows(one, weight) if row.targets]
 
     def __str__(self) -> str:
-        said = [f"{turn.speaker.name}: {turn.text}" for turn in self.path]
-        return "\n".join([*said, self.failure or f"score {self.score:g}"])
+        lines = [f"{turn.speaker.name}: {turn.text}" for turn in self.path]
+        return "\n".join([*lines, self.failure or f"score {self.score:g}"])
 
 
 def environment(
     name: str, *, tools: Sequence[str] = (), calls: str = "native", **keys: object
 ) -> Environment:
-    """An environment, or that in which a data set is played; ``keys`` are settings (``source="sample"``, ``turns=5``).
+    """Make an environment.
 
-    ``tools`` are what agents may call, as in ``tools=[...]`` of a run, and ``calls`` is how they write it. A name is
-    one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError`` for one
-    that nothing has, and for settings that can't be used.
+    Args:
+        name: Environment or data set: a built-in name, an entry point, ``package.module:Class`` or
+            ``path/file.py:Class``.
+        tools: Tools of the agents, as in ``tools=[...]`` of a run.
+        calls: Syntax of tool calls.
+        **keys: Settings of the environment or data set (``source="sample"``, ``turns=5``).
+
+    Raises:
+        UserError: The name is unknown or the settings are invalid.
     """
-    of_rows = ("source", "heldout", "question", "answer")
+    dataset_keys = ("source", "heldout", "question", "answer")
     words = [
-        f"{'dataset' if key in of_rows else 'environment'}.{key}={value}"
+        f"{'dataset' if key in dataset_keys else 'environment'}.{key}={value}"
         for key, value in keys.items()
     ]
     if tools:
@@ -111,16 +117,25 @@ def play(
     max_tokens: int = 256,
     seed: int = 0,
 ) -> list[Played]:
-    """Play each task so many times, all at once; in the order of tasks and samples.
+    """Sample rollouts of tasks concurrently and return them in the order of tasks and samples.
 
-    The same seed gives the same samples as long as the weights are the same. A sample that fails says why
-    (``Played.failure``) and scores 0.
+    The same seed and weights give the same samples. A failed sample has the reason in ``Played.failure`` and scores 0.
+
+    Args:
+        environment: Environment of the tasks.
+        engines: Engine of all agents, or a mapping with an engine for each agent.
+        tasks: Tasks to play.
+        samples: Number of rollouts per task.
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling threshold.
+        max_tokens: Maximum number of tokens per turn.
+        seed: Seed of the rollouts.
     """
     if not isinstance(engines, InProcessEngine):
         absent = [agent for agent in agents_of(environment) if agent not in engines]
         if absent:
             raise UserError(
-                f"there is no engine for {', '.join(absent)} (engines are given for {', '.join(engines) or 'nobody'})",
+                f"there is no engine for {', '.join(absent)} (engines: {', '.join(engines) or 'none'})",
                 "give one engine for all agents, or a mapping with one for each",
             )
     sampling = Sampling(temperature, top_p, max_tokens, ())
@@ -131,8 +146,8 @@ def play(
         for agent in agents_of(environment)
     }
     episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
-    found = run_now(_play(environment, samplers, episodes, seed))
-    return [found[episode.key] for episode in episodes]
+    results = run_now(_play(environment, samplers, episodes, seed))
+    return [results[episode.key] for episode in episodes]
 
 
 def demonstrate(
@@ -180,12 +195,12 @@ def _demonstration(played: Played, agent: str) -> dict[str, Any]:
 
 
 def by_task(played: Sequence[Played]) -> list[list[Played]]:
-    """The samples of each task together, in the order in which they were played."""
+    """Group the rollouts of each task, in the order of :func:`play`."""
     return [list(group) for _, group in itertools.groupby(played, key=lambda one: one.task.id)]
 
 
 def run_now(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of asynchronous work; in a thread of its own where an event loop is running already."""
+    """Run asynchronous work and return its result. Uses a new thread inside a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -200,13 +215,13 @@ async def _play(
     episodes: Sequence[Episode],
     seed: int,
 ) -> dict[Any, Played]:
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as logs:
         opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})
         async with opened as actors, actors.driver(samplers, seed).play_all(episodes) as playing:
             async for one in playing:
-                found[one.episode.key] = _told(one)
-    return found
+                results[one.episode.key] = _played(one)
+    return results
 
 
 def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
@@ -216,6 +231,6 @@ def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
-def _told(one: EpisodeResult) -> Played:
-    episode = one.episode
-    return Played(episode.task, episode.sample, one.tree, one.failure, one.tokens, one.metrics)
+def _played(finished: EpisodeResult) -> Played:
+    task, sample = finished.episode.task, finished.episode.sample
+    return Played(task, sample, finished.tree, finished.failure, finished.tokens, finished.metrics)

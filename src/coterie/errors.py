@@ -1,4 +1,4 @@
-"""The one error type that is meant for a person: what was wrong, where, and what to do.
+"""Error type for users: the problem and the fix.
 
 The command line prints a ``UserError`` without a traceback and exits with status 2.
 """
@@ -8,9 +8,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake or shortage that the person at the keyboard can fix.
+    """Error that the user can fix.
 
-    ``what`` says what is wrong and where; ``todo`` says what to do about it.
+    Args:
+        what: The problem and its location.
+        todo: The fix.
     """
 
     def __init__(self, what: str, todo: str = "") -> None:
@@ -20,13 +22,13 @@ class UserError(Exception):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that is most like a misspelt one, whatever its case; ``None`` if none is like it."""
-    plain = {one.lower().replace("-", "_"): one for one in known}
+    """Return the known word that is most similar to a misspelled one, if any, regardless of case."""
+    plain = {name.lower().replace("-", "_"): name for name in known}
     near = difflib.get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question with the nearest known word, and a blank to go on after it; empty if there is none."""
+    """Return a question with the nearest known word and a trailing space; empty without a similar word."""
     near = nearest(word, known)
     return f"did you mean {near!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""How long work tells what it is doing. The command line renders it; silence is the default."""
+"""Protocol for progress of long work. The command line renders it; the default is silent."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -14,46 +14,46 @@ RECENT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where a stage stands in its run, and what the stages before it say about how long it will take."""
+    """Position of a stage in its run, with durations of earlier stages."""
 
     iteration: int
     number: int | None
-    """Which iteration it is, from 1; ``None`` if it comes after the last one, for its policy."""
+    """Number of the iteration, from 1; ``None`` for stages of the last policy, after the last iteration."""
     iterations: int
     seconds: float | None = None
-    """How long the last stage of its kind took; ``None`` if there was none."""
+    """Duration of the last stage of the same kind; ``None`` for the first."""
     later: float | None = None
-    """The same of all stages of other kinds that come after it together; ``None`` if one is the first of its kind."""
+    """Expected duration of all later stages of other kinds; ``None`` if one of them is the first of its kind."""
     again: int = 0
-    """How many stages of its own kind come after it."""
+    """Number of later stages of the same kind."""
 
 
 class Progress(Protocol):
-    """Somebody who watches. All calls come from the main rank, in order."""
+    """Receiver of progress. The main rank makes all calls, in order."""
 
     def stage(self, place: StagePlace) -> None:
-        """A stage of a run begins; its work follows, in one part or several."""
+        """Begin a stage of a run, with one or more parts of work."""
         ...
 
     def start(self, total: int, description: str) -> None:
-        """``total`` units of work (dialogues, optimiser steps, bytes) are ahead."""
+        """Begin ``total`` units of work (dialogues, optimizer steps, bytes)."""
         ...
 
     def advance(self, n: int, **fields: float) -> None:
-        """``n`` more are done. A training's ``fields`` are those of ``metrics.jsonl``."""
+        """Report ``n`` finished units. Training passes the fields of ``metrics.jsonl``."""
         ...
 
     def say(self, text: str) -> None:
-        """Something that a person should read before the work goes on."""
+        """Print a message for the user."""
         ...
 
     def close(self) -> None:
-        """No more calls will come; also called when the training failed."""
+        """End the progress; also called after a failure."""
         ...
 
 
 class Silent:
-    """Shows nothing."""
+    """Progress without output."""
 
     def stage(self, place: StagePlace) -> None: ...
 

@@ -174,5 +174,5 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
         damaged.lm_head.weight.fill_(math.nan)
     with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
         with_reference(model, pairs, SETTINGS, tmp_path / "nan", normalise="none")
-    with pytest.raises(UserError, match="log-probs are not numbers"):
+    with pytest.raises(UserError, match="log-probs are not finite"):
         with_reference(damaged, pairs, SETTINGS, tmp_path / "nan", normalise="none")

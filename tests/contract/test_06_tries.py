@@ -213,5 +213,5 @@ def test_a_model_that_ignores_the_mask_is_found_out():
     model = tiny_llama()
     inner = model.model.forward
     model.model.forward = lambda attention_mask=None, **inputs: inner(**inputs)
-    with pytest.raises(UserError, match="does not take a free mask"):
+    with pytest.raises(UserError, match="does not support custom masks"):
         check(model).packing("auto")

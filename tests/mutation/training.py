@@ -191,9 +191,9 @@ FAULTS = (
     Fault(f"{M}packed:_positions", result(lambda p: p * 0), [PACKED]),
     Fault(f"{M}packed:_mask", returns(None), [PACKED]),
     Fault(
-        f"{M}packing:CostRule.cost", around(lambda original, self, nodes, chain: nodes), [CHEAPER]
+        f"{M}packing:CostRule.cost", around(lambda original, self, group: group.nodes), [CHEAPER]
     ),
-    Fault(f"{M}packing:CostRule._costs", result(lambda cost: -cost), [CHEAPER]),
+    Fault(f"{M}packing:CostRule.cost", result(lambda cost: -cost), [CHEAPER]),
     # Batches, steps, schedule, checkpoints.
     Fault(f"{T}batches:Order._of_epoch", given(epoch=0), [ORDER]),
     Fault(f"{T}batches:Order.steps", without_last, [ORDER]),

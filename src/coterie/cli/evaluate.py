@@ -28,7 +28,7 @@ from coterie.cli.candidates import (
 )
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import check_new_file, expanded, make_folder
-from coterie.config.plugins import settled
+from coterie.config.plugins import absolute_name
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
@@ -223,7 +223,7 @@ def _as_trained(
     Runs of ``sft`` on questions are played with the bare question as the prompt, as they were trained.
     """
     of_file = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
-    words, name = [*of_file, *with_file(words)], "qa" if of_file else settled(benchmark)
+    words, name = [*of_file, *with_file(words)], "qa" if of_file else absolute_name(benchmark)
     policy = next((word[7:] for word in reversed(words) if word.startswith("policy=")), "")
     if not is_run(policy):
         return words, {}

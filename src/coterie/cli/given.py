@@ -7,7 +7,7 @@ from typing import Any
 
 from coterie.config.file import SettingsFile, names_in, nested, read_settings, recipe_in
 from coterie.config.folders import expanded
-from coterie.config.plugins import settled
+from coterie.config.plugins import absolute_name
 from coterie.config.resolve import keys, overlaid
 from coterie.datasets.conversations import FileSettings
 from coterie.datasets.files import SUFFIXES
@@ -48,7 +48,7 @@ class Given:
         kept = stored or {} if choice == before else {}  # or else of something else
         values, words = self._of_file(same=choice == in_file)
         names = choice.names() if choice != Choice() else {}
-        with self.file.placed(self.words):
+        with self.file.line_numbers(self.words):
             return settings(self.recipe, words, overlaid(kept, overlaid(nested(values), names)))
 
     def _of_file(self, *, same: bool) -> tuple[dict[str, Any], list[str]]:
@@ -95,7 +95,7 @@ def given(
     if recipe is None:
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
-    recipe = settled(recipe)
+    recipe = absolute_name(recipe)
     own = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
     words = with_file([_source(word, own) for word in words])
     if file is None:

@@ -28,12 +28,12 @@ def list_models() -> None:
 
 def model_table() -> Table:
     """Return the models with a short name, with weights, context and place."""
-    from coterie.models.catalogue import CATALOGUE, found
+    from coterie.models.catalogue import CATALOGUE, local_models
 
     table = Table(box=None, header_style="bold")
     for title in ("model", "weights", "context", "where"):
         table.add_column(title, overflow="fold")
-    here = list(found())
+    here = list(local_models())
     for model in here:
         where = "comes with coterie" if model.packaged else str(model.folder)
         table.add_row(model.name, f"{model.weights:,}", f"{model.context_length:,}", where)

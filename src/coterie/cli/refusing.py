@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from coterie.config.blame import blamed
+from coterie.config.blame import plugin_errors
 from coterie.config.folders import FULL
 from coterie.errors import UserError
 
@@ -32,7 +32,7 @@ _HELP = "`coterie COMMAND --help` has examples"
 def run_app(app: Callable[..., Any], console: Console) -> None:
     """Run the commands; errors that a person can fix are printed, and end with status 2."""
     try:
-        with blamed():
+        with plugin_errors():
             status = app(standalone_mode=False)
     except UserError as error:
         _refuse(console, error.what, error.todo)

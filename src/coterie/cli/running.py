@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.given import stored_settings
-from coterie.config.plugins import label, settled
+from coterie.config.plugins import absolute_name, label
 from coterie.errors import UserError, nearest
 from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
@@ -61,7 +61,7 @@ def run_stage(
     iteration: int | None,
     console: Console,
 ) -> None:
-    name = settled(name)
+    name = absolute_name(name)
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, stored_settings(name, folder)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from coterie.config.plugins import label, settled
+from coterie.config.plugins import absolute_name, label
 from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
@@ -58,7 +58,7 @@ def sweep(
     from coterie.runs.loop import command_line
     from coterie.terminal.progress import ConsoleProgress
 
-    recipe, words, console = settled(recipe), words or [], notes()
+    recipe, words, console = absolute_name(recipe), words or [], notes()
     key = ",".join(split_words(words)[0])
     folder = folder or Path("runs") / f"sweep-{label(recipe)}-{key}".translate(
         str.maketrans("/,", "--")

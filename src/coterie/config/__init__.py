@@ -1,1 +1,1 @@
-"""Validated settings: declared once with meaning, default and source, read from ``key=value``."""
+"""Validated settings, each declared once with meaning, default and source."""

@@ -1,47 +1,47 @@
-"""Plug-ins that are classes: the settings that they name, and one of them under its settings."""
+"""Construct plug-in classes with their settings."""
 
 import inspect
 from typing import Any, TypeVar
 
-from coterie.config.plugins import Found, guarded
+from coterie.config.plugins import Plugin, guarded
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 
 S = TypeVar("S", bound=Settings)
 
 
-def settings_type_of(found: Found, base: type[S]) -> type[S]:
-    """The settings that a class names as its ``settings_type``; ``base`` if it names none.
+def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
+    """Return the ``settings_type`` of a plug-in class; ``base`` by default.
 
-    Raises ``UserError`` for what is not a class, and for settings that are not a subclass of ``base``.
+    Raises ``UserError`` if the plug-in is not a class or its settings are not a subclass of ``base``.
     """
-    if not isinstance(found.thing, type):
-        raise UserError(f"{found} is not a class", "give the name of a class")
-    own = getattr(found.thing, "settings_type", base)
+    if not isinstance(plugin.thing, type):
+        raise UserError(f"{plugin} is not a class", "give the name of a class")
+    own = getattr(plugin.thing, "settings_type", base)
     if not (isinstance(own, type) and issubclass(own, base)):
         raise UserError(
-            f"{found} has a settings_type that is not settings: {own!r}",
+            f"{plugin} has a settings_type that is not settings: {own!r}",
             f"derive it from {base.__module__}.{base.__name__}",
         )
     return own
 
 
-def construct(found: Found, base: type[Settings], settings: Settings, *more: object) -> Any:
-    """One of a class: made with its settings, if it names some, and with what else it is given.
+def construct(plugin: Plugin, base: type[Settings], settings: Settings, *more: object) -> Any:
+    """Construct a plug-in class with its settings, if it declares any, and with ``more`` arguments.
 
-    Raises ``UserError`` for a class that can't be made so.
+    Raises ``UserError`` if the class is abstract or does not take these arguments.
     """
-    named = settings_type_of(found, base) is not base
-    given = (settings, *more) if named else more
-    abstract = sorted(getattr(found.thing, "__abstractmethods__", ()))
+    has_settings = settings_type_of(plugin, base) is not base
+    arguments = (settings, *more) if has_settings else more
+    abstract = sorted(getattr(plugin.thing, "__abstractmethods__", ()))
     if abstract:
-        raise UserError(f"{found} has no {', '.join(abstract)}", "add what is missing")
+        raise UserError(f"{plugin} has no {', '.join(abstract)}", "define the missing methods")
     try:
-        inspect.signature(found.thing).bind(*given)
+        inspect.signature(plugin.thing).bind(*arguments)
     except TypeError as error:
-        names = ["settings"] * named + ["rows"] * len(more)
+        names = ["settings"] * has_settings + ["rows"] * len(more)
         raise UserError(
-            f"{found} can't be made: {error}",
+            f"{plugin} can't be made: {error}",
             f"write def __init__(self{''.join(f', {name}' for name in names)})",
         ) from error
-    return guarded(f"{found} can't be made", lambda: found.thing(*given))
+    return guarded(f"{plugin} can't be made", lambda: plugin.thing(*arguments))

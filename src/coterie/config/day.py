@@ -1,7 +1,7 @@
-"""The day on which something takes place, whatever the clock says.
+"""Date for chat templates, fixed while a run is open.
 
-A run is played over many days and is resumed. Its day is that on which its folder was made, and what is
-loaded while it is open goes by that one.
+A run may take several days and be resumed. Everything that is loaded while it is open uses the date on which its
+folder was made.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ _pinned: list[list[date]] = []
 
 @contextmanager
 def pinned(day: date) -> Iterator[None]:
+    """Freeze :func:`today` inside the block."""
     entry = [day]
     _pinned.append(entry)
     try:
@@ -22,5 +23,5 @@ def pinned(day: date) -> Iterator[None]:
 
 
 def today() -> date:
-    """The day that was pinned last; without one, the day by the clock."""
+    """Return the date that was pinned last, or else the current date."""
     return _pinned[-1][0] if _pinned else date.today()

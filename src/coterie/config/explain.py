@@ -1,4 +1,4 @@
-"""Why settings can't be used: every key with its full name, the value, what is allowed, the nearest key."""
+"""Explain invalid settings: the full key, its value, the allowed values and the nearest known key."""
 
 import re
 from collections.abc import Mapping
@@ -25,21 +25,21 @@ SYNONYMS = {
     "num_generations": "samples",
     "max_completion_length": "max_tokens",
 }
-"""Names of other libraries for keys of a training."""
+"""Training keys by their names in other libraries."""
 OWN_CHECKS = ("value_error", "assertion_error")
 
 
 def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
-    found: dict[str, list[str]] = {}
-    for one in error.errors(include_url=False):
-        where, said = _found(one, known)
-        found.setdefault(where, []).append(said)
-    lines = [f"{where}{' or '.join(dict.fromkeys(said))}" for where, said in found.items()]
+    problems: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        where, problem = _problem(detail, known)
+        problems.setdefault(where, []).append(problem)
+    lines = [f"{where}{' or '.join(dict.fromkeys(texts))}" for where, texts in problems.items()]
     return "these settings can't be used:\n  " + "\n  ".join(lines)
 
 
 def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
-    """The key that is most like an unknown one, by its whole name or by its last part."""
+    """Return the known key that is most similar to ``path``, by its full name or its last part."""
     group, dot, last = path.rpartition(".")
     last = SYNONYMS.get(last, last)
     path = f"{group}{dot}{last}"
@@ -59,49 +59,51 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
     return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))
 
 
-def _found(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
+def _problem(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
     path, place = _split(error["loc"], known)
     if error["type"] == "extra_forbidden":
         near = nearest_key(path, known)
         return f"unknown key {path!r}", f"; did you mean {near!r}?" if near else ""
     if error["type"] == "missing":
-        inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.needed]
+        inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.is_required]
         return " and ".join(inner or [path]), " must be given"
     if path not in known:
-        return _of_group(error, path, known), ""
+        return _group_problem(error, path, known), ""
     key = known[path]
     item = f", item {place}" if place else ""
-    value = "" if key.quiet else f"={_written(error['input'])}"
-    return f"{path}{item}{value}: ", _said(error, key)
+    value = "" if key.quiet else f"={_display(error['input'])}"
+    return f"{path}{item}{value}: ", _key_problem(error, key)
 
 
-def _said(error: ErrorDetails, key: "SettingsKey") -> str:
+def _key_problem(error: ErrorDetails, key: "SettingsKey") -> str:
+    problem = wrong(error)
     if error["type"] in OWN_CHECKS:
-        return wrong(error)
-    said = wrong(error)
+        return problem
     if error["type"] in ("tuple_type", "list_type"):
-        return f"{said}, such as {key.path}=[{_written(error['input'])}]"
+        return f"{problem}, such as {key.path}=[{_display(error['input'])}]"
     if error["type"] == "string_pattern_mismatch":
-        return f"{said}: {key.meaning}"
+        return f"{problem}: {key.meaning}"
     choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     near = nearest(str(error["input"]), choices, cutoff=0.5)
-    return f"{said}; did you mean {near}?" if near else said
+    return f"{problem}; did you mean {near}?" if near else problem
 
 
-def _of_group(error: ErrorDetails, path: str, known: Mapping[str, "SettingsKey"]) -> str:
-    """What a check of several keys says, with their full names; or a value where a group is meant."""
+def _group_problem(error: ErrorDetails, path: str, known: Mapping[str, "SettingsKey"]) -> str:
+    """Explain a failed check of several keys, with their full names, or a value for a group."""
     if error["type"] in OWN_CHECKS:
         return _in_full(wrong(error), path, known)
     inside = [key for key in known if key.startswith(f"{path}.")]
     if inside:
-        shown = ", ".join(inside[:3]) + ", ..." * (len(inside) > 3)
-        return f"{path}={_written(error['input'])}: {path} is a group of keys: {shown}"
+        examples = ", ".join(inside[:3]) + ", ..." * (len(inside) > 3)
+        return f"{path}={_display(error['input'])}: {path} is a group of keys: {examples}"
     return f"{path}: {wrong(error)}" if path else wrong(error)
 
 
 def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
-    """A group's message in which its keys, where it gives them a value or they can't be a plain word,
-    have their full names."""
+    """Replace keys of a group in a message by their full names.
+
+    Keys that may be plain words are replaced only before ``=``.
+    """
     if not group:
         return text
     for key in known:
@@ -114,7 +116,7 @@ def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
 
 
 def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[str, str]:
-    """(key, place within its value); of a place that is not a key, all of it."""
+    """Split a location into a key and the place within its value; without a known key, return the full location."""
     for count in range(len(place), 0, -1):
         path = ".".join(map(str, place[:count]))
         if path in known:
@@ -123,7 +125,7 @@ def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[s
     return ".".join(map(str, place)), ""
 
 
-def _written(value: Any) -> str:
+def _display(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):

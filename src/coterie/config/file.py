@@ -1,12 +1,12 @@
-"""Settings from a YAML file that a person wrote, or that a run left: `coterie run --config FILE`.
+"""Read settings from a YAML file of a user or a run: `coterie run --config FILE`.
 
     recipe: NAME
     seed: 3
     rollout:
       samples: 4
-    reward.lambda_token: 0.3        # a key may also be written in full
+    reward.lambda_token: 0.3        # dotted keys work too
 
-What is wrong is named with its line.
+Errors name the line.
 """
 
 import re
@@ -25,39 +25,39 @@ from coterie.errors import UserError
 
 RECIPE = "recipe"
 OF_RUNS = ("made",)
-"""What the config of a run folder says besides its settings."""
+"""Keys in the config of a run folder that are not settings."""
 _KEY = re.compile(r"\s*([\w.]+)")
 
 
 @dataclass(slots=True)
 class SettingsFile:
-    """A file of settings, read as those of one type."""
+    """File of settings of one type."""
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
-    """By dotted key; also a group that was given a value, which stands for its main key."""
+    """Values by dotted key. A group with a value means its main key."""
     lines: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
-    def placed(self, words: Iterable[str] = ()) -> Iterator[None]:
-        """In the block, errors about keys of the file that no word replaces also say where they are."""
+    def line_numbers(self, words: Iterable[str] = ()) -> Iterator[None]:
+        """Add line numbers to errors about keys of the file inside the block, unless a word replaces the key."""
         replaced = {word.partition("=")[0] for word in words}
         try:
             yield
         except UserError as error:
-            what = "\n".join(self._with_line(line, replaced) for line in error.what.split("\n"))
+            what = "\n".join(self._add_line(line, replaced) for line in error.what.split("\n"))
             raise UserError(what, error.todo) from error
 
-    def _with_line(self, said: str, replaced: set[str]) -> str:
-        found = _KEY.match(said)
-        key = found[1].rstrip(".") if found else ""
+    def _add_line(self, problem: str, replaced: set[str]) -> str:
+        match = _KEY.match(problem)
+        key = match[1].rstrip(".") if match else ""
         if key not in self.lines or key in replaced:
-            return said
-        return f"{said} ({self.path}, line {self.lines[key]})"
+            return problem
+        return f"{problem} ({self.path}, line {self.lines[key]})"
 
 
 def recipe_in(path: Path) -> str | None:
-    """The recipe that a file names, if it names one."""
+    """Return the recipe that a file names, if any."""
     for name, value in _items(path, _document(path), ""):
         if name.value == RECIPE and isinstance(value, yaml.ScalarNode):
             return str(value.value)
@@ -65,8 +65,8 @@ def recipe_in(path: Path) -> str | None:
 
 
 def names_in(path: Path, groups: Iterable[str]) -> list[str]:
-    """The names that a file gives to groups, such as ``dataset``, as words: ``dataset=NAME``."""
-    found = []
+    """Return the names of groups such as ``dataset`` in a file, as words ``dataset=NAME``."""
+    words = []
     for name, value in _items(path, _document(path), ""):
         group, _, key = str(name.value).partition(".")
         if group not in groups or key not in ("", "name"):
@@ -75,33 +75,35 @@ def names_in(path: Path, groups: Iterable[str]) -> list[str]:
             inner = {key.value: one for key, one in _items(path, value, f"{group}.")}
             value = inner.get("name", value)
         if isinstance(value, yaml.ScalarNode):
-            found.append(f"{group}={value.value}")
-    return found
+            words.append(f"{group}={value.value}")
+    return words
 
 
 def read_settings(path: Path, settings: type[Settings]) -> SettingsFile:
-    """The settings of a file. Raises :class:`UserError`, with the line, for what is not YAML, a key that is
-    there twice, or one that the settings do not have."""
-    known, found = {key.path for key in keys(settings)}, SettingsFile(path)
+    """Read the settings of a file.
+
+    Raises :class:`UserError` with the line for invalid YAML, a duplicate key or an unknown key.
+    """
+    known, file = {key.path for key in keys(settings)}, SettingsFile(path)
 
     def read(node: yaml.MappingNode, prefix: str) -> None:
         for name, value in _items(path, node, prefix):
             key, line = f"{prefix}{name.value}", name.start_mark.line + 1
             if key in (RECIPE, *OF_RUNS):
                 continue
-            if key in found.lines:
-                _refuse(path, _twice(key, found.lines[key], line))
-            group = key not in known
-            if group and not any(one.startswith(f"{key}.") for one in known):
+            if key in file.lines:
+                _refuse(path, _twice(key, file.lines[key], line))
+            is_group = key not in known
+            if is_group and not any(path.startswith(f"{key}.") for path in known):
                 raise _unknown(path, line, key, known)
-            if group and isinstance(value, yaml.MappingNode):
+            if is_group and isinstance(value, yaml.MappingNode):
                 read(value, f"{key}.")
-            elif not (group and value.value == ""):  # of an empty group nothing is set
-                found.lines[key] = line
-                found.values[key] = _built(path, value)
+            elif not (is_group and value.value == ""):  # an empty group sets nothing
+                file.lines[key] = line
+                file.values[key] = _built(path, value)
 
     read(_document(path), "")
-    return found
+    return file
 
 
 def _unknown(path: Path, line: int, key: str, known: Iterable[str]) -> UserError:
@@ -126,14 +128,14 @@ def _document(path: Path) -> yaml.MappingNode:
     if node is None:
         return yaml.MappingNode("tag:yaml.org,2002:map", [])
     if not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path} holds no settings", "it needs lines such as `iterations: 2`")
+        raise UserError(f"{path} has no settings", "add lines such as `iterations: 2`")
     return node
 
 
 def _items(
     path: Path, node: yaml.MappingNode, prefix: str
 ) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """The keys of a mapping with their values; each key is a word, and there once."""
+    """Yield the keys and values of a mapping. Raise ``UserError`` for a key that is not a word or a duplicate."""
     seen: dict[str, int] = {}
     for name, value in node.value:
         line = name.start_mark.line + 1
@@ -149,7 +151,7 @@ def _built(path: Path, node: yaml.Node) -> Any:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: of a date
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: invalid date
         _refuse(path, f"line {node.start_mark.line + 1}: {_reason(error)}")
     finally:
         loader.dispose()
@@ -158,7 +160,7 @@ def _built(path: Path, node: yaml.Node) -> Any:
 def _reason(error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if problem and "'\\t'" in problem:
-        problem = "there is a tab, which YAML does not allow there; use blanks"
+        problem = "YAML does not allow a tab here; use spaces"
     return f"line {mark.line + 1}: {problem}" if mark is not None and problem else str(error)
 
 
@@ -167,11 +169,11 @@ def _refuse(path: Path, reason: str) -> NoReturn:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in values.items():
         *groups, name = key.split(".")
-        inside = found
+        inside = tree
         for group in groups:
             inside = inside.setdefault(group, {})
         inside[name] = value
-    return found
+    return tree

@@ -1,5 +1,4 @@
-"""Folders and files that are there whole and on disk, or not at all, whenever a process is killed; and whether a
-place can be written to, asked before the work that is to be kept there."""
+"""Atomic creation of files and folders, and checks that a path is writable."""
 
 import errno
 import os
@@ -12,21 +11,21 @@ from pathlib import Path
 from coterie.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Of a disk without room."""
+"""Error numbers of a full disk."""
 
 
 def expanded(path: str | Path) -> Path:
-    """A path as a person writes it, with ``~`` for a home folder; ``UserError`` for that of nobody here."""
+    """Expand ``~`` in a path. Raise ``UserError`` for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UserError(
-            f"{path}: nobody of that name has a home folder on this machine", "give the whole path"
+            f"{path}: there is no such user on this machine", "give the full path"
         ) from error
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there; ``UserError`` if nothing can be written in it."""
+    """Create a folder and its parents if missing. Raise ``UserError`` if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -36,22 +35,22 @@ def make_folder(folder: Path) -> None:
             raise
         raise UserError(
             f"can't write in the folder {folder}: {reason_of(error)}",
-            "give a folder that you may write in",
+            "give a writable folder",
         ) from error
 
 
 def check_new_file(file: Path) -> None:
-    """Refuse (``UserError``) a file that is there already, or that can't be made; its folder is made."""
+    """Create the folder of a new file. Raise ``UserError`` if the file exists or can't be created."""
     if file.exists() or file.is_symlink():
-        raise UserError(f"{file} exists already", "remove it, or give another name")
+        raise UserError(f"{file} already exists", "remove it or give another name")
     make_folder(file.parent)
 
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """A temporary path that becomes the new ``file`` when the block ends well; if it fails, nothing is left.
+    """Yield a temporary path and rename it to ``file`` at the end of the block. Remove it if the block fails.
 
-    Raises ``UserError`` as :func:`check_new_file`.
+    Raises ``UserError`` like :func:`check_new_file`.
     """
     check_new_file(file)
     part = file.with_name(f"{file.name}.part")
@@ -63,25 +62,25 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 
 def check_new_folder(folder: Path, todo: str) -> None:
-    """Refuse (``UserError``, with what to do) a folder that is there already, or that can't be made."""
+    """Create the parent of a new folder. Raise ``UserError`` if the folder exists or can't be created."""
     if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} exists already", todo)
+        raise UserError(f"{folder} already exists", todo)
     make_folder(folder.parent)
 
 
 def reason_of(error: OSError) -> str:
-    """Why a path can't be used, in the system's words."""
+    """Return the system's reason why a path can't be used."""
     if isinstance(error, FileExistsError):
-        return "a file of that name is in the way"
+        return "a file of that name already exists"
     return error.strerror or str(error)
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``target``, whole and on disk, when the block ends well.
+    """Yield a temporary folder, flush it to disk and rename it to ``target`` at the end of the block.
 
-    An older ``target`` is replaced. If the block fails, nothing is left. One process at a time may make
-    a folder; see to that elsewhere. Raises ``UserError`` for a place that can't be written to.
+    Replaces an existing ``target``. Removes the temporary folder if the block fails. The caller must prevent
+    concurrent calls for one target. Raises ``UserError`` if the parent is not writable.
     """
     make_folder(target.parent)
     partial = target.with_name(f".{target.name}.partial")

@@ -1,6 +1,6 @@
-"""The folder in which coterie keeps what it downloads and converts, and how things get into it whole.
+"""Folder of downloads and converted models: ``$COTERIE_HOME``, by default ``~/.cache/coterie``.
 
-It is ``$COTERIE_HOME``, or ``~/.cache/coterie``; data sets lie in ``data``, converted models in ``models``.
+Data sets are in ``data``, converted models in ``models``.
 """
 
 import fcntl
@@ -15,16 +15,16 @@ from coterie.errors import UserError
 
 
 def home() -> Path:
-    """The folder itself, which need not exist yet."""
-    chosen = os.environ.get("COTERIE_HOME")
-    return expanded(chosen) if chosen else Path.home() / ".cache" / "coterie"
+    """Return the folder, which may not exist yet."""
+    folder = os.environ.get("COTERIE_HOME")
+    return expanded(folder) if folder else Path.home() / ".cache" / "coterie"
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A :func:`~coterie.config.folders.whole_folder` that one process at a time makes.
+    """Create a :func:`~coterie.config.folders.whole_folder` under a lock.
 
-    Raises ``UserError`` while another one does, or if it can't be made.
+    Raises ``UserError`` if another process holds the lock or the folder can't be created.
     """
     try:
         make_folder(target.parent)
@@ -36,14 +36,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"another command is making {target} just now", "wait until it has ended"
-            ) from None
+            raise UserError(f"another command is creating {target}", "wait until it ends") from None
         with whole_folder(target) as partial:
             yield partial
 
 
 def sha256(file: Path) -> str:
-    """Checksum of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 checksum of a file in hexadecimal."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in plain words: what the validator found, without its phrases."""
+"""Describe validation errors in plain words."""
 
 from pydantic_core import ErrorDetails
 
@@ -20,9 +20,9 @@ WORDS = {
     "too_short": "must have at least {min_length} items, and has {actual_length}",
     "too_long": "must have at most {max_length} items, and has {actual_length}",
 }
-"""By the validator's type of error; what stands in braces is from its context."""
+"""Descriptions by type of validation error; braces are filled from its context."""
 SOME_TEXT = r"\S"
-"""The pattern of a text that isn't blank."""
+"""Pattern of text that isn't blank."""
 KINDS = {
     "int": "must be a whole number",
     "float": "must be a number",
@@ -34,11 +34,11 @@ KINDS = {
     "model": "must be an object with named values",
     "dataclass": "must be an object with named values",
 }
-"""By the first word of the validator's type of error, for a value of another type."""
+"""Descriptions of wrong types by the first word of the type of validation error."""
 
 
 def wrong(error: ErrorDetails) -> str:
-    """Such as ``must be a whole number``. What a check of our own says stays as it is."""
+    """Describe an error, such as ``must be a whole number``. Keep messages of coterie's own checks."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in WORDS:
         return WORDS[kind].format(**{name: _short(value) for name, value in context.items()})
@@ -56,7 +56,7 @@ def wrong(error: ErrorDetails) -> str:
 
 
 def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
-    """As :func:`wrong`, after the place of the value; the first ``skip`` steps to it are left out."""
+    """Describe an error like :func:`wrong`, prefixed by the location without its first ``skip`` steps."""
     place = ".".join(map(str, error["loc"][skip:]))
     return f"{place}: {wrong(error)}" if place else wrong(error)
 

@@ -1,11 +1,11 @@
-"""Things that are found by name: those that ship, and plug-ins.
+"""Find built-in objects and plug-ins by name.
 
     debate                 built in
     chess                  an entry point of an installed package, in the group ``coterie.environments``
     package.module:World   a class (or function) of a module that can be imported
     path/file.py:World     a class (or function) of a file
 
-This module imports nothing heavy: what has a name is imported when it is asked for.
+This module is light to import. Objects are imported when they are looked up.
 """
 
 import hashlib
@@ -22,24 +22,23 @@ from typing import Any
 from coterie.config.folders import expanded
 from coterie.errors import UserError, did_you_mean
 
-OWN = "or bring your own: package.module:NAME, or path/file.py:NAME (docs/howto/bring-your-own.md)"
+OWN = "or give your own: package.module:NAME, or path/file.py:NAME (docs/howto/bring-your-own.md)"
 OF_FILE = "coterie_plugin_"
-"""What names of modules begin with that were read from a file."""
-
+"""Prefix of the names of modules that were loaded from a file."""
 
 NOT_OWN = ("", "abc", "builtins", "coterie", "pydantic", "typing")
-"""Packages from which plug-ins are derived, and which are not their own code."""
-_used: dict[tuple[str, str], "Found"] = {}
+"""Packages of base classes, which are not code of a plug-in."""
+_used: dict[tuple[str, str], "Plugin"] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of thing that has names."""
+    """Kind of object that can be looked up by name."""
 
     name: str
-    """In errors, such as ``environment``."""
+    """Name for errors, such as ``environment``."""
     built_in: Mapping[str, str] = field(compare=False)
-    """What ships: names, each with its ``package.module:NAME``."""
+    """Built-in names, each with its ``package.module:NAME``."""
 
     @property
     def group(self) -> str:
@@ -47,34 +46,31 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a name stands for."""
+class Plugin:
+    """Built-in object or plug-in of a kind."""
 
     kind: Kind
     name: str
     thing: Any
-    """The class, the function or the object."""
+    """Class, function or other object."""
     file: Path | None
-    """The file of a plug-in; ``None`` if it is built in."""
+    """File of a plug-in; ``None`` for a built-in object."""
 
     @property
     def source(self) -> str:
-        """A hash of a plug-in's file; empty if it is built in.
-
-        What a run did with one file is not gone on with under another one.
-        """
+        """Return a hash of a plug-in's file, which a resumed run must match; empty for a built-in object."""
         return "" if self.file is None else hashlib.sha256(self.file.read_bytes()).hexdigest()
 
     @property
     def modules(self) -> frozenset[str]:
-        """The modules of a plug-in's own code: of its class, of those that it is derived from, and of its settings."""
+        """Return the modules of a plug-in's code: its class, its own base classes and its settings."""
         settings = getattr(self.thing, "settings_type", None)
         kinds = [kind for one in (self.thing, settings) for kind in getattr(one, "__mro__", (one,))]
-        found = {str(getattr(kind, "__module__", "")) for kind in kinds}
-        return frozenset(one for one in found if one.partition(".")[0] not in NOT_OWN)
+        modules = {str(getattr(kind, "__module__", "")) for kind in kinds}
+        return frozenset(name for name in modules if name.partition(".")[0] not in NOT_OWN)
 
     def has(self, kind: str) -> bool:
-        """Whether it is, or is derived from, a class of this name, or is made with settings of this name."""
+        """Return True if the plug-in's class or settings, or one of their base classes, has this name."""
         settings = getattr(self.thing, "settings_type", None)
         return any(
             one.__name__ == kind
@@ -88,38 +84,38 @@ class Found:
 
 
 def label(name: str) -> str:
-    """A short form of a name, for titles and records: ``World`` of ``path/file.py:World``."""
+    """Return a short name for titles and records: ``World`` for ``path/file.py:World``."""
     return name.rpartition(":")[2]
 
 
 def is_spec(name: str) -> bool:
-    """Whether a name says where a plug-in is, instead of being a plain name."""
+    """Return True if a name is a location such as ``package.module:NAME``."""
     return ":" in name
 
 
-def settled(name: str) -> str:
-    """A name as a run stores it: with the whole path of a file, so that it is found from any folder."""
+def absolute_name(name: str) -> str:
+    """Return a name with an absolute file path, which a run stores so that it works from any folder."""
     place, colon, thing = name.rpartition(":")
     if not colon or not place.endswith(".py"):
         return name
     return f"{expanded(place).absolute()}:{thing}"
 
 
-def find(kind: Kind, name: str) -> Found:
-    """What has a name.
+def find(kind: Kind, name: str) -> Plugin:
+    """Find an object by name.
 
-    Raises ``UserError`` if nothing has it, if it can't be imported (with the file, the line, and the error's own last
-    line), and if an installed package has an entry point of a built-in name.
+    Raises ``UserError`` if there is no such object, if it can't be imported (with the file, line and message of the
+    error), or if an installed package has an entry point with a built-in name.
     """
     entries = [entry for entry in entry_points(group=kind.group) if entry.name == name]
     if name in kind.built_in:
         if entries:
             raise UserError(
-                f"{_package(entries[0])} has an entry point {name!r} in {kind.group}, and {name} is built in",
+                f"{_package(entries[0])} has an entry point {name!r} in {kind.group}, but {name} is built in",
                 "give the entry point another name, or uninstall the package",
             )
         module, _, thing = kind.built_in[name].partition(":")
-        return Found(kind, name, getattr(import_module(module), thing), None)
+        return Plugin(kind, name, getattr(import_module(module), thing), None)
     if len(entries) > 1:
         packages = " and ".join(map(_package, entries))
         raise UserError(
@@ -129,16 +125,16 @@ def find(kind: Kind, name: str) -> Found:
         what = f"the {kind.name} {name!r} of {_package(entries[0])}"
         return _plugin(kind, name, what, lambda: entries[0].load())
     if is_spec(name):
-        return _by_place(kind, name)
+        return _at_place(kind, name)
     known = [*kind.built_in, *installed(kind)]
-    listed = f"use one of: {', '.join(known)}; " if known else ""
+    choices = f"use one of: {', '.join(known)}; " if known else ""
     raise UserError(
-        f"no {kind.name} is called {name!r}", f"{did_you_mean(name, known)}{listed}{OWN}"
+        f"no {kind.name} is called {name!r}", f"{did_you_mean(name, known)}{choices}{OWN}"
     )
 
 
-def used() -> tuple[Found, ...]:
-    """The plug-ins that this process has found so far."""
+def used() -> tuple[Plugin, ...]:
+    """Return the plug-ins that this process has loaded."""
     return tuple(_used.values())
 
 
@@ -147,31 +143,29 @@ def installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def guarded(what: str, do: Callable[[], Any]) -> Any:
-    """What a plug-in's code gives; an error in it is a ``UserError`` that says where."""
+    """Call code of a plug-in. Convert an error into a ``UserError`` with its file and line."""
     try:
         return do()
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(
-            f"{what}: {last_line(error)}", "correct the plug-in, or leave it out"
-        ) from error
+        raise UserError(f"{what}: {last_line(error)}", "fix the plug-in or remove it") from error
 
 
 def last_line(error: BaseException) -> str:
-    """What an error says, after the file and the line of the plug-in in which it was raised."""
-    said = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+    """Return an error's message after the file and line of the plug-in that raised it."""
+    message = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: {said}"
+        return f"{error.filename}, line {error.lineno}: {message}"
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if not _is_machinery(frame.filename)]
     own = [frame for frame in places if not is_installed(frame.filename)] or places
-    return f"{own[-1].filename}, line {own[-1].lineno}: {said}" if own else said
+    return f"{own[-1].filename}, line {own[-1].lineno}: {message}" if own else message
 
 
-def _by_place(kind: Kind, name: str) -> Found:
+def _at_place(kind: Kind, name: str) -> Plugin:
     place, _, thing = name.rpartition(":")
-    in_file = place.endswith(".py")
+    is_file = place.endswith(".py")
     what = f"the {kind.name} {name}"
     if not thing.isidentifier() or not place:
         raise UserError(
@@ -179,27 +173,28 @@ def _by_place(kind: Kind, name: str) -> Found:
             "write package.module:NAME or path/file.py:NAME",
         )
     module = guarded(
-        f"{what} can't be imported", lambda: _file(place) if in_file else _module(place)
+        f"{what} can't be imported", lambda: _file(place) if is_file else _module(place)
     )
     if not hasattr(module, thing):
-        names = [one for one, value in vars(module).items() if _is_own(module, value)]
-        has = f"it has: {', '.join(names)}" if names else "it defines no class and no function"
+        names = [key for key, value in vars(module).items() if _is_own(module, value)]
+        has = f"it has: {', '.join(names)}" if names else "it defines no class or function"
         raise UserError(
             f"{module.__file__} has no {thing}, so there is no {kind.name} {name}",
             f"{did_you_mean(thing, names)}{has}",
         )
-    return _plugin(kind, settled(name), what, lambda: getattr(module, thing), module.__file__)
+    return _plugin(kind, absolute_name(name), what, lambda: getattr(module, thing), module.__file__)
 
 
 def _plugin(
     kind: Kind, name: str, what: str, load: Callable[[], Any], file: str | None = None
-) -> Found:
-    """Import a thing; its ``file`` is the one that names it, else the file of its module."""
+) -> Plugin:
+    """Load a plug-in; ``file`` is the file in its name, by default the file of its module."""
     thing = guarded(f"{what} can't be imported", load)
     module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
     file = file or getattr(module, "__file__", None)
-    found = _used[kind.name, name] = Found(kind, name, thing, None if file is None else Path(file))
-    return found
+    plugin = Plugin(kind, name, thing, None if file is None else Path(file))
+    _used[kind.name, name] = plugin
+    return plugin
 
 
 def _module(name: str) -> Any:
@@ -208,7 +203,7 @@ def _module(name: str) -> Any:
 
 
 def _file(place: str) -> Any:
-    """The module of a file; of several names in one file they all have the same. Its neighbours can be imported."""
+    """Load the module of a file, once for all its names. It can import modules of its folder."""
     path = expanded(place).absolute()
     if not path.is_file():
         raise UserError(f"there is no file {path}", "check the path of the plug-in")
@@ -217,7 +212,7 @@ def _file(place: str) -> Any:
         return sys.modules[name]
     with_folder(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, f"{path} is a file of Python"
+    assert spec is not None and spec.loader is not None, f"{path} is a Python file"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -229,20 +224,20 @@ def _file(place: str) -> Any:
 
 
 def place_of(kind: type) -> str:
-    """Where another process finds a class: ``package.module:Class`` or ``path/file.py:Class``."""
+    """Return the location of a class for another process: ``package.module:Class`` or ``path/file.py:Class``."""
     module = kind.__module__
     of_file = module.startswith(OF_FILE)
     return f"{sys.modules[module].__file__ if of_file else module}:{kind.__qualname__}"
 
 
 def at_place(name: str) -> Any:
-    """What :func:`place_of` names; raises ``ImportError`` or ``AttributeError`` if nothing is there."""
+    """Load the class at a location of :func:`place_of`. Raises ``ImportError`` or ``AttributeError``."""
     place, _, thing = name.rpartition(":")
     return getattr(_file(place) if place.endswith(".py") else import_module(place), thing)
 
 
 def with_folder(folder: Path) -> None:
-    """Let modules of a folder be imported, after all others."""
+    """Make modules of a folder importable, after all others."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -256,7 +251,7 @@ def _is_machinery(file: str) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is of a library, or of coterie, and so not where a person would correct a plug-in."""
+    """Return True if a file belongs to a library or to coterie, not to the user."""
     package = str(Path(__file__).parents[1])
     return "site-packages" in file or file.startswith(
         (package, str(Path(traceback.__file__).parent))

@@ -1,6 +1,6 @@
-"""From a preset and ``key=value`` words to validated settings, with errors a person can act on.
+"""Resolve validated settings from a preset and ``key=value`` words.
 
-``coterie run RECIPE rollout.samples=4`` reads ``rollout.samples=4`` here.
+``coterie run RECIPE rollout.samples=4`` parses ``rollout.samples=4`` here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ RECIPE_KEYS = "`coterie config RECIPE` lists every key"
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """One key of a recipe's settings, as shown by ``coterie config``."""
+    """Key of a recipe's settings, as shown by ``coterie config``."""
 
     path: str
     type: str
@@ -32,10 +32,10 @@ class SettingsKey:
     meaning: str
     source: str
     quiet: bool
-    """Whether errors leave its value out."""
+    """True if errors omit its value."""
 
     @property
-    def needed(self) -> bool:
+    def is_required(self) -> bool:
         return self.default == NEEDED
 
 
@@ -46,11 +46,16 @@ def resolve(
     *,
     where: str = RECIPE_KEYS,
 ) -> S:
-    """Settings from nested mappings (later ones win) and ``key=value`` words (which win over all).
+    """Resolve settings from layers and words.
 
-    ``where`` says to a person where the keys are listed.
-    Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without ``=``, a
-    value out of range, or a combination that can't work.
+    Args:
+        settings: Type of the settings.
+        layers: Nested mappings; later ones override earlier ones.
+        words: ``key=value`` arguments, which override all layers.
+        where: Hint in errors on where keys are listed.
+
+    Raises:
+        UserError: A key is unknown (with the nearest key), a word has no ``=``, or values are invalid.
     """
     values = overlaid(*layers)
     known = {key.path: key for key in keys(settings)}
@@ -59,7 +64,7 @@ def resolve(
         path, equals, text = word.partition("=")
         if not equals or not path:
             raise UserError(
-                f"{word!r} is not a setting", "write key=value without blanks, such as iterations=2"
+                f"{word!r} is not a setting", "write key=value without spaces, such as iterations=2"
             )
         path = mains.get(path, path)
         _check_known(path, known, where)
@@ -71,14 +76,14 @@ def resolve(
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
-    """Every key, nested groups in dotted form, in the order of declaration."""
+    """Yield every key in order of declaration, with dotted names for nested groups."""
     for name, field in settings.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Settings):
             yield from keys(kind, f"{prefix}{name}.")
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = NEEDED if field.is_required() else _shown(field.get_default())
+        default = NEEDED if field.is_required() else _display(field.get_default())
         yield SettingsKey(
             f"{prefix}{name}",
             _type_name(kind),
@@ -90,7 +95,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
 
 
 def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Groups that stand for one of their keys when they are given a value: the group, and that key."""
+    """Yield each group with a main key, and the key."""
     for name, field in settings.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Settings):
@@ -100,7 +105,7 @@ def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, st
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice; YAML itself would take the last one."""
+    """YAML loader that rejects duplicate keys; YAML itself takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
@@ -117,19 +122,24 @@ class _OnceLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML file; raises :class:`UserError` if it is none."""
+    """Read a mapping from a YAML file. Raise :class:`UserError` if it can't be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         loaded = yaml.load(text, Loader=_OnceLoader) or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: of a date
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:  # ValueError: invalid date
         raise UserError(
             f"can't read settings from {path}: {_yaml_reason(error)}",
-            "correct the file, or put it back from a copy",
+            "correct the file or restore it from a backup",
         ) from None
     if not isinstance(loaded, dict):
         raise UserError(
-            f"{path} holds no settings",
-            "it needs lines such as `iterations: 2`: put it back from a copy",
+            f"{path} has no settings",
+            "add lines such as `iterations: 2`, or restore the file from a backup",
         )
     return loaded
 
@@ -137,12 +147,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _yaml_reason(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
-        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'no YAML'}"
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'invalid YAML'}"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one, group by group; later ones win."""
+    """Merge nested mappings; later ones override earlier ones."""
     values: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -155,7 +165,7 @@ def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
+    """Flatten nested mappings into dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -176,7 +186,7 @@ def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> Non
 
 
 def _value(key: SettingsKey, text: str) -> Any:
-    """The value that a text means; a key of text, or of a few words, takes it as it stands."""
+    """Parse the text of a value. Keys of text or literals take it unchanged."""
     encoded(text, f"the value of {key.path}")
     if key.type.endswith("| None") and text in ("none", "null"):
         return None
@@ -185,7 +195,7 @@ def _value(key: SettingsKey, text: str) -> Any:
         return text[1:-1] if quoted else text
     try:
         return yaml.safe_load(text) if text else ""
-    except (yaml.YAMLError, ValueError):  # ValueError: of a date such as 2024-13-45
+    except (yaml.YAMLError, ValueError):  # ValueError: invalid date such as 2024-13-45
         return text
 
 
@@ -196,7 +206,7 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     values[name] = value
 
 
-def _shown(value: object) -> str:
+def _display(value: object) -> str:
     return "none" if value is None else f"{value}"
 
 
@@ -207,9 +217,9 @@ def _type_name(kind: Any) -> str:
 
 
 def _plain_type(kind: Any) -> Any:
-    """A type without what is demanded of its values: ``tuple[float, ...]`` has no bounds of its numbers."""
+    """Remove constraints on values from a type, such as the bounds inside ``tuple[float, ...]``."""
     inside = get_args(kind)
     if get_origin(kind) is Annotated:
         return _plain_type(inside[0])
-    found = tuple(map(_plain_type, inside))
-    return GenericAlias(tuple, found) if get_origin(kind) is tuple else kind
+    plain = tuple(map(_plain_type, inside))
+    return GenericAlias(tuple, plain) if get_origin(kind) is tuple else kind

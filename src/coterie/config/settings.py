@@ -1,7 +1,6 @@
-"""The base of every group of settings, and how one key is declared.
+"""Base class of settings and declaration of keys.
 
-A key is declared with :func:`key`, which makes its meaning (and, where a paper fixes it, its source)
-part of the type, so that ``coterie config`` is never stale.
+:func:`key` declares a key with its meaning and, if a paper fixes its value, the source. ``coterie config`` shows both.
 """
 
 import hashlib
@@ -11,21 +10,21 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_SEED = 2**32 - 1
-"""The largest seed: generators take 64 bits, and a run makes its trainings' seeds of its own."""
+"""Largest seed. Generators take 64 bits, and a run derives the seeds of its trainings."""
 
 
 class Settings(BaseModel):
-    """Frozen settings; an unknown key or a value of the wrong type is an error."""
+    """Frozen settings. Unknown keys and values of a wrong type are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
 
     main: ClassVar[str] = ""
-    """The key that is meant where a group itself is given a value (``user_simulator=NAME``); none by default."""
+    """Key that a value for the whole group sets (``user_simulator=NAME``)."""
 
     def fingerprint(self) -> str:
-        """Hash of all values; credit and finished stages are keyed by it."""
+        """Hash all values, as a key for credit and finished stages."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -33,10 +32,14 @@ class Settings(BaseModel):
 def key(
     default: Any = ..., meaning: str = "", *, source: str = "", quiet: bool = False, **limits: Any
 ) -> Any:
-    """Declare one key: its default, what it means, where its value comes from, and its limits.
+    """Declare a key.
 
-    ``limits`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ...). The value of a
-    ``quiet`` one is in no error: somebody may have given a password by mistake.
+    Args:
+        default: Default value; required without one.
+        meaning: Description for ``coterie config``.
+        source: Source of the default, such as a table of a paper.
+        quiet: Omit the value from errors, since it may contain a password.
+        **limits: Constraints of pydantic (``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ...).
     """
     extra: dict[str, Any] = {"source": source, "quiet": quiet}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)

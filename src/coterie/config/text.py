@@ -1,6 +1,7 @@
-"""What is text: Unicode without lone surrogates, which are halves of characters and no character.
+"""Checks for lone surrogates in text and for deep nesting in JSON.
 
-JSON and YAML can spell a half (``"\\ud800"``); no tokenizer, file or server takes it.
+JSON and YAML can contain a lone surrogate (``"\\ud800"``), half of a character, which tokenizers, files and servers
+reject.
 """
 
 import json
@@ -11,24 +12,22 @@ from typing import Any
 from coterie.errors import UserError
 
 MAX_DEPTH = 100
-"""Levels of a value that :func:`shallow` takes, which is far from Python's own limit of recursion."""
+"""Maximum nesting of values for :func:`shallow`, far below Python's recursion limit."""
 
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def encoded(text: str, what: str) -> bytes:
-    """A text's bytes. Raises ``UserError`` if ``what`` it is holds half a character."""
+    """Encode a text. Raise ``UserError``, which names the text ``what``, for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         wrong = _explain(error)
-        raise UserError(
-            f"{what} holds {wrong}", "write the whole character there, or remove it"
-        ) from error
+        raise UserError(f"{what} holds {wrong}", "write the full character or remove it") from error
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text; raises ``ValueError``, also for one that holds half a character or nests too deep."""
+    """Parse JSON. Raise ``ValueError`` for invalid JSON, a lone surrogate or too deep nesting."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -37,7 +36,7 @@ def read_json(text: str) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """A JSON value; raises ``ValueError`` if some text of it holds half a character."""
+    """Return a JSON value unchanged. Raise ``ValueError`` if it contains a lone surrogate."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -46,7 +45,7 @@ def whole(value: Any) -> Any:
 
 
 def shallow(value: Any) -> Any:
-    """A JSON value; raises ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
+    """Return a JSON value unchanged. Raise ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [
@@ -61,5 +60,5 @@ def shallow(value: Any) -> Any:
 
 
 def _explain(error: UnicodeEncodeError) -> str:
-    found = f"\\u{ord(error.object[error.start]):04x}"
-    return f"half a character (the lone surrogate {found}, at character {error.start + 1})"
+    code = f"\\u{ord(error.object[error.start]):04x}"
+    return f"half a character (the lone surrogate {code}, at character {error.start + 1})"

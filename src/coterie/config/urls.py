@@ -1,10 +1,10 @@
-"""Addresses of servers in settings."""
+"""URLs of servers in settings."""
 
 import httpx2
 
 
 def server_url(url: str) -> httpx2.URL:
-    """The parts of a server's URL; ``ValueError`` if it is not a URL of the web."""
+    """Parse the URL of a server. Raise ``ValueError`` unless it is an HTTP(S) URL."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

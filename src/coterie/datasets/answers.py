@@ -1,7 +1,7 @@
-"""Typed rows of questions and answers, read by a table of the names that published keys have; MuSiQue among them.
+"""Typed rows of question-answering sets such as MuSiQue, read by a table of published keys.
 
-``Layout`` says for each of our fields under which of upstream's keys it can stand; a row type of a set names its layout
-and has what no table can say. A row's own form has our names, so it is read by every layout.
+``Layout`` maps each of our fields to its possible keys in published files. A row type has a layout, and code for
+anything else. Every layout also reads rows with our own names.
 """
 
 import base64
@@ -33,7 +33,7 @@ IMAGE = "is a question about an image"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Under which of upstream's keys a field stands: the first one that is there; ``info.type`` is inside ``info``."""
+    """Possible keys of each field; the first present key counts. ``info.type`` is inside ``info``."""
 
     id: Keys = (
         "id",
@@ -56,10 +56,10 @@ class Layout:
 
 
 class AnswerRow(QuestionRow):
-    """A question with all its right answers, as NQ, PopQA and Bamboogle have them.
+    """Question with all its right answers, as in NQ, PopQA and Bamboogle.
 
-    A list of answers (also as JSON in a text) is ``answer``, its first, and ``aliases``. Without an id a hash of the
-    question is taken. Numbers become texts.
+    The first of a list of answers (or JSON text of a list) is ``answer``, the rest are ``aliases``. The default id is a
+    hash of the question. Numbers become text.
     """
 
     layout: ClassVar[Layout] = Layout()
@@ -70,8 +70,8 @@ class AnswerRow(QuestionRow):
         return (self.answer, *self.aliases)
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What upstream means by a row; raises ``ValueError``. Most mean what they say."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Convert a published row for the layout. Raise ``ValueError`` for a broken row."""
         return raw
 
     @model_validator(mode="before")
@@ -79,24 +79,24 @@ class AnswerRow(QuestionRow):
     def _from_upstream(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        value = cls.opened(from_verl(value))
+        value = cls.normalize(from_verl(value))
         layout = cls.layout
         question = question_text(first_of(value, layout.question))
-        answers = _listed(first_of(value, layout.answer))
-        aliases = _listed(first_of(value, layout.aliases))
-        found: dict[str, Any] = {
-            name: told for name, keys in layout.rest.items() if (told := first_of(value, keys)) is not None
+        answers = _answer_list(first_of(value, layout.answer))
+        aliases = _answer_list(first_of(value, layout.aliases))
+        fields: dict[str, Any] = {
+            name: item for name, keys in layout.rest.items() if (item := first_of(value, keys)) is not None
         }  # fmt: skip
-        found |= {
-            name: value[name] for name in cls.model_fields.keys() - found.keys() if name in value
+        fields |= {
+            name: value[name] for name in cls.model_fields.keys() - fields.keys() if name in value
         }
-        found |= {"question": question, "aliases": [*answers[1:], *aliases]}
-        found["id"] = as_text(first_of(value, layout.id)) or _hash(question)
+        fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
+        fields["id"] = as_text(first_of(value, layout.id)) or _hash(question)
         if answers:
-            found["answer"] = answers[0]
+            fields["answer"] = answers[0]
         else:
-            found.pop("answer", None)
-        return found
+            fields.pop("answer", None)
+        return fields
 
     @field_validator("aliases", mode="after")
     @classmethod
@@ -105,22 +105,21 @@ class AnswerRow(QuestionRow):
 
 
 class WebRow(AnswerRow):
-    """A question that is answered by searching the web or by knowing much."""
+    """Question that needs web search or broad knowledge."""
 
     subject: str = ""
     level: str = ""
     kind: str = ""
-    """Upstream's word for what is asked, such as ``multi_source``."""
+    """Kind of question in upstream, such as ``multi_source``."""
     pages: tuple[str, ...] = ()
-    """Addresses: where the search begins, and where the answer stands."""
+    """URLs of the start page and of pages with the answer."""
     file: str = ""
-    """The name of a file that the question comes with."""
+    """Name of an attached file."""
     image: bool = False
-    """Whether the question can't be understood without an image."""
+    """True if the question needs an image."""
 
     @property
     def flaw(self) -> str:
-        """What is not public can't be graded, and images can't be shown."""
         return IMAGE if self.image else ""
 
     @field_validator("level", mode="before")
@@ -135,7 +134,7 @@ class WebRow(AnswerRow):
 
 
 class ExamRow(AnswerRow, MathRow):
-    """A problem of mathematics with its answer as LaTeX, and upstream's solution where it has one."""
+    """Mathematics problem with an answer as LaTeX and an optional solution."""
 
     answer: str
     subject: str = ""
@@ -144,7 +143,6 @@ class ExamRow(AnswerRow, MathRow):
 
     @property
     def flaw(self) -> str:
-        """Nobody can give an empty answer, and images can't be shown."""
         return IMAGE if self.image else EMPTY * (not self.answer.strip())
 
     @field_validator("level", "subject", mode="before")
@@ -154,7 +152,7 @@ class ExamRow(AnswerRow, MathRow):
 
 
 def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
-    """Return the value under the first key that has one, ``a.b`` being inside ``a``; ``None`` if none has."""
+    """Return the first value that is not ``None``; ``a.b`` is inside ``a``."""
     for name in keys:
         value: Any = row
         for part in [name] if name in row else name.split("."):
@@ -164,24 +162,24 @@ def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
     return None
 
 
-def _listed(value: Any) -> list[Any]:
-    """An answer, or a list of answers, also as JSON in a text, as a list of texts."""
+def _answer_list(value: Any) -> list[Any]:
+    """Convert an answer, a list of answers or its JSON text into a list of texts."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         try:
-            found = read_json(value)
+            items = read_json(value)
         except ValueError:
             return [value]
-        whole = isinstance(found, list) and all(isinstance(one, str) for one in found)
-        return found if whole and found else [value]
+        is_list = isinstance(items, list) and all(isinstance(item, str) for item in items)
+        return items if is_list and items else [value]
     if isinstance(value, list | tuple):
         return [None if one is None else as_text(one) for one in value]
     return [] if value is None else [as_text(value)]
 
 
 def as_text(value: Any) -> Any:
-    """A number as a text; texts stay, and what is neither is an error later. Raises ``ValueError`` for NaN."""
+    """Convert a number into text and ``None`` into an empty text. Raise ``ValueError`` for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no answer")
+        raise ValueError(f"{value} is not an answer")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -194,7 +192,7 @@ def _hash(question: Any) -> str:
 
 
 class MusiqueParagraph(Frozen):
-    """One paragraph of Wikipedia."""
+    """Paragraph of Wikipedia."""
 
     title: Text
     text: Text = Field(validation_alias=AliasChoices("text", "paragraph_text"))
@@ -202,12 +200,12 @@ class MusiqueParagraph(Frozen):
 
 
 class Hop(Frozen):
-    """A sub-question. ``#1`` stands for the answer of the first one; many are ``subject >> relation``."""
+    """Sub-question. ``#1`` is the answer to the first one; many have the form ``subject >> relation``."""
 
     question: Text
     answer: Text
     paragraph: Annotated[int, Field(ge=0)] | None = None
-    """The place of the paragraph that it rests on, if upstream tells it."""
+    """Index of its supporting paragraph, if known."""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,7 +216,7 @@ class Hop(Frozen):
 
 
 class MusiqueRow(AnswerRow):
-    """MuSiQue-Ans. Copies that have questions and answers alone are read as well."""
+    """MuSiQue-Ans, with or without paragraphs and sub-questions."""
 
     layout: ClassVar[Layout] = Layout(rest={"hops": ("hops", "question_decomposition")})
     hops: tuple[Hop, ...] = ()
@@ -227,7 +225,7 @@ class MusiqueRow(AnswerRow):
 
     @property
     def flaw(self) -> str:
-        """MuSiQue-Full has questions whose paragraphs don't tell the answer."""
+        """MuSiQue-Full has questions that its paragraphs do not answer."""
         return "" if self.answerable else "can't be answered by its paragraphs"
 
     @property
@@ -237,7 +235,7 @@ class MusiqueRow(AnswerRow):
     @field_validator("paragraphs", mode="before")
     @classmethod
     def _in_order(cls, value: Any) -> Any:
-        """Upstream numbers the paragraphs; hops name those numbers."""
+        """Sort paragraphs by upstream's numbers, to which hops refer."""
         if isinstance(value, list | tuple) and all(
             isinstance(one, Mapping) and isinstance(one.get("idx"), int) for one in value
         ):
@@ -254,16 +252,18 @@ class MusiqueRow(AnswerRow):
                 and self.paragraphs
                 and hop.paragraph >= len(self.paragraphs)
             ):
-                raise ValueError(f"hop {number} names paragraph {hop.paragraph}, and there is none")
+                raise ValueError(
+                    f"hop {number} refers to paragraph {hop.paragraph}, which does not exist"
+                )
         return self
 
 
 HIDDEN = "?"
-"""GAIA's answer to the questions of its test split."""
+"""Placeholder for answers in GAIA's test split."""
 
 
 class GaiaRow(WebRow):
-    """GAIA: tasks for assistants of three levels; some come with a file."""
+    """GAIA: assistant tasks of three levels; some have an attached file."""
 
     layout: ClassVar[Layout] = Layout(
         id=("id", "task_id"), rest={"level": ("level", "Level"), "file": ("file", "file_name")}
@@ -271,12 +271,12 @@ class GaiaRow(WebRow):
 
     @property
     def flaw(self) -> str:
-        """The answers of its test split are not public."""
+        """Answers of the test split are not public."""
         return "has no public answer" if self.answer.strip() == HIDDEN else super().flaw
 
 
 class HleRow(WebRow):
-    """Humanity's Last Exam: questions of experts of many subjects."""
+    """Humanity's Last Exam: expert questions on many subjects."""
 
     columns: ClassVar[tuple[str, ...] | None] = (
         "id", "question", "answer", "answer_type", "category", "raw_subject", "image",
@@ -287,7 +287,7 @@ class HleRow(WebRow):
 
 
 class WebWalkerRow(WebRow):
-    """WebWalkerQA: questions about what stands deep in a web site."""
+    """WebWalkerQA: questions about pages deep inside a web site."""
 
     layout: ClassVar[Layout] = Layout(
         rest={
@@ -298,8 +298,8 @@ class WebWalkerRow(WebRow):
     )
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The site is the first of the pages, those with the answer follow."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Set ``pages`` to the site, followed by the pages with the answer."""
         if "pages" in raw or not isinstance(raw.get("root_url"), str):
             return raw
         info = raw.get("info")
@@ -308,34 +308,34 @@ class WebWalkerRow(WebRow):
 
 
 class BrowseCompRow(WebRow):
-    """BrowseComp: short answers that are hard to find.
+    """BrowseComp: questions with short answers that are hard to find.
 
-    Question and answer are published encrypted, so that they don't get into training data: base64 of the text XOR the
-    SHA-256 of the row's ``canary``, repeated.
+    Question and answer are encrypted to keep them out of training data: base64 of the text XOR the repeated SHA-256 of
+    the row's ``canary``.
     """
 
     layout: ClassVar[Layout] = Layout(rest={"subject": ("subject", "problem_topic")})
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The row decrypted; raises ``ValueError`` if its canary isn't the key."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Decrypt a row. Raise ``ValueError`` if its canary is not the key."""
         canary = raw.get("canary")
         if not isinstance(canary, str):
             return raw
         texts = {name: raw[name] for name in ("problem", "question", "answer") if name in raw}
-        return {**raw, **{name: decrypted(text, canary) for name, text in texts.items()}}
+        return {**raw, **{name: decrypt(text, canary) for name, text in texts.items()}}
 
 
 class OlympiadRow(ExamRow):
-    """OlympiadBench: problems of olympiads; several values that are asked for stand in one answer."""
+    """OlympiadBench: olympiad problems; one answer may contain several values."""
 
     layout: ClassVar[Layout] = Layout(
         rest={"level": ("level", "difficulty"), "subject": ("subject", "subfield")}
     )
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The list of final answers is one answer, the list of solutions' first is the solution."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Join the final answers into one answer and keep the first solution."""
         raw = dict(raw)
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
@@ -348,11 +348,11 @@ class OlympiadRow(ExamRow):
         return {**raw, "image": bool(raw.get("image") or images)}
 
 
-def decrypted(text: Any, canary: str) -> str:
-    """A text of BrowseComp. Raises ``ValueError`` for what is not a text under that canary."""
+def decrypt(text: Any, canary: str) -> str:
+    """Decrypt a text of BrowseComp. Raise ``ValueError`` if the canary does not decrypt it."""
     key = hashlib.sha256(canary.encode()).digest()
     try:
         sealed = base64.b64decode(text, validate=True)
         return bytes(one ^ other for one, other in zip(sealed, cycle(key), strict=False)).decode()
     except (binascii.Error, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError("it can't be decrypted by its canary") from error
+        raise ValueError("it can't be decrypted with its canary") from error

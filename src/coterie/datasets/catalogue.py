@@ -59,7 +59,7 @@ class DataSet:
     row: type[QuestionRow]
     licence: str
     train: int | None
-    """Number of published training rows; ``None`` for a set that is for evaluation alone."""
+    """Number of published training rows; ``None`` for an evaluation-only set."""
     heldout: int | None
     """Number of published held-out rows; ``None`` if a share of the training rows is held out."""
     repos: tuple[Repository, ...] = ()
@@ -67,13 +67,13 @@ class DataSet:
     packaged: bool = True
     """True if sample rows ship with coterie."""
     first: int | None = None
-    """The held-out split is the first so many of the published rows; all if ``None``."""
+    """Number of first published rows in the held-out split; ``None`` for all."""
     without: str | None = None
     """Name of the set whose questions are dropped from the training rows."""
     join: Callable[[Sequence[Path]], Iterator[QuestionRow | LeftOut]] | None = None
-    """Makes rows of several files that belong together; ``None`` if each file has whole rows."""
+    """Function that joins several files into rows; ``None`` if each file has complete rows."""
     url: str = ""
-    """Address of the files of a set that is not on the hub."""
+    """URL of the files of a set that is not on the hub."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -81,7 +81,7 @@ class DataSet:
 
 
 def _shards(path: str, count: int = 1) -> tuple[str, ...]:
-    """Names of a split's files on the hub: ``CN/train`` as ``CN/train-00000-of-00001.parquet``."""
+    """Return the names of a split's files on the hub: ``CN/train-00000-of-00001.parquet`` for ``CN/train``."""
     return tuple(f"{path}-{index:05d}-of-{count:05d}.parquet" for index in range(count))
 
 
@@ -117,7 +117,7 @@ _SUBJECTS = (
 )
 """Folders of MATH on the hub."""
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-"""The splits on which agents with a search engine are usually trained and tested."""
+"""Splits on which agents with a search engine are usually trained and tested."""
 _MAA = "MAA's, problems"
 
 _QUESTIONS = (
@@ -499,7 +499,7 @@ CATALOGUE: Mapping[str, DataSet] = MappingProxyType(
 
 
 def find(name: str) -> DataSet:
-    """Return the data set of that name; raise ``UserError`` if there is none."""
+    """Return a data set by name. Raise ``UserError`` if it is unknown."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no data set {name!r}",

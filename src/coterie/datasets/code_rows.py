@@ -1,7 +1,7 @@
 """Typed rows of programming tasks: ColBench's Backend Programming, LiveCodeBench and CodeContests.
 
-LiveCodeBench has its private tests as base64 of a zlib stream of a pickle. A pickle can run code when it is read, so it
-is never read: those rows keep their public tests and say what they lack. Copies with JSON in its place are read.
+LiveCodeBench stores private tests as base64 of a zlib stream of a pickle. Reading a pickle can run code, so these rows
+only have their public tests, and ``lack`` reports the rest. Copies with JSON instead of a pickle are read fully.
 """
 
 import base64
@@ -22,26 +22,25 @@ from coterie.datasets.answers import AnswerRow, Layout, as_text
 from coterie.datasets.rows import Frozen, QuestionRow, question_key
 
 SENTENCE = "The signature of the function is:"
-"""With what a description ends, upstream glues it on without a space; the signature follows."""
+"""Text before the signature in a description. Upstream appends it without a space."""
 _NAME = re.compile(r"def\s+(\w+)\s*\(")
 
 
 class CodeRow(QuestionRow):
-    """A request for a Python function, which one who knows the reference can make clear.
+    """Request for a Python function, which a user with the reference can clarify.
 
-    ``question`` is upstream's ``problem_description``, ``answer`` its ``ground_truth``. Upstream has no
-    id (a hash of the description is taken) and its tests are a dictionary or a list. A row without
-    a reference or without tests is read, but not ``usable``.
+    ``question`` is upstream's ``problem_description``, ``answer`` its ``ground_truth``. The id is a hash of the
+    description. Tests are a dictionary or a list. A row without a reference or tests is read but not ``usable``.
     """
 
     answer: str
-    """Source of the reference function: what only the person, the critic and the grader may see."""
+    """Source of the reference function, visible only to the user, the critic and the grader."""
     tests: tuple[str, ...]
-    """Expressions that call it, ten in upstream; the values are what the reference gives."""
+    """Expressions that call the function (ten in upstream). The reference gives their expected values."""
 
     @property
     def flaw(self) -> str:
-        """An answer is graded by what the reference gives on the tests."""
+        """Grading needs the reference and its results on the tests."""
         return "" if self.answer.strip() and self.tests else "has no reference, or no tests"
 
     @model_validator(mode="before")
@@ -60,7 +59,7 @@ class CodeRow(QuestionRow):
     @field_validator("tests", mode="before")
     @classmethod
     def _calls(cls, value: Any) -> Any:
-        """A dictionary's values in their order; a table of rows has ``None`` where a row lacks a name."""
+        """Convert a dictionary into its values. Tables have ``None`` for missing names."""
         calls = list(value.values()) if isinstance(value, Mapping) else value
         if isinstance(calls, list | tuple):
             return [call for call in calls if call is not None]
@@ -69,28 +68,28 @@ class CodeRow(QuestionRow):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a description says of how the function is to be called."""
+    """Function signature in a description."""
 
     text: str
-    """From ``def`` on, such as ``def total(prices, rate)``."""
+    """Text from ``def``, such as ``def total(prices, rate)``."""
     name: str
-    """Of the function; empty if the text doesn't tell it."""
+    """Name of the function; empty if unknown."""
     whole: bool
-    """Whether all brackets and quotes are closed. Upstream's are cut at their first colon."""
+    """True if all brackets and quotes are closed. Upstream cuts signatures at the first colon."""
 
 
 def signature(text: str) -> Signature | None:
-    """The signature at the end of a description; ``None`` if it has none."""
+    """Return the signature at the end of a description; ``None`` without one."""
     _, sentence, rest = text.rpartition(SENTENCE)
     rest = rest.strip()
     if not sentence or not rest:
         return None
-    named = _NAME.match(rest)
-    whole = named is not None and not rest.endswith("->") and _closed(rest)
-    return Signature(rest, named[1] if named else "", whole)
+    match = _NAME.match(rest)
+    whole = match is not None and not rest.endswith("->") and _is_closed(rest)
+    return Signature(rest, match[1] if match else "", whole)
 
 
-def _closed(text: str) -> bool:
+def _is_closed(text: str) -> bool:
     depth = 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -104,26 +103,26 @@ def _closed(text: str) -> bool:
 
 
 MOST_TESTS = 256 * 2**20
-"""Bytes of private tests, unpacked, that a row may have."""
-NO_TESTS = "has no tests that can be read"
+"""Maximum bytes of the decompressed private tests of a row."""
+NO_TESTS = "has no readable tests"
 NO_OUTPUT = "has a test without an expected output"
-NO_FUNCTION = "has tests that call a function, and does not name it"
-NOT_JSON = "has a test that calls a function with what is not JSON"
-SEALED = "private tests are a pickle, which is not read (it could run code): only the public ones are there"
+NO_FUNCTION = "has tests of a function without a name"
+NOT_JSON = "has a function test that is not JSON"
+SEALED = "has private tests in a pickle, which is not read because it could run code; only public tests are available"
 
 
 class ContestTest(Frozen):
-    """What a program is given, and what it must give."""
+    """Input and expected output of a program."""
 
     input: str
     output: str
     kind: Literal["stdin", "functional"] = "stdin"
-    """``functional``: a line of JSON for each argument, and the value as JSON."""
+    """``functional``: arguments as one line of JSON each, and the result as JSON."""
     public: bool = False
 
     @property
     def flaw(self) -> str:
-        """Why no program can be tested by it; empty if one can be."""
+        """Reason why the test is unusable; empty if it is usable."""
         if not self.output.strip():
             return NO_OUTPUT
         if self.kind == "functional":
@@ -136,23 +135,23 @@ class ContestTest(Frozen):
 
 
 class ContestRow(AnswerRow):
-    """A problem and its tests; a right answer is whatever passes them."""
+    """Problem with tests, which all right programs pass."""
 
     answer: str = ""
-    """A right program, where upstream gives one."""
+    """Right program, if upstream has one."""
     tests: tuple[ContestTest, ...] = ()
     starter: str = ""
     function: str = ""
-    """The method to be called by functional tests."""
+    """Method that functional tests call."""
     platform: str = ""
     level: str = ""
     date: str = ""
     sealed: bool = False
-    """Whether upstream has private tests that are not read."""
+    """True if upstream has private tests that are not read."""
 
     @property
     def flaw(self) -> str:
-        """A program is graded by all tests."""
+        """Reason why the tests are unusable; empty if all are usable."""
         if not self.tests:
             return NO_TESTS
         if not self.function and any(test.kind == "functional" for test in self.tests):
@@ -161,7 +160,7 @@ class ContestRow(AnswerRow):
 
     @property
     def lack(self) -> str:
-        """Private tests that are not read."""
+        """Message about private tests that are not read."""
         return SEALED if self.sealed else ""
 
     @field_validator("level", "platform", "date", mode="before")
@@ -171,7 +170,7 @@ class ContestRow(AnswerRow):
 
 
 class LiveCodeRow(ContestRow):
-    """LiveCodeBench's code generation."""
+    """LiveCodeBench, code generation."""
 
     layout: ClassVar[Layout] = Layout(
         question=("question", "question_content"),
@@ -183,14 +182,16 @@ class LiveCodeRow(ContestRow):
     )
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Tests of both fields, and the function of ``metadata``."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Collect tests from both fields and the function from ``metadata``."""
         if "tests" in raw or "public_test_cases" not in raw:
             return raw
         public = _json(raw["public_test_cases"], "public_test_cases")
         private, sealed = _private(raw.get("private_test_cases"))
         tests = [
-            _test(one, shown) for shown, many in ((True, public), (False, private)) for one in many
+            _test(one, is_public)
+            for is_public, many in ((True, public), (False, private))
+            for one in many
         ]
         about = raw.get("metadata")
         about = _json(about, "metadata") if isinstance(about, str) and about else about or {}
@@ -201,7 +202,7 @@ class LiveCodeRow(ContestRow):
 
 
 class CodeContestsRow(ContestRow):
-    """CodeContests: public, private and generated tests; of the solutions none is taken."""
+    """CodeContests: problems with public, private and generated tests, without solutions."""
 
     columns: ClassVar[tuple[str, ...] | None] = (
         "name", "description", "public_tests", "private_tests", "generated_tests", "difficulty", "source",
@@ -214,8 +215,8 @@ class CodeContestsRow(ContestRow):
     )
 
     @classmethod
-    def opened(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Tests are two lists, of inputs and of outputs."""
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Collect tests from parallel lists of inputs and outputs."""
         if "tests" in raw or "public_tests" not in raw:
             return raw
         tests: list[dict[str, Any]] = []
@@ -224,10 +225,10 @@ class CodeContestsRow(ContestRow):
             if not isinstance(many, Mapping) or not {"input", "output"} <= many.keys():
                 raise ValueError(f"{name} has no lists 'input' and 'output'")
             if len(many["input"]) != len(many["output"]):
-                raise ValueError(f"{name} has other numbers of inputs and outputs")
+                raise ValueError(f"{name} has different numbers of inputs and outputs")
             tests += (
-                {"input": given, "output": wanted, "public": name == "public_tests"}
-                for given, wanted in zip(many["input"], many["output"], strict=True)
+                {"input": text, "output": output, "public": name == "public_tests"}
+                for text, output in zip(many["input"], many["output"], strict=True)
             )
         return {**raw, "tests": tests}
 
@@ -253,24 +254,24 @@ def _json(value: Any, name: str) -> Any:
 
 
 def _private(value: Any) -> tuple[list[Any], bool]:
-    """Private tests that are JSON, plain or packed, and whether there are others, which are not read."""
+    """Return private tests in plain or compressed JSON, and True if there are others, which are not read."""
     if not value:
         return [], False
     if not isinstance(value, str):
         return list(value), False
     try:
-        found = read_json(value)
+        tests = read_json(value)
     except ValueError:
-        found = _unpacked(value)
-    return (found, False) if isinstance(found, list) else ([], True)
+        tests = _decompress(value)
+    return (tests, False) if isinstance(tests, list) else ([], True)
 
 
-def _unpacked(text: str) -> Any:
-    """What base64 of a zlib stream of JSON says; ``None`` for anything else."""
+def _decompress(text: str) -> Any:
+    """Parse base64 of a zlib stream of JSON; ``None`` for anything else."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(text, validate=True), MOST_TESTS)
-        found = json.loads(data) if stream.eof else None
-        return json.loads(found) if isinstance(found, str) else found
+        value = json.loads(data) if stream.eof else None
+        return json.loads(value) if isinstance(value, str) else value
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None

@@ -1,7 +1,7 @@
-"""Read rows from files, each validated; and add lines to JSONL files that are continued after a process was killed.
+"""Read validated rows from files, and append lines to JSONL files that can be resumed after a crash.
 
-Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects), ``.parquet``, and tables of text with names in
-the first line (``.csv``, ``.tsv``). All but Parquet may be compressed (``.gz``).
+Formats: ``.jsonl`` (an object per line), ``.json`` (a list of objects), ``.parquet``, and text tables with a header
+(``.csv``, ``.tsv``). All but Parquet may be compressed (``.gz``).
 """
 
 import csv
@@ -23,18 +23,17 @@ from coterie.progress import Progress, Silent
 
 R = TypeVar("R", bound=SetRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
-"""What stands between two cells."""
+"""Delimiters by suffix."""
 SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
 PARQUET_BATCH = 256
 ENCODING = "utf-8-sig"
-"""UTF-8, with or without the mark that some editors put first."""
+"""UTF-8 with or without a byte order mark."""
 SHOWN = 3
-"""Faults of one row that an error names."""
+"""Number of problems of a row in an error."""
 
 
 def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
-    """All rows of a file, in its order. A broken one is a ``UserError`` with file and line, and so is a
-    file without any."""
+    """Yield the rows of a file in order. Raise ``UserError`` with file and line for a broken row or an empty file."""
     for place, raw in numbered(file, progress, row.columns):
         yield _checked(raw, row, f"{file}, {place}")
 
@@ -42,27 +41,27 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
 def numbered(
     file: Path, progress: Progress | None = None, columns: tuple[str, ...] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a file of any format, each with its place, such as ``line 3`` or ``row 3``.
+    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``.
 
-    Raises ``UserError`` as :func:`read_rows`. ``columns`` are those that are read of a parquet file.
+    Raises ``UserError`` like :func:`read_rows`. ``columns`` selects columns of a parquet file.
     """
     if not file.is_file():
         where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
         raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
-        raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
-    counted = "line" if _kind(file) == ".jsonl" else "row"
+        raise UserError(f"{file} has an unknown format", f"give one of {', '.join(SUFFIXES)}")
+    unit = "line" if _kind(file) == ".jsonl" else "row"
     number, progress = 0, progress or Silent()
     try:
         for number, raw in _raw(file, progress, columns):
-            yield f"{counted} {number}", raw
+            yield f"{unit} {number}", raw
             progress.advance(1)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{file} is broken: {error}", "compress it again") from error
     if not number:
-        raise UserError(f"{file} is empty", "give a file with rows, or get it again")
+        raise UserError(f"{file} is empty", "give a file with rows or download it again")
 
 
 def _checked(raw: Any, row: type[R], where: str) -> R:
@@ -78,7 +77,7 @@ def _checked(raw: Any, row: type[R], where: str) -> R:
 def _raw(
     file: Path, progress: Progress, columns: tuple[str, ...] | None
 ) -> Iterator[tuple[int, Any]]:
-    """Numbered objects, not yet validated; lines and rows count from 1."""
+    """Yield unvalidated objects with the numbers of their lines or rows, from 1."""
     kind = _kind(file)
     if kind == ".parquet":
         yield from _parquet(file, progress, columns)
@@ -88,7 +87,7 @@ def _raw(
         with _open(file) as opened:
             items = _parsed(opened.read(), str(file))
         if not isinstance(items, list):
-            raise UserError(f"{file} holds no list of rows", "give a JSON list, or JSONL")
+            raise UserError(f"{file} is not a list of rows", "give a JSON list or JSONL")
         progress.start(len(items), file.name)
         yield from enumerate(items, 1)
     else:
@@ -120,11 +119,11 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return read_json(text)
     except ValueError as error:
-        raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
+        raise UserError(f"{where} is broken: not JSON ({error})", "correct or remove it") from error
 
 
 def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """Rows of texts; a cell that is not there is ``None``."""
+    """Yield rows of text; missing cells are ``None``."""
     with _open(file) as opened:
         progress.start(max(0, sum(1 for line in opened if line.strip()) - 1), file.name)
     quoting, number = _quoting(file), 1
@@ -132,7 +131,7 @@ def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
         try:
             for row in _cells(file, opened, quoting):
                 if None in row:
-                    raise csv.Error("it has more cells than the first line has names")
+                    raise csv.Error("it has more cells than the header")
                 yield number, row
                 number += 1
         except csv.Error as error:
@@ -146,7 +145,7 @@ def _cells(file: Path, opened: TextIO, quoting: Literal[0, 3]) -> "csv.DictReade
 
 
 def _quoting(file: Path) -> Literal[0, 3]:
-    """Return how cells are quoted: in a TSV file quotes are text unless all its rows are whole with quoting."""
+    """Return the quoting of cells. Quotes in a TSV file are text unless all rows are complete with quoting."""
     if _kind(file) == ".csv":
         return csv.QUOTE_MINIMAL
     try:
@@ -169,41 +168,41 @@ def _parquet(
             progress.start(table.metadata.num_rows, file.name)
             number = 0
             for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
-                for place, one in enumerate(batch.schema):
-                    if one.type == pyarrow.float32():  # 0.1, and not 0.10000000149011612
+                for place, column in enumerate(batch.schema):
+                    if column.type == pyarrow.float32():  # 0.1, and not 0.10000000149011612
                         exact = batch.column(place).cast("string").cast("float64")
-                        batch = batch.set_column(place, one.name, exact)
+                        batch = batch.set_column(place, column.name, exact)
                 for item in batch.to_pylist():
                     number += 1
                     yield number, item
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{file} can't be read as parquet: {error}", "get it again") from error
+        raise UserError(f"{file} can't be read as parquet: {error}", "download it again") from error
 
 
 def resume_lines(file: Path) -> bool:
-    """Cut half a line off the end of a file, or make its folder; whether it has lines.
+    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines.
 
-    Raises ``UserError`` for a name that does not end in ``.jsonl``, and a place that can't be written to.
+    Raises ``UserError`` if the name does not end in ``.jsonl`` or the file is not writable.
     """
     if file.suffix != ".jsonl":
-        raise UserError(f"{file} can't be added to", "give a file whose name ends in .jsonl")
+        raise UserError(f"can't append to {file}", "give a file whose name ends in .jsonl")
     make_folder(file.parent)
     if not file.exists():
         return False
     try:
         with file.open("r+b") as opened:
-            written = opened.read()
+            content = opened.read()
     except OSError as error:
         raise UserError(
-            f"{file} can't be added to: {reason_of(error)}", "give another file"
+            f"can't append to {file}: {reason_of(error)}", "give another file"
         ) from error
-    whole = written[: written.rfind(b"\n") + 1]
-    if whole != written:
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
         file.write_bytes(whole)
     return bool(whole.strip())
 
 
 def append_line(file: Path, fields: Mapping[str, Any]) -> None:
-    """Add one object; it is on disk when this returns."""
+    """Append an object as a line."""
     with file.open("a", encoding="utf-8", newline="\n") as opened:
         opened.write(json.dumps(fields, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""Load data sets by name: rows that ship, rows of the Hugging Face hub, a user's files, and plug-ins.
+"""Load data sets by name: packaged rows, the Hugging Face hub, files of a user, and plug-ins.
 
-``load`` never has one question in both splits: repeated rows are dropped, and so are training rows whose question is
-held out or belongs to a set that must be left out, and rows that can't be used.
+:func:`load` drops unusable and duplicate rows. It also drops training rows whose question is held out or belongs to
+an excluded data set, so no question is in both splits.
 """
 
 import errno
@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, whole_file
 from coterie.config.home import sha256
-from coterie.config.plugins import Found, Kind, guarded, label
+from coterie.config.plugins import Kind, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import (
@@ -41,7 +41,7 @@ WORDS: Mapping[Split, frozenset[str]] = {
     "train": frozenset({"train"}),
     "heldout": frozenset({"heldout", "validation", "valid", "dev", "test"}),
 }
-"""Words of a file's name that tell its split."""
+"""Words in file names that determine the split."""
 SHARE = 0.1
 DATASETS = Kind(
     "dataset",
@@ -60,7 +60,7 @@ Files = list[tuple[Split | None, Path]]
 
 
 class DatasetSettings(Settings):
-    """Which data set. A data set that has keys of its own names a subclass of this one as its ``settings_type``."""
+    """Name of a data set. A data set with more keys has a subclass as its ``settings_type``."""
 
     main: ClassVar[str] = "name"
 
@@ -73,7 +73,7 @@ class DatasetSettings(Settings):
 
 
 class SourceSettings(DatasetSettings):
-    """A data set of the catalogue: where its rows come from."""
+    """Source of the rows of a catalogue data set."""
 
     source: str = key(
         HUB,
@@ -103,12 +103,12 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     Args:
         name: Name in the catalogue.
         source: ``hub``, ``sample``, a folder with ``train.jsonl`` and ``heldout.jsonl``, or a file or folder in the
-            published format. A file's name tells its split; files of one split are divided. One file of a set for
-            evaluation alone is read as it is.
-        heldout: Share of the questions held out of files of one split, by a hash of each question.
+            published format. File names determine the split; files of a single split are divided. A single file of
+            an evaluation-only set is read unchanged.
+        heldout: Share of the questions to hold out of files of one split, by a hash of each question.
 
     Raises:
-        UserError: For missing or broken data (by file and line), and for a split without rows.
+        UserError: Data is missing or broken (with file and line), or a split has no rows.
     """
     data_set = find(name)
     if (own := _own_files(data_set, source)) is not None:
@@ -116,7 +116,7 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
             split: [row for row in read_rows(file, data_set.row) if row.usable]
             for split, file in own.items()
         }
-        return Loaded(_whole(data_set, rows, Counter()))
+        return Loaded(_check_not_empty(data_set, rows, Counter()))
     excluded = frozenset[str]()
     if data_set.without is not None:
         other = load(data_set.without).rows.values()
@@ -124,54 +124,56 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     rows = {split: [] for split in data_set.splits}
     left_out = Counter[str]()
     seen: dict[str, Split] = {}
-    for told, row in _read(data_set, _files(data_set, source)):
+    for file_split, row in _read(data_set, _files(data_set, source)):
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
             continue
-        split = told or _drawn(row.key, heldout)
+        split = file_split or _draw_split(row.key, heldout)
         reason = row.flaw
         if not reason and split == "train" and question_key(row.question) in excluded:
             reason = f"is a question of {data_set.without}"
         if not reason and row.key in seen:
-            reason = "is there before" if seen[row.key] == split else "is held out"
+            reason = "is a duplicate" if seen[row.key] == split else "is held out"
         if reason:
             left_out[reason] += 1
         else:
             seen[row.key] = split
             rows[split].append(row)
-    return Loaded(_whole(data_set, rows, left_out), left_out)
+    return Loaded(_check_not_empty(data_set, rows, left_out), left_out)
 
 
 def load_rows(name: str, split: Split, source: str | Path = HUB) -> list[QuestionRow]:
     if split not in find(name).splits:
         raise UserError(
-            f"{name} is for evaluation alone: it has no rows to train on", "train on another set"
+            f"{name} is for evaluation only: it has no training rows", "train on another data set"
         )
     return load(name, source).rows[split]
 
 
 def hub_files(data_set: DataSet) -> Files:
-    """Download the files of a set into the hub's cache, if they are not there; held-out ones come first.
+    """Return the files of a data set in the hub's cache, held-out files first. Download missing files.
 
-    Raises ``UserError`` if they are neither there nor can be downloaded.
+    Raises ``UserError`` if a file can't be downloaded.
     """
     if not data_set.repos:
         raise UserError(
-            f"coterie knows no file of {data_set.name} on the Hugging Face hub",
-            f"get its files ({data_set.url}) and add dataset.source=FILE",
+            f"{data_set.name} has no files on the Hugging Face hub",
+            f"download its files ({data_set.url}) and add dataset.source=FILE",
         )
-    drawn = data_set.heldout is None
+    is_drawn = data_set.heldout is None
     parts: list[tuple[Split | None, Repository, tuple[str, ...]]] = [
         *(("heldout", repo, repo.heldout) for repo in data_set.repos),
-        *((None if drawn else "train", repo, repo.train) for repo in data_set.repos),
+        *((None if is_drawn else "train", repo, repo.train) for repo in data_set.repos),
     ]
     return [
-        (split, download(data_set.name, repo, file)) for split, repo, some in parts for file in some
+        (split, download(data_set.name, repo, name))
+        for split, repo, names in parts
+        for name in names
     ]
 
 
 def download(name: str, repo: Repository, file: str) -> Path:
-    """Return a file of a data repository in the hub's cache, downloaded if it is not there."""
+    """Return a file of a data repository in the hub's cache. Download it if missing."""
     import huggingface_hub
     from httpx2 import HTTPError
 
@@ -187,24 +189,24 @@ def download(name: str, repo: Repository, file: str) -> Path:
         raise UserError(
             f"{file} of {repo.name} (revision {repo.revision[:12]}) is not in the cache of the Hugging Face hub and "
             f"can't be downloaded: {str(error.__cause__ or error).splitlines()[0]}",
-            f"check the network, HF_ENDPOINT and (for a gated set) HF_TOKEN, and give the command again; or run "
-            f"`coterie data download {name}` on another machine and copy its HF_HOME here; or get the files of "
+            f"check the network, HF_ENDPOINT and (for a gated set) HF_TOKEN, and run the command again; or run "
+            f"`coterie data download {name}` on another machine and copy its HF_HOME here; or download the files of "
             f"https://huggingface.co/datasets/{repo.name} and add dataset.source=FOLDER",
         ) from error
 
 
 def content(name: str, source: str | Path, heldout: float) -> str:
-    """Return what identifies the rows of a source: checksums of files, revisions of the hub."""
+    """Return an identity of a source: checksums of files or revisions on the hub."""
     data_set = find(name)
     if (own := _own_files(data_set, source)) is not None:
-        return " ".join(sha256(own[one]) if one in own else "missing" for one in SPLITS)
+        return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
     if source != HUB:
-        found = " ".join(sha256(file) for _, file in _files(data_set, source))
+        identity = " ".join(sha256(file) for _, file in _files(data_set, source))
     elif any(repo.revision == NEWEST for repo in data_set.repos):
-        found = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(data_set))
+        identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(data_set))
     else:
-        found = " ".join(f"{repo.name}@{repo.revision}" for repo in data_set.repos)
-    return f"{found} {heldout:g}" if data_set.heldout is None or source != HUB else found
+        identity = " ".join(f"{repo.name}@{repo.revision}" for repo in data_set.repos)
+    return f"{identity} {heldout:g}" if data_set.heldout is None or source != HUB else identity
 
 
 def sample_folder(name: str) -> Path:
@@ -212,7 +214,7 @@ def sample_folder(name: str) -> Path:
 
 
 class CatalogueSet:
-    """A data set of the catalogue."""
+    """Data set of the catalogue."""
 
     settings_type = SourceSettings
 
@@ -235,15 +237,15 @@ class CatalogueSet:
 
 
 def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
-    """Files that are divided already, by split; ``None`` for sources in the published format."""
+    """Return files that are already divided, by split; ``None`` for sources in the published format."""
     if source == HUB:
         return None
     if source == SAMPLE and not data_set.packaged:
         raise UserError(
-            f"no rows of {data_set.name} come with coterie",
-            f"get its files ({data_set.url}) and add dataset.source=FILE"
+            f"coterie has no packaged rows of {data_set.name}",
+            f"download its files ({data_set.url}) and add dataset.source=FILE"
             if data_set.url
-            else "leave out dataset.source=sample",
+            else "remove dataset.source=sample",
         )
     folder = sample_folder(data_set.name) if source == SAMPLE else expanded(source)
     if data_set.train is None and folder.is_file():
@@ -256,27 +258,27 @@ def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | Non
 
 
 def _files(data_set: DataSet, source: str | Path) -> Files:
-    """Files in the published format, with their splits, held-out ones first."""
+    """Return files in the published format with their splits, held-out files first."""
     if source == HUB:
         return hub_files(data_set)
     path = expanded(source)
     if not path.exists():
         raise UserError(f"there is no file or folder {path}", "check dataset.source")
-    found = [path] if path.is_file() else _data(path.iterdir()) or _data(path.rglob("*"))
-    if not found:
+    paths = [path] if path.is_file() else _data(path.iterdir()) or _data(path.rglob("*"))
+    if not paths:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
-        return [("heldout", file) for file in found]
-    told = [_split_of(file) for file in found]
-    if len(set(told)) == 1 or data_set.join is not None:
-        return [(None, file) for file in found]
-    for split, file in zip(told, found, strict=True):
+        return [("heldout", file) for file in paths]
+    splits = [_split_of(file) for file in paths]
+    if len(set(splits)) == 1 or data_set.join is not None:
+        return [(None, file) for file in paths]
+    for split, file in zip(splits, paths, strict=True):
         if split is None:
             raise UserError(
-                f"the name of {file} tells no split",
+                f"the split of {file} is not clear from its name",
                 "put train, or one of dev, test, validation, heldout, into its name",
             )
-    return sorted(zip(told, found, strict=True), key=lambda one: one[0] == "train")
+    return sorted(zip(splits, paths, strict=True), key=lambda one: one[0] == "train")
 
 
 def _data(inside: Iterable[Path]) -> list[Path]:
@@ -284,37 +286,38 @@ def _data(inside: Iterable[Path]) -> list[Path]:
 
 
 def _split_of(file: Path) -> Split | None:
-    """Return the split that a file's name tells; ``None`` if it tells none, or both."""
+    """Return the split in a file's name; ``None`` without or with both splits."""
     words = set(re.split(r"[^a-z]+", file.stem.lower()))
-    told = [split for split in SPLITS if words & WORDS[split]]
-    return told[0] if len(told) == 1 else None
+    splits = [split for split in SPLITS if words & WORDS[split]]
+    return splits[0] if len(splits) == 1 else None
 
 
-def _read(data_set: DataSet, found: Files) -> Iterator[tuple[Split | None, QuestionRow | LeftOut]]:
+def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, QuestionRow | LeftOut]]:
     if data_set.join is not None:
-        yield from ((None, row) for row in data_set.join([file for _, file in found]))
+        yield from ((None, row) for row in data_set.join([file for _, file in paths]))
         return
-    for split in dict.fromkeys(split for split, _ in found):
-        rows = (row for one, file in found if one == split for row in read_rows(file, data_set.row))
+    for split in dict.fromkeys(split for split, _ in paths):
+        rows = (row for one, file in paths if one == split for row in read_rows(file, data_set.row))
         most = data_set.first if split == "heldout" else None
         yield from ((split, row) for row in islice(rows, most))
 
 
-def _drawn(key: str, share: float) -> Split:
-    """Draw a split by the question alone, so that it does not depend on what else is there."""
+def _draw_split(key: str, share: float) -> Split:
+    """Draw a split by a hash of the question, so that it does not depend on other rows."""
     draw = int.from_bytes(hashlib.sha256(f"0 {key}".encode()).digest()[:8])
     return "heldout" if draw < share * 2**64 else "train"
 
 
-def _whole(
+def _check_not_empty(
     data_set: DataSet, rows: dict[Split, list[QuestionRow]], left_out: Mapping[str, int]
 ) -> dict[Split, list[QuestionRow]]:
-    for split, kept in rows.items():
-        if not kept:
-            why = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    for split, split_rows in rows.items():
+        if not split_rows:
+            reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
             raise UserError(
-                f"no {split} row of {data_set.name} is left" + f" (dropped: {why})" * bool(why),
-                "give more rows, or another dataset.heldout",
+                f"no {split} row of {data_set.name} is left"
+                + f" (dropped: {reasons})" * bool(reasons),
+                "give more rows or change dataset.heldout",
             )
     return rows
 
@@ -323,10 +326,10 @@ def _whole(
 
 
 class RowSet(Protocol):
-    """What the class of a data set is. It is made with its settings, if it names a ``settings_type``.
+    """Class of a data set. It is constructed with its settings if it has a ``settings_type``.
 
-    ``environment``, which it may have, names the environment in which its rows are played, by default ``debate``;
-    ``splits`` names the splits that it has, by default both: ``("heldout",)`` of a set that is for evaluation alone.
+    Optional attributes: ``environment``, the environment of its rows (default ``debate``), and ``splits`` (default
+    both; ``("heldout",)`` for evaluation only).
     """
 
     row: type[QuestionRow]
@@ -335,98 +338,98 @@ class RowSet(Protocol):
 
 
 class Rows:
-    """A data set, and its rows once they have been asked for."""
+    """Data set with rows that are loaded on first use."""
 
     def __init__(self, settings: DatasetSettings) -> None:
         assert settings.name is not None, "a data set has a name"
         self.name = label(settings.name)
-        self._found = find_plugin(DATASETS, settings.name)
-        self._set: RowSet = construct(self._found, DatasetSettings, settings)
+        self._plugin = find_plugin(DATASETS, settings.name)
+        self._set: RowSet = construct(self._plugin, DatasetSettings, settings)
         self.row = row_type(settings.name)
         self.splits: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
         self._splits: dict[Split, list[QuestionRow]] | None = None
 
     def split(self, split: Split) -> list[QuestionRow]:
-        """The rows of a split. Raises ``UserError`` for missing or broken data, and for rows of both splits."""
+        """Return the rows of a split. Raise ``UserError`` for missing or broken data and for rows in both splits."""
         if self._splits is None:
-            found = {one: self._rows(one) for one in self.splits}
-            if len(found) == len(SPLITS):
-                check_disjoint_rows(self.name, found)
-            self._splits = found
+            splits = {name: self._rows(name) for name in self.splits}
+            if len(splits) == len(SPLITS):
+                check_disjoint_rows(self.name, splits)
+            self._splits = splits
         if split not in self._splits:
             raise UserError(
-                f"{self.name} is for evaluation alone: it has no rows to train on",
+                f"{self.name} is for evaluation only: it has no training rows",
                 "train on another data set",
             )
         return self._splits[split]
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Numbers of rows that the set leaves out, by reason, where it counts them."""
+        """Return the number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
     def has(self, split: Split) -> bool:
         return split in self.splits
 
     def content(self) -> str:
-        """A hash of what its rows are, wherever they lie."""
+        """Return an identity of the rows, independent of their location."""
         if hasattr(self._set, "content"):
             return str(self._set.content())
         lines = (row.model_dump_json() for split in self.splits for row in self.split(split))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _rows(self, split: Split) -> list[QuestionRow]:
-        rows = guarded(f"{self._found} failed", lambda: list(self._set.rows(split)))
+        rows = guarded(f"{self._plugin} failed", lambda: list(self._set.rows(split)))
         if not rows:
-            raise UserError(f"{self._found} has no {split} rows", "give it some")
+            raise UserError(f"{self._plugin} has no {split} rows", "add rows")
         for place, row in enumerate(rows, 1):
             if not isinstance(row, self.row):
                 raise UserError(
-                    f"{self._found} has a {type(row).__name__} as row {place} of {split}, not a "
+                    f"{self._plugin} has a {type(row).__name__} as row {place} of {split}, not a "
                     f"{self.row.__name__}",
-                    "give rows of the type that the set names as `row`",
+                    "return rows of the type of its attribute `row`",
                 )
         return rows
 
 
 def check_disjoint_rows(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
-    """Refuse (``UserError``) a question that is in both splits."""
+    """Raise ``UserError`` if a question is in both splits."""
     train, heldout = splits["train"], splits["heldout"]
     if common := {row.key for row in train} & {row.key for row in heldout}:
         example = next(row.question for row in heldout if row.key in common)
         raise UserError(
             f"{len(common)} questions of {name} are both training and held-out rows, "
             f"such as {example!r}",
-            "take them out of one of the files: a score on trained questions says nothing",
+            "remove them from one split: scores on training questions are meaningless",
         )
 
 
-def lacking(found: Found, name: str, write: str) -> UserError:
-    """The error about a plug-in that lacks something."""
-    return UserError(f"{found} has no {name}", f"add {write}")
-
-
 def row_type(name: str) -> type[QuestionRow]:
-    """The type of a data set's rows. Raises ``UserError`` for a plug-in that names none."""
+    """Return the type of a data set's rows. Raise ``UserError`` for a plug-in without one."""
     if name in CATALOGUE:
         return CATALOGUE[name].row
-    found = find_plugin(DATASETS, name)
-    row = getattr(found.thing, "row", None)
+    plugin = find_plugin(DATASETS, name)
+    row = getattr(plugin.thing, "row", None)
     if not (isinstance(row, type) and issubclass(row, QuestionRow)):
-        raise lacking(found, "type of rows", "row = QuestionRow, or a subclass of it")
+        raise UserError(
+            f"{plugin} has no type of rows", "add row = QuestionRow, or a subclass of it"
+        )
     return row
 
 
 def dataset_type(name: str) -> type[DatasetSettings]:
-    """The settings of a data set. Raises ``UserError`` if there is none of that name, or it is not one."""
-    found = find_plugin(DATASETS, name)
-    if not callable(getattr(found.thing, "rows", None)):
-        raise lacking(found, "method rows", "def rows(self, split), which gives rows of a split")
-    return settings_type_of(found, DatasetSettings)
+    """Return the settings type of a data set. Raise ``UserError`` if it is unknown or has no rows."""
+    plugin = find_plugin(DATASETS, name)
+    if not callable(getattr(plugin.thing, "rows", None)):
+        raise UserError(
+            f"{plugin} has no method rows",
+            "add def rows(self, split), which returns the rows of a split",
+        )
+    return settings_type_of(plugin, DatasetSettings)
 
 
 def environment_of(name: str) -> str:
-    """The environment in which a plug-in's rows are played."""
+    """Return the environment of a plug-in's rows."""
     return str(getattr(find_plugin(DATASETS, name).thing, "environment", "debate"))
 
 
@@ -434,9 +437,9 @@ def environment_of(name: str) -> str:
 
 
 def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
-    """(title, text) of the passages of rows in their order, each once.
+    """Yield (title, text) of the distinct passages of rows, in order.
 
-    Spaces and line ends count as one space, because a title is one line.
+    White space is normalized to single spaces, since a title must be one line.
     """
     seen = set[tuple[str, str]]()
     for row in rows:
@@ -449,7 +452,7 @@ def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
-    """Yield the rows of both splits of a set's sources; of a file, its rows."""
+    """Yield all rows of a data set's sources."""
     for source in sources:
         if (file := expanded(source)).is_file():
             yield from (row for row in read_rows(file, find(name).row) if row.usable)
@@ -459,9 +462,9 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
 
 
 def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
-    """Write titles and texts as a new JSONL file, whole or not at all; how many there are.
+    """Write titles and texts atomically to a new JSONL file. Return their number.
 
-    Raises ``UserError`` if there are none, and for a file that is there or can't be made.
+    Raises ``UserError`` without passages, or if the file exists or can't be created.
     """
     count = 0
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
@@ -470,7 +473,7 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
             opened.write(json.dumps(line, ensure_ascii=False) + "\n")
         if not count:
             raise UserError(
-                "these rows have no passages: nothing to search",
-                "use hotpot_qa, 2wiki, musique or trivia_qa, from files that have the contexts",
+                "these rows have no passages to search",
+                "use hotpot_qa, 2wiki, musique or trivia_qa, from files with the contexts",
             )
     return count

@@ -1,10 +1,9 @@
-"""Plan rows of Lumos' two files, joined by id: the plans, and the actions that ground them.
+"""Read plan rows from Lumos' two files: plans, and the actions that ground them. Lines are joined by id.
 
-A line has the keys ``dataset``, ``id`` and ``messages`` (https://github.com/allenai/lumos). There are two forms of a
-dialogue. At once (``onetime``): one message asks for the whole plan, or for all actions. Step by step (``iterative``):
-a turn for each subgoal, also ``unrolled`` to a line for each step. Instructions around a task are not read, so they may
-be of any wording. Upstream numbered the lines of each file after it had left some out, so a line whose id does not fit
-is looked for by its task.
+A line has the keys ``dataset``, ``id`` and ``messages`` (https://github.com/allenai/lumos). Dialogues have two forms.
+In ``onetime`` files, one message requests the full plan or all actions. ``iterative`` files have one turn per subgoal,
+and may be ``unrolled`` into one line per step. Instructions around a task are ignored, so their wording does not
+matter. Upstream dropped lines before it numbered each file, so lines without a matching id are joined by task.
 """
 
 import re
@@ -23,7 +22,7 @@ from coterie.datasets.rows import LeftOut, Text
 from coterie.errors import UserError
 
 NAMES: Mapping[Domain, str] = {"maths": "maths", "complex_qa": "complex_qa", "web": "web_agent"}
-"""What upstream calls the domains, under ``dataset``."""
+"""Upstream's names of the domains, in ``dataset``."""
 
 STOP = "Yes, I will stop planning."
 GO_ON = "No, I will keep planning."
@@ -43,50 +42,50 @@ _RESULT = re.compile(
 )
 
 
-class Asked(NamedTuple):
-    """What a first message asks."""
+class Request(NamedTuple):
+    """Parts of a first message."""
 
     task: str
     description: str
     subgoals: str
-    """Of a message that asks for actions: what follows ``Subgoal(s) to be grounded:``; otherwise empty."""
+    """Text after ``Subgoal(s) to be grounded:``; empty in a plan file."""
 
 
-def asked(text: str) -> Asked:
-    """The parts of a first message, whatever instruction stands before them. Raises ``ValueError`` without a task."""
-    found = _TASK.search(text) or re.search("Task:", text)
-    if found is None:
+def parse_request(text: str) -> Request:
+    """Parse a first message, with any instruction before the task. Raise ``ValueError`` without a task."""
+    match = _TASK.search(text) or re.search("Task:", text)
+    if match is None:
         raise ValueError("has no 'Task:'")
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     description = subgoals = ""
-    if given := _GROUNDED.search(rest):
-        rest, subgoals = rest[: given.start()], rest[given.end() :]
-    elif described := _DESCRIPTION.search(rest):
-        rest, description = rest[: described.start()], rest[described.end() :]
+    if marker := _GROUNDED.search(rest):
+        rest, subgoals = rest[: marker.start()], rest[marker.end() :]
+    elif marker := _DESCRIPTION.search(rest):
+        rest, description = rest[: marker.start()], rest[marker.end() :]
         description = description.strip().removesuffix(".")
         description = "" if description.casefold() == NO_DESCRIPTION.casefold() else description
     if not rest.strip():
         raise ValueError("has an empty task")
-    return Asked(rest.strip(), description.strip(), subgoals.strip())
+    return Request(rest.strip(), description.strip(), subgoals.strip())
 
 
-def subgoals(text: str, first: int = 1) -> list[str]:
-    """Of ``Subgoal 1: ...; Subgoal 2: ...``, each without its number.
+def split_subgoals(text: str, first: int = 1) -> list[str]:
+    """Split ``Subgoal 1: ...; Subgoal 2: ...`` into texts without numbers.
 
-    A later ``Subgoal 1:`` is a part of the text that it stands in. Raises ``ValueError`` for a text that does not begin
-    with subgoal ``first``, and for a number that is left out.
+    A later ``Subgoal 1:`` is part of the surrounding text. Raises ``ValueError`` if the text does not begin with
+    subgoal ``first`` or skips a number.
     """
     starts: list[re.Match[str]] = []
-    for found in _SUBGOAL.finditer(text):
-        number = int(found[1])
+    for match in _SUBGOAL.finditer(text):
+        number = int(match[1])
         if number == first + len(starts):
-            starts.append(found)
-        elif number > first + len(starts) and text[: found.start()].rstrip().endswith(";"):
+            starts.append(match)
+        elif number > first + len(starts) and text[: match.start()].rstrip().endswith(";"):
             raise ValueError(f"has Subgoal {number} where Subgoal {first + len(starts)} should be")
     if not starts or text[: starts[0].start()].strip():
         raise ValueError(f"does not begin with 'Subgoal {first}:'")
-    ends = [found.start() for found in starts[1:]] + [len(text)]
-    parts = [text[found.end() : end] for found, end in zip(starts, ends, strict=True)]
+    ends = [match.start() for match in starts[1:]] + [len(text)]
+    parts = [text[match.end() : end] for match, end in zip(starts, ends, strict=True)]
     texts = [one_line(part.rstrip().removesuffix(";")) for part in parts[:-1]] + [
         one_line(parts[-1])
     ]
@@ -95,36 +94,36 @@ def subgoals(text: str, first: int = 1) -> list[str]:
     return texts
 
 
-def actions(text: str, last: int = 0) -> list[str]:
-    """The actions of ``R1 = ...; R2 = ...``.
+def split_actions(text: str, last: int = 0) -> list[str]:
+    """Split ``R1 = ...; R2 = ...`` into actions.
 
-    ``Output`` becomes the next name, as upstream does it; ``last`` is the number of the newest name before the text.
+    ``Output`` becomes the next name, as in upstream. ``last`` is the number of the last name before the text.
     """
-    done = []
+    parts = []
     for part in _ACTION.split(text):
         action = one_line(part).removesuffix(";").rstrip()
         if not action:
             continue
         action = _OUTPUT.sub(f"R{last + 1}", action) if action.startswith("Output") else action
-        last = newest(action) or last
-        done.append(action)
-    return done
+        last = last_number(action) or last
+        parts.append(action)
+    return parts
 
 
-def newest(action: str) -> int:
-    """The number of the name that an action's result gets; 0 if it gets none."""
+def last_number(action: str) -> int:
+    """Return the number of the last name that an action assigns; 0 without a name."""
     names = _NAMES.match(action)
     return int(names[1].rsplit("R", 1)[1]) if names else 0
 
 
-def result(text: str) -> str:
-    """What a message says that a subgoal came to; empty if it says nothing of it, as on the web."""
-    found = _RESULT.search(text)
-    return found[2].strip() if found else ""
+def parse_result(text: str) -> str:
+    """Return the result of a subgoal in a message; empty if it has none, as in web tasks."""
+    match = _RESULT.search(text)
+    return match[2].strip() if match else ""
 
 
 class Message(BaseModel):
-    """One turn of a dialogue."""
+    """Turn of a dialogue."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -133,7 +132,7 @@ class Message(BaseModel):
 
 
 class LumosLine(BaseModel):
-    """One line of a plan file or a ground file."""
+    """Line of a plan file or ground file."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -142,70 +141,71 @@ class LumosLine(BaseModel):
     messages: tuple[Message, ...] = Field(min_length=2)
 
     @property
-    def said(self) -> list[Message]:
+    def turns(self) -> list[Message]:
         return [message for message in self.messages if message.role != "system"]
 
 
-TWICE = "has an id that is there before"
+TWICE = "has a duplicate id"
 NO_ACTIONS = "has a subgoal without actions"
 NOT_ENDED = "has a plan without an end"
 STEPS_MISSING = "lacks lines of some of its steps"
-NOT_TURNS = "has no turns of user and assistant, one after the other"
-UNREADABLE = "can't be taken apart"
+NOT_TURNS = "has no alternating turns of user and assistant"
+UNREADABLE = "can't be parsed"
 SHOWN = 3
-"""Lines that an error names."""
+"""Number of lines in an error."""
 DOMAINS: dict[str, Domain] = {name: domain for domain, name in NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedLine:
-    """A line of a file."""
+    """Line of a file with its location."""
 
     line: LumosLine
     where: str
-    """File, line and id, for people."""
+    """File, line and id."""
 
     @property
-    def says(self) -> list[str]:
-        return [one.content for one in self.line.said if one.role == "assistant"]
+    def replies(self) -> list[str]:
+        return [turn.content for turn in self.line.turns if turn.role == "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """What a line of a plan file says."""
+class PlanLine:
+    """Parsed line of a plan file."""
 
     at: NumberedLine
     task: str
     description: str
-    """Of the environment at the start; empty if none is given."""
+    """Description of the environment at the start; may be empty."""
     subgoals: tuple[str, ...]
     results: tuple[str, ...]
-    """What each subgoal comes to; none where all are planned at once."""
+    """Result of each subgoal; empty in one-time plans."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grounded:
-    """What a line of a ground file says."""
+class GroundLine:
+    """Parsed line of a ground file."""
 
     at: NumberedLine
     task: str
-    given: tuple[str, ...]
-    """The subgoals as they are given, each with its number; of all at once, without."""
+    subgoals: tuple[str, ...]
+    """Subgoals of the requests: with their numbers in iterative files, without in one-time files."""
     actions: tuple[tuple[str, ...], ...]
-    """Those of each subgoal; of all at once, a single group."""
+    """Actions of each subgoal; a single group in one-time files."""
     whole: bool
+    """True for one-time files."""
 
 
-H = TypeVar("H", Planned, Grounded)
+H = TypeVar("H", PlanLine, GroundLine)
 
 
 def read_lines(file: Path) -> list[NumberedLine]:
-    """All lines of a file. Raises ``UserError`` for a broken one, by file and line."""
+    """Read all lines of a file. Raise ``UserError`` with file and line for a broken line."""
     return [read_line(place, raw, file) for place, raw in numbered(file)]
 
 
 def read_line(place: str, raw: object, file: Path) -> NumberedLine:
-    """A line of a file. Raises ``UserError`` for a broken one, and for one of an unknown set."""
+    """Validate a line. Raise ``UserError`` if it is broken or belongs to an unknown data set."""
     where = f"{file.name}, {place}"
     try:
         line = LumosLine.model_validate(raw)
@@ -217,134 +217,134 @@ def read_line(place: str, raw: object, file: Path) -> NumberedLine:
     if line.dataset not in DOMAINS:
         raise UserError(
             f"{file}, {place} is of the unknown set {line.dataset!r}",
-            f"give lines of {', '.join(DOMAINS)}",
+            f"use lines of {', '.join(DOMAINS)}",
         )
     return NumberedLine(line, f"{where} ({line.id})")
 
 
 def is_unrolled(lines: Sequence[NumberedLine]) -> bool:
-    """Whether a plan file has a line for each step: then first ones have one turn, and others more."""
-    return len(lines[0].line.said) == 2 and any(len(one.line.said) > 2 for one in lines)
+    """Return True if a plan file has a line per step: first steps have two messages, later ones more."""
+    return len(lines[0].line.turns) == 2 and any(len(one.line.turns) > 2 for one in lines)
 
 
-def rolled(lines: Iterable[NumberedLine], left_out: list[LeftOut]) -> list[NumberedLine]:
-    """The last line of each dialogue, which has all of it, under the dialogue's id."""
+def merge_steps(lines: Iterable[NumberedLine], left_out: list[LeftOut]) -> list[NumberedLine]:
+    """Keep the last line of each unrolled dialogue, which contains all steps, with the dialogue's id."""
     dialogues: dict[str, list[tuple[int, NumberedLine]]] = defaultdict(list)
     for one in lines:
         base, _, step = one.line.id.rpartition("_")
         if not base or not step.isdecimal():
-            left_out.append(LeftOut("has an id without a step at its end", one.where))
+            left_out.append(LeftOut("has an id that does not end in a step", one.where))
             continue
         dialogues[base].append((int(step), one))
-    found = []
+    merged = []
     for base, steps in dialogues.items():
         numbers = sorted(number for number, _ in steps)
         last = max(steps, key=lambda step: step[0])[1]
         start = numbers[0] if numbers[0] in (0, 1) else 0
-        if numbers != list(range(start, start + len(last.says))):
-            left_out.append(LeftOut(STEPS_MISSING, f"{last.where}"))
+        if numbers != list(range(start, start + len(last.replies))):
+            left_out.append(LeftOut(STEPS_MISSING, last.where))
         else:
-            found.append(NumberedLine(last.line.model_copy(update={"id": base}), last.where))
-    return found
+            merged.append(NumberedLine(last.line.model_copy(update={"id": base}), last.where))
+    return merged
 
 
-def parsed(
+def parse_lines(
     lines: Iterable[NumberedLine], parse: Callable[[NumberedLine], H], left_out: list[LeftOut]
 ) -> list[H]:
-    """What can be taken apart; of lines with one id, the first."""
-    found: dict[str, H] = {}
+    """Parse lines. Append unparsable lines and duplicate ids to ``left_out``."""
+    by_id: dict[str, H] = {}
     for one in lines:
-        roles = [message.role for message in one.line.said]
+        roles = [turn.role for turn in one.line.turns]
         try:
             if roles != ["user", "assistant"] * (len(roles) // 2) or not roles:
                 raise Fault(NOT_TURNS)
-            if one.line.id in found:
+            if one.line.id in by_id:
                 raise Fault(TWICE)
-            found[one.line.id] = parse(one)
+            by_id[one.line.id] = parse(one)
         except Fault as fault:
             left_out.append(LeftOut(str(fault), one.where))
         except ValueError as error:
             left_out.append(LeftOut(UNREADABLE, f"{one.where} {error}:"))
-    return list(found.values())
+    return list(by_id.values())
 
 
 class Fault(Exception):
-    """Why a line makes no row."""
+    """Reason why a line makes no row."""
 
 
-def planned(at: NumberedLine) -> Planned:
-    """A line of a plan file. Raises ``Fault``, or ``ValueError`` for a text that can't be taken apart."""
-    said = at.line.said
-    first = asked(said[0].content)
+def parse_plan(at: NumberedLine) -> PlanLine:
+    """Parse a line of a plan file. Raise ``Fault``, or ``ValueError`` for unparsable text."""
+    messages = at.line.turns
+    request = parse_request(messages[0].content)
     results: tuple[str, ...] = ()
-    if len(said) == 2:
-        texts = subgoals(at.says[0])
+    if len(messages) == 2:
+        texts = split_subgoals(at.replies[0])
     else:
-        *turns, end = at.says
+        *turns, end = at.replies
         if end.strip().casefold().rstrip(".") != STOP.casefold().rstrip("."):
             raise Fault(NOT_ENDED)
         texts = []
         for number, text in enumerate(turns, 1):
-            texts += subgoals(text.strip().removeprefix(GO_ON).strip(), number)
+            texts += split_subgoals(text.strip().removeprefix(GO_ON).strip(), number)
         if len(texts) != len(turns):
             raise ValueError("has several subgoals in one turn")
-        results = tuple(result(one.content) for one in said[2::2])
-    return Planned(at, first.task, first.description, tuple(texts), results)
+        results = tuple(parse_result(one.content) for one in messages[2::2])
+    return PlanLine(at, request.task, request.description, tuple(texts), results)
 
 
-def grounded(at: NumberedLine) -> Grounded:
-    """A line of a ground file. Raises ``Fault``, or ``ValueError`` for a text that can't be taken apart."""
-    said = at.line.said
-    first = asked(said[0].content)
-    if not first.subgoals:
+def parse_ground(at: NumberedLine) -> GroundLine:
+    """Parse a line of a ground file. Raise ``Fault``, or ``ValueError`` for unparsable text."""
+    messages = at.line.turns
+    request = parse_request(messages[0].content)
+    if not request.subgoals:
         raise ValueError(f"has no {STEP_GIVEN!r}")
-    whole = PLAN_GIVEN in said[0].content
-    given = tuple(subgoals(first.subgoals)) if whole else (first.subgoals,)
-    given += tuple(one.content.partition(STEP_GIVEN)[2].strip() for one in said[2::2])
+    whole = PLAN_GIVEN in messages[0].content
+    subgoals = tuple(split_subgoals(request.subgoals)) if whole else (request.subgoals,)
+    subgoals += tuple(one.content.partition(STEP_GIVEN)[2].strip() for one in messages[2::2])
     groups, last = [], 0
-    for text in at.says:
-        group = tuple(actions(text, last))
+    for text in at.replies:
+        group = tuple(split_actions(text, last))
         if not group:
             raise Fault(NO_ACTIONS)
-        last = newest(group[-1]) or last
+        last = last_number(group[-1]) or last
         groups.append(group)
-    return Grounded(at, first.task, given, tuple(groups), whole)
+    return GroundLine(at, request.task, subgoals, tuple(groups), whole)
 
 
-NO_PARTNER = "has no line of its id, or of its task, in the other file"
-OTHER_TASK = "has another task than the line of its id in the other file"
-OTHER_NUMBER = "has another number of subgoals than its line in the other file"
-OTHER_SUBGOALS = "has other subgoals than its line in the other file"
+NO_PARTNER = "has no line with its id or task in the other file"
+OTHER_TASK = "differs in its task from the line with its id in the other file"
+OTHER_NUMBER = "differs in its number of subgoals from its line in the other file"
+OTHER_SUBGOALS = "differs in its subgoals from its line in the other file"
 JOINED = 0.5
-"""The least share of the longer file's dialogues that must join for two files to belong together."""
+"""Minimum share of the longer file's dialogues that must join."""
 _PREPARING = ("KnowledgeQuery", "ParagraphRetrieve", "SetEquation", "Define")
-"""Tools whose action is followed by another one of the same subgoal."""
+"""Tools whose actions are not the last of their subgoal."""
 
 
 def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
-    """The rows of a plan file and a ground file, given in any order, and what makes no row.
+    """Yield the rows of a plan file and a ground file, in any order, and then the lines without a row.
 
-    Raises ``UserError`` for a broken line, for other files than these two, and if less than half of the lines join.
+    Raises ``UserError`` for a broken line, for files of other kinds, and if less than half of the lines join.
     """
-    plan, ground = _told_apart(files)
-    rows, left_out, most = _joined(plan, ground)
+    plan, ground = _classify(files)
+    rows, left_out, most = _join(plan, ground)
     if len(rows) < JOINED * most:
-        shown = "; ".join(f"{one.where} {one.reason}" for one in left_out[:SHOWN])
+        examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:SHOWN])
         raise UserError(
-            f"only {len(rows):,} rows can be made of {plan.name} and {ground.name}, and {len(left_out):,} lines "
-            f"make none: {shown}",
-            "give a plan file and a ground file of the same set and form",
+            f"only {len(rows):,} rows can be made of {plan.name} and {ground.name}; {len(left_out):,} lines "
+            f"make none: {examples}",
+            "give a plan file and a ground file of the same data set and form",
         )
     yield from rows
     yield from left_out
 
 
-def _told_apart(files: Sequence[Path]) -> tuple[Path, Path]:
-    """The plan file and the ground file, told by what their first lines ask for."""
+def _classify(files: Sequence[Path]) -> tuple[Path, Path]:
+    """Return the plan file and the ground file, recognized by their first requests."""
     kinds: dict[bool, list[Path]] = {True: [], False: []}
     for file in files:
         first = read_line(*next(numbered(file)), file)
-        text = "\n".join(one.content for one in first.line.said[:1])
+        text = "\n".join(turn.content for turn in first.line.turns[:1])
         kinds[PLAN_GIVEN in text or STEP_GIVEN in text].append(file)
     if [len(kinds[True]), len(kinds[False])] != [1, 1]:
         names = ", ".join(file.name for file in files)
@@ -355,31 +355,31 @@ def _told_apart(files: Sequence[Path]) -> tuple[Path, Path]:
     return kinds[False][0], kinds[True][0]
 
 
-def _joined(plan: Path, ground: Path) -> tuple[list[PlanRow], list[LeftOut], int]:
-    """The rows, what makes none, and how many dialogues the longer file has."""
+def _join(plan: Path, ground: Path) -> tuple[list[PlanRow], list[LeftOut], int]:
+    """Return the rows, the lines without a row, and the number of dialogues of the longer file."""
     plan_lines, ground_lines = read_lines(plan), read_lines(ground)
     left_out: list[LeftOut] = []
     if is_unrolled(plan_lines):
-        plan_lines = rolled(plan_lines, left_out)
-        ground_lines = rolled(ground_lines, left_out)
-    plans = parsed(plan_lines, planned, left_out)
-    grounds = parsed(ground_lines, grounded, left_out)
+        plan_lines = merge_steps(plan_lines, left_out)
+        ground_lines = merge_steps(ground_lines, left_out)
+    plans = parse_lines(plan_lines, parse_plan, left_out)
+    grounds = parse_lines(ground_lines, parse_ground, left_out)
     rows = []
     for one, other in _pairs(plans, grounds, left_out):
-        made = _row(one, other)
-        if isinstance(made, LeftOut):
-            left_out.append(made)
+        row = _row(one, other)
+        if isinstance(row, LeftOut):
+            left_out.append(row)
         else:
-            rows.append(made)
+            rows.append(row)
     return rows, left_out, max(len(plan_lines), len(ground_lines))
 
 
 def _pairs(
-    plans: Sequence[Planned], grounds: Sequence[Grounded], left_out: list[LeftOut]
-) -> Iterator[tuple[Planned, Grounded]]:
-    """Plans with their grounds: those of the same id and task, then those of a task that each file has once."""
+    plans: Sequence[PlanLine], grounds: Sequence[GroundLine], left_out: list[LeftOut]
+) -> Iterator[tuple[PlanLine, GroundLine]]:
+    """Pair lines with equal id and task, then lines with a task that occurs once in each file."""
     by_id = {one.at.line.id: one for one in grounds}
-    partner: dict[str, Grounded] = {}
+    partner: dict[str, GroundLine] = {}
     for plan in plans:
         ground = by_id.get(plan.at.line.id)
         if ground is not None and one_line(ground.task) == one_line(plan.task):
@@ -407,30 +407,32 @@ def _by_task(lines: Sequence[H]) -> dict[str, H]:
     return {one_line(one.task): one for one in lines if counts[one_line(one.task)] == 1}
 
 
-def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
+def _row(plan: PlanLine, ground: GroundLine) -> PlanRow | LeftOut:
     where = f"{plan.at.where} with {ground.at.where}"
-    if len(plan.subgoals) != len(ground.given):
+    if len(plan.subgoals) != len(ground.subgoals):
         return LeftOut(OTHER_NUMBER, where)
-    for number, (ours, theirs) in enumerate(zip(plan.subgoals, ground.given, strict=True), 1):
+    for number, (ours, theirs) in enumerate(zip(plan.subgoals, ground.subgoals, strict=True), 1):
         expected = ours if ground.whole else f"Subgoal {number}: {ours}"
         if not one_line(theirs).startswith(expected):
             return LeftOut(OTHER_SUBGOALS, where)
-    dealt, aligned = (
-        _dealt(ground.actions[0], len(plan.subgoals)) if ground.whole else (ground.actions, True)
+    groups, aligned = (
+        _group_actions(ground.actions[0], len(plan.subgoals))
+        if ground.whole
+        else (ground.actions, True)
     )
-    if len(dealt) != len(plan.subgoals):
+    if len(groups) != len(plan.subgoals):
         return LeftOut(NO_ACTIONS, where)
     line = plan.at.line
-    results = plan.results if len(plan.results) == len(dealt) else ("",) * len(dealt)
+    results = plan.results if len(plan.results) == len(groups) else ("",) * len(groups)
     domain = DOMAINS[line.dataset]
-    last = dealt[-1][-1] if domain == "web" else results[-1]
+    last = groups[-1][-1] if domain == "web" else results[-1]
     return PlanRow(
         id=line.id,
         question=plan.task,
         answer=last,
         steps=tuple(
-            PlanStep(subgoal=subgoal, actions=group, result=came)
-            for subgoal, group, came in zip(plan.subgoals, dealt, results, strict=True)
+            PlanStep(subgoal=subgoal, actions=group, result=result)
+            for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
         ),
         domain=domain,
         description=plan.description,
@@ -438,11 +440,11 @@ def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
     )
 
 
-def _dealt(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
-    """The actions of a whole plan by subgoal, and whether they are known to belong there; none if they are too few.
+def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """Group the actions of a full plan by subgoal. Return the groups and True if the assignment is certain.
 
-    They are told apart by their number if it is that of the subgoals; or by their tools, for a subgoal's last action is
-    one that gives what was asked for.
+    It is certain if there is one action per subgoal, or if the tools show which actions end a subgoal. Too few actions
+    give too few groups.
     """
     if len(flat) <= count:
         return tuple((one,) for one in flat), len(flat) == count

@@ -1,9 +1,9 @@
-"""``mind2web``: errands on web pages, with the elements of each page, as Mind2Web has them (Deng et al. 2023).
+"""``mind2web``: tasks on web pages with the elements of each page, in the format of Mind2Web (Deng et al. 2023).
 
 A line (or an entry of a JSON list) is a task with upstream's keys: ``annotation_id``, ``confirmed_task``, ``website``,
 ``action_reprs``, and ``actions`` with ``operation``, ``pos_candidates``, ``neg_candidates`` and ``cleaned_html``. Its
-plan is made by rules: one subgoal and one action a step. Candidates may have a ``rank`` or a ``score``, and a ``text``
-of their own. Rows of plans whose steps have ``pages`` are read as they are.
+plan is made by rules, with one subgoal and one action per step. Candidates may have a ``rank``, a ``score`` and a
+``text``. Rows that are already plans with ``pages`` are read unchanged.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 
 MOST = 50
-"""Elements of a page that are kept: the best ones."""
+"""Maximum number of elements of a page."""
 MAX_TEXT = 200
-"""Characters of what an element says."""
+"""Maximum characters of the text of an element."""
 DEPTH = 512
-"""How deep the nodes of a page are nested; browsers keep no more of it either. Those below count as the last one's."""
+"""Maximum depth of nodes, as in browsers. Deeper nodes count as part of the last one."""
 _SAYING = (
     "aria_label",
     "aria-label",
@@ -51,7 +51,7 @@ _VOID = frozenset(
     {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 )
 _SILENT = frozenset({"script", "style"})
-"""Tags whose text nobody sees."""
+"""Tags with invisible text."""
 _ID = "backend_node_id"
 _WORD = re.compile(r"[^\W_]+")
 
@@ -59,50 +59,50 @@ _WORD = re.compile(r"[^\W_]+")
 def elements(
     candidates: Iterable[Mapping[str, Any]], page: str, task: str
 ) -> tuple[PageElement, ...]:
-    """The best candidates, best first: by their ``rank`` (0 is best), else their ``score``, else their words.
+    """Return the best candidates in order of ``rank`` (0 is best), else ``score``, else words in common with the task.
 
-    ``page`` is HTML whose nodes have a ``backend_node_id``; it may be empty. Without ranks, words that an element has
-    in common with the task count. That finds fewer of the right elements than a trained ranker does.
+    Word overlap finds fewer right elements than a trained ranker. ``page`` is HTML whose nodes have a
+    ``backend_node_id``; it may be empty.
     """
     texts = texts_of(page) if page else {}
-    found = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
+    by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
     ordered = sorted(
-        found.values(), key=lambda pair: (*_place(pair[1], pair[0], task), _hash(pair[0].id))
+        by_id.values(), key=lambda pair: (*_place(pair[1], pair[0], task), _hash(pair[0].id))
     )
     return tuple(one for one, _ in ordered[:MOST])
 
 
 def candidate(raw: Any) -> dict[str, Any]:
-    """A candidate with its attributes, which upstream has as JSON in a text. Raises ``ValueError``."""
+    """Parse a candidate and its attributes, which upstream stores as JSON text. Raise ``ValueError`` without an id."""
     read = read_json(raw) if isinstance(raw, str) else raw
     if not isinstance(read, Mapping) or not str(read.get(_ID) or "").strip():
         raise ValueError(f"a candidate has no {_ID}")
     attributes = read.get("attributes") or {}
-    told = read_json(attributes) if isinstance(attributes, str) else attributes
-    return {**read, "attributes": told if isinstance(told, Mapping) else {}}
+    attributes = read_json(attributes) if isinstance(attributes, str) else attributes
+    return {**read, "attributes": attributes if isinstance(attributes, Mapping) else {}}
 
 
 def texts_of(page: str) -> dict[str, str]:
-    """What each node of a page says, its descendants included, by its id; ``MAX_TEXT`` characters of it or some more.
+    """Return the text of each node and its descendants by id, cut after about ``MAX_TEXT`` characters.
 
-    Of a page that can't be read to its end it is what was read by then.
+    For a broken page, return the text before the error.
     """
     reader = _Reader()
-    with suppress(AssertionError):  # html.parser's, for declarations that it does not know
+    with suppress(AssertionError):  # html.parser raises it for unknown declarations
         reader.feed(page)
         reader.close()
-    return {node: one_line(" ".join(parts)) for node, parts in reader.said.items()}
+    return {node: one_line(" ".join(parts)) for node, parts in reader.texts.items()}
 
 
 class _Reader(HTMLParser):
-    """Collects texts and telling attributes for every node that is open."""
+    """Parser that collects texts and descriptive attributes for all open nodes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: dict[str, list[str]] = {}
+        self.texts: dict[str, list[str]] = {}
         self._length: Counter[str] = Counter()
         self._open: list[tuple[str, str]] = []
-        """Tags and ids of the nodes that are open."""
+        """Tags and ids of the open nodes."""
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         self._begin(tag, attrs, ends=tag in _VOID)
@@ -117,21 +117,21 @@ class _Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self._open or self._open[-1][0] not in _SILENT:
-            self._say(data)
+            self._add(data)
 
     def _begin(self, tag: str, attrs: Sequence[tuple[str, str | None]], *, ends: bool) -> None:
-        told = dict(attrs)
-        self._open.append((tag, told.get(_ID) or ""))
-        self._say(*(told.get(name) or "" for name in _SAYING))
+        attributes = dict(attrs)
+        self._open.append((tag, attributes.get(_ID) or ""))
+        self._add(*(attributes.get(name) or "" for name in _SAYING))
         if ends or len(self._open) > DEPTH:
             self._open.pop()
 
-    def _say(self, *texts: str) -> None:
-        said = [text.strip() for text in texts if text.strip()]
-        for _, node in self._open if said else ():
+    def _add(self, *texts: str) -> None:
+        parts = [text.strip() for text in texts if text.strip()]
+        for _, node in self._open if parts else ():
             if node and self._length[node] < MAX_TEXT:
-                self.said.setdefault(node, []).extend(said)
-                self._length[node] += sum(map(len, said))
+                self.texts.setdefault(node, []).extend(parts)
+                self._length[node] += sum(map(len, parts))
 
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
@@ -153,12 +153,12 @@ def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[flo
 
 
 def _number(value: Any) -> float | None:
-    """A number, which may stand in a text; ``None`` for anything else."""
+    """Parse a finite number; ``None`` for anything else."""
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return None
-    return found if isfinite(found) else None
+    return number if isfinite(number) else None
 
 
 def _words(text: str) -> set[str]:
@@ -166,7 +166,7 @@ def _words(text: str) -> set[str]:
 
 
 def _hash(node: str) -> str:
-    """An order that tells nothing: upstream lists the right elements apart."""
+    """Return a hash for a neutral order, since upstream lists the right elements separately."""
     return hashlib.sha256(node.encode()).hexdigest()
 
 
@@ -176,16 +176,16 @@ KINDS = ("CLICK", "TYPE", "SELECT")
 
 
 class Mind2WebRow(ConvertedRow):
-    """A task of Mind2Web as a plan. Upstream's rows are converted as they are read."""
+    """Task of Mind2Web as a plan, converted from upstream's rows."""
 
     @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, given: Any) -> Any:
-        return _converted(given) if isinstance(given, Mapping) and "actions" in given else given
+    def _from_upstream(cls, value: Any) -> Any:
+        return _convert(value) if isinstance(value, Mapping) and "actions" in value else value
 
 
 class Mind2WebSettings(DatasetSettings):
-    """Which file."""
+    """Source of Mind2Web rows."""
 
     source: str = key(
         "",
@@ -196,7 +196,7 @@ class Mind2WebSettings(DatasetSettings):
 
 
 class Mind2Web:
-    """Tasks of a file; one file is divided by hashes of the tasks."""
+    """Data set of Mind2Web files. A single file is divided by hashes of its tasks."""
 
     settings_type = Mind2WebSettings
     row = Mind2WebRow
@@ -205,7 +205,7 @@ class Mind2Web:
         self.settings = settings
 
     def rows(self, split: Split) -> list[Mind2WebRow]:
-        """The tasks of a split. Raises ``UserError`` for a broken line, and for files without enough of them."""
+        """Return the tasks of a split. Raise ``UserError`` for a broken line or too few tasks."""
         return self._splits[split]
 
     @cached_property
@@ -214,40 +214,38 @@ class Mind2Web:
 
 
 def _usable(file: Path) -> list[Mind2WebRow]:
-    found = [row for row in read_rows(file, Mind2WebRow, Silent()) if not row.flaw]
-    if not found:
-        raise UserError(f"{file} has no task whose actions are known", "give another file")
-    return found
+    rows = [row for row in read_rows(file, Mind2WebRow, Silent()) if not row.flaw]
+    if not rows:
+        raise UserError(f"{file} has no task with known actions", "give another file")
+    return rows
 
 
-def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
-    task, reprs, actions = (
-        given.get(name) for name in ("confirmed_task", "action_reprs", "actions")
-    )
+def _convert(raw: Mapping[str, Any]) -> dict[str, Any]:
+    task, reprs, actions = (raw.get(name) for name in ("confirmed_task", "action_reprs", "actions"))
     if (
         not isinstance(task, str)
         or not isinstance(reprs, Sequence)
         or not isinstance(actions, Sequence)
     ):
         raise ValueError("expected a text confirmed_task, and lists action_reprs and actions")
-    website = str(given.get("website") or "")
+    website = str(raw.get("website") or "")
     known = {
-        "id": given.get("annotation_id") or question_key(task),
+        "id": raw.get("annotation_id") or question_key(task),
         "question": one_line(task),
         "answer": "",
         "domain": "web",
         "description": f"a page of {website}" if website else "",
     }
     if len(reprs) != len(actions):
-        return {**known, "left_out": "has another number of action_reprs than of actions"}
+        return {**known, "left_out": "has different numbers of action_reprs and actions"}
     steps = []
-    for number, (said, action) in enumerate(zip(reprs, actions, strict=True), 1):
+    for number, (text, action) in enumerate(zip(reprs, actions, strict=True), 1):
         operation = action.get("operation") if isinstance(action, Mapping) else None
-        read = _REPR.fullmatch(one_line(str(said)))
+        read = _REPR.fullmatch(one_line(str(text)))
         if not isinstance(operation, Mapping) or operation.get("op") not in KINDS or read is None:
-            return {**known, "left_out": "has an action that is none of CLICK, TYPE and SELECT"}
+            return {**known, "left_out": "has an action other than CLICK, TYPE and SELECT"}
         if operation["op"] != "CLICK" and not _plain(str(operation.get("value") or "")):
-            return {**known, "left_out": "has an action without the text that it types or selects"}
+            return {**known, "left_out": "has an action without the text to type or select"}
         steps.append(_step(number, read, action, operation, task))
     last = steps[-1]["actions"][-1] if steps else ""
     return {**known, "answer": last, "steps": steps}
@@ -282,14 +280,14 @@ def _step(
 
 
 def _candidates(action: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    found = action.get(name) or []
-    if not isinstance(found, list):
+    candidates = action.get(name) or []
+    if not isinstance(candidates, list):
         raise ValueError(f"{name} must be a list")
-    return [candidate(one) for one in found]
+    return [candidate(raw) for raw in candidates]
 
 
 def _plain(text: str) -> str:
-    """Words without what divides actions; round brackets stay where each has its partner."""
+    """Remove separators of actions from a text, and parentheses unless they are balanced."""
     words, depth, lowest = _DIVIDES.sub(" ", text), 0, 0
     for sign in words:
         depth += (sign == "(") - (sign == ")")

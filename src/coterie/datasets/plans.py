@@ -1,15 +1,15 @@
-"""Typed rows with a plan and its grounding: subgoals in words, and the actions that carry out each of them.
+"""Typed rows with a plan and its grounding: subgoals in words, and the actions of each subgoal.
 
-Worked solutions of GSM8K and decompositions of StrategyQA become plans here, Lumos' files in ``datasets.lumos``.
+This module converts solutions of GSM8K and decompositions of StrategyQA into plans; ``datasets.lumos`` reads Lumos'
+files.
 
-GSM8K annotates what a line computes: ``Natalia sold 48/2 = <<48/2=24>>24 clips in May.`` becomes the subgoal
-``Natalia sold ? clips in May.`` with the action ``R1 = Calculator(48 / 2)``. The socratic files put a question before
-each line (``How many clips in May? ** Natalia sold ...``), which then is the subgoal. Lines that compute nothing
-have no actions and are left out.
+GSM8K annotates computations: ``Natalia sold 48/2 = <<48/2=24>>24 clips in May.`` becomes the subgoal
+``Natalia sold ? clips in May.`` with the action ``R1 = Calculator(48 / 2)``. In the socratic files, a question before
+each line (``How many clips in May? ** Natalia sold ...``) is the subgoal. Lines without computations are dropped.
 
-A sub-question of StrategyQA that needs facts becomes three actions: ``KnowledgeQuery`` (what to look up),
-``ParagraphRetrieve`` and ``QA``. One that only compares or joins earlier answers becomes one ``QA`` on them. ``#2``
-stands for the answer to the second sub-question; it becomes words in the subgoal and the name of that answer in the
+A sub-question of StrategyQA that needs facts becomes three actions: ``KnowledgeQuery`` (a topic),
+``ParagraphRetrieve`` and ``QA``. A sub-question that only compares or combines earlier answers becomes one ``QA``.
+``#2`` refers to the answer to the second sub-question. It becomes words in the subgoal and the name of the answer in
 actions.
 """
 
@@ -34,14 +34,14 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from coterie.config.plain import wrong_at
-from coterie.datasets.problems import number, parsed, value
+from coterie.datasets.problems import number, parse_formula, value
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, Text, question_key
 
 Domain = Literal["maths", "complex_qa", "web", "shop"]
 
 
 def one_line(text: str) -> str:
-    """Text with single spaces for runs of white space, line ends included."""
+    """Replace each run of white space, including line ends, by a single space."""
     return " ".join(text.split())
 
 
@@ -52,47 +52,46 @@ def _line(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_line)]
-"""One line that says something; models end a subgoal and a list of actions with a line end."""
+"""Non-blank line; models end a subgoal and a list of actions with a line end."""
 
 
 class PageElement(BaseModel):
-    """An element of a web page with which something can be done."""
+    """Interactive element of a web page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, StringConstraints(pattern=r"^[^\]\n]+$")]
     tag: str
     text: str
-    """What it shows, its label, its placeholder."""
+    """Its content, label and placeholder."""
 
 
 class ActionPage(BaseModel):
-    """The page on which a web action is done, and what is right there."""
+    """Page of a web action, with the right action."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     elements: tuple[PageElement, ...]
-    """Candidates; those that a ranker likes better stand first."""
+    """Candidates, best first."""
     right: frozenset[str]
-    """The id of the right element; of several that are right, all. A ranker may have left them out of ``elements``.
-    Empty where the page has none: then no action is right."""
+    """Ids of all right elements, which a ranker may have dropped from ``elements``. Empty if no action is right."""
     kind: Literal["CLICK", "TYPE", "SELECT"]
     value: str = ""
 
 
 class PlanStep(BaseModel):
-    """One subgoal and its grounding."""
+    """Subgoal and its grounding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     subgoal: Line
-    """What is to be found or done, without a number in front."""
+    """Text without a number."""
     actions: tuple[Line, ...] = Field(min_length=1)
-    """Calls such as ``R2 = Calculator(R1 + 48)``, in the order in which they are run."""
+    """Calls such as ``R2 = Calculator(R1 + 48)``, in order of execution."""
     result: str = ""
-    """What the last action gives; empty if that is not known."""
+    """Result of the last action; empty if unknown."""
     pages: tuple[ActionPage, ...] = ()
-    """Of the web: the page of each action. Without them it can't be told whether an action is right."""
+    """Page of each web action, required to grade actions."""
 
     @model_validator(mode="after")
     def _page_of_each(self) -> Self:
@@ -102,17 +101,20 @@ class PlanStep(BaseModel):
 
 
 class PlanRow(QuestionRow):
-    """A task with the steps that solve it. ``question`` is the task."""
+    """Task with the steps of its solution. ``question`` is the task."""
 
     answer: str
-    """The gold answer; of a web row, the last action. Empty where upstream doesn't tell it."""
+    """Gold answer, or the last action of a web row. Empty if upstream has none."""
     steps: tuple[PlanStep, ...] = Field(min_length=1)
     domain: Domain
     description: str = ""
-    """What is known of the environment at the start; empty if nothing is."""
+    """Description of the environment at the start; may be empty."""
     aligned: bool = True
-    """Whether it is known which actions belong to which subgoal. Lumos' one-time files do not tell it: where it
-    can't be worked out, the last step has all actions that are left, and the row is good for whole plans only."""
+    """True if the assignment of actions to subgoals is known.
+
+    Lumos' one-time files do not contain it. If it can't be inferred, the last step has all remaining actions, and the
+    row is usable for full plans only.
+    """
 
     @property
     def subgoals(self) -> tuple[str, ...]:
@@ -132,21 +134,21 @@ class PlanRow(QuestionRow):
     def _one_of_two_files(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and "messages" in value:
             raise ValueError(
-                "it is a line of one of Lumos' two files: give a folder with both as dataset.source"
+                "the file is only one of Lumos' two files: give a folder with both as dataset.source"
             )
         return value
 
 
 class ConvertedRow(PlanRow):
-    """A plan made of a worked solution. One that can't be made is read, and has no steps."""
+    """Plan converted from a solution. It has no steps if the conversion fails."""
 
     steps: tuple[PlanStep, ...] = ()
     left_out: str = ""
-    """Why there is no plan; empty if there is one."""
+    """Reason why there is no plan; empty otherwise."""
 
     @property
     def flaw(self) -> str:
-        """A row without a plan can't be used."""
+        """Reason why there is no plan; empty otherwise."""
         return self.left_out or ("" if self.steps else "has no plan")
 
 
@@ -155,80 +157,80 @@ _SOCRATIC = " ** "
 _TOKEN = re.compile(r"\d[\d.,]*|\.\d+|[^\W\d_]+|\s+|.")
 _SIGNS = frozenset("+-*/x×÷–=$%()")
 _TOTAL = re.compile(r"\s*\$?-?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)?")
-"""The number that upstream repeats after an annotation."""
+"""Number that upstream repeats after an annotation."""
 _NUMERAL = re.compile(r"\d+(?:,\d+)*(?:\.\d+)?|\.\d+")
 
 UNITS = 2
-"""Words that may stand between two parts of a formula."""
+"""Maximum number of words between two parts of a formula."""
 
 NO_STEPS = "computes nothing"
-BROKEN = "has a formula that can't be worked out"
-OTHER_ANSWER = "its last action does not give the answer"
+BROKEN = "has a formula that can't be computed"
+OTHER_ANSWER = "does not end with an action that gives the answer"
 
 
 @dataclass
 class _Results:
-    """The actions of one solution so far, and what they give."""
+    """Actions of a solution so far and their results."""
 
     question: frozenset[Fraction]
     values: dict[str, Fraction] = field(default_factory=dict)
     stated: dict[str, Fraction] = field(default_factory=dict)
-    """What the solution says that it gives, which may be rounded."""
+    """Results in the solution, which may be rounded."""
     used: set[str] = field(default_factory=set)
 
     def add(self, formula: str, stated: Fraction) -> str:
-        """The action for a formula. Raises ``ValueError`` for one that is no arithmetic."""
-        linked = _Linked(self).visit(parsed(formula))
+        """Return the action of a formula. Raise ``ValueError`` if it is not arithmetic."""
+        linked = _Linker(self).visit(parse_formula(formula))
         name = f"R{len(self.values) + 1}"
         text = ast.unparse(linked)
         self.values[name] = value(text, self.values)
         self.stated[name] = stated
         return f"{name} = Calculator({text})"
 
-    def named(self, found: Fraction) -> str | None:
-        """The action whose result an operand is, the newest one first.
+    def name_of(self, operand: Fraction) -> str | None:
+        """Return the latest action with this result.
 
-        A number that stands in the question too is taken for the question's if the result was used before.
+        A number of the question counts as a result only on its first use.
         """
         for name in reversed(self.stated):
-            if found in (self.stated[name], self.values[name]):
-                if found in self.question and name in self.used:
+            if operand in (self.stated[name], self.values[name]):
+                if operand in self.question and name in self.used:
                     return None
                 self.used.add(name)
                 return name
         return None
 
 
-class _Linked(ast.NodeTransformer):
-    """Puts names of results where their numbers stand."""
+class _Linker(ast.NodeTransformer):
+    """Transformer that replaces numbers by the names of results."""
 
     def __init__(self, results: _Results) -> None:
         self.results = results
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
-            name = self.results.named(Fraction(repr(node.value)))
+            name = self.results.name_of(Fraction(repr(node.value)))
             if name is not None:
                 return ast.Name(name, ast.Load())
         return node
 
 
 class Gsm8kPlanRow(ConvertedRow):
-    """GSM8K as plans. Upstream's rows, plain or socratic, are converted as they are read."""
+    """GSM8K as plans, converted from upstream's plain or socratic rows."""
 
     @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or "steps" in given:
-            return given
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "steps" in value:
+            return value
         try:
-            return converted(Gsm8kRow.model_validate(given))
+            return convert_gsm8k(Gsm8kRow.model_validate(value))
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
 
-def converted(row: Gsm8kRow) -> dict[str, Any]:
-    """The fields of a :class:`Gsm8kPlanRow`; without steps, and with the reason, if no plan can be made."""
+def convert_gsm8k(row: Gsm8kRow) -> dict[str, Any]:
+    """Return the fields of a :class:`Gsm8kPlanRow`, with a reason instead of steps if there is no plan."""
     known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
     results = _Results(frozenset(_numbers(row.question)))
     try:
@@ -258,23 +260,23 @@ def _steps(solution: str, results: _Results) -> Iterator[PlanStep]:
 
 
 def _subgoal(line: str, results: _Results) -> str:
-    """A line without its formulas and without numbers that an action gives; of a socratic line, the question."""
+    """Return the question of a socratic line, or else a line without formulas and computed numbers."""
     question, marker, _ = line.partition(_SOCRATIC)
     if marker and question.strip():
         return one_line(question)
-    own = {number(one.rpartition("=")[2]) for one in _ANNOTATION.findall(line)}
+    own = {number(text.rpartition("=")[2]) for text in _ANNOTATION.findall(line)}
     hidden = own | (set(results.stated.values()) - results.question)
     before, *after = _ANNOTATION.split(line)[::2]
     text = before
     for rest in after:
         total = _TOTAL.match(rest)
         text = f"{_without_formula(text)} ?{rest[total.end() if total else 0 :]}"
-    text = _NUMERAL.sub(lambda one: "?" if number(one[0]) in hidden else one[0], text)
+    text = _NUMERAL.sub(lambda match: "?" if number(match[0]) in hidden else match[0], text)
     return re.sub(r"\s+([.,;:!)])|(\()\s+", r"\1\2", one_line(text)).replace("??", "?")
 
 
 def _without_formula(text: str) -> str:
-    """A text without the formula at its end. Units may stand in it: ``she has 3 dozen eggs * 12 =``."""
+    """Remove the formula at the end of a text. It may contain units: ``she has 3 dozen eggs * 12 =``."""
     tokens = _TOKEN.findall(text.rstrip(" $"))
     keep, words = len(tokens), 0
     if not tokens or tokens[-1] != "=":
@@ -291,7 +293,7 @@ def _without_formula(text: str) -> str:
 
 
 def _numbers(text: str) -> Iterator[Fraction]:
-    return (found for one in _NUMERAL.findall(text) if (found := number(one)) is not None)
+    return (value for part in _NUMERAL.findall(text) if (value := number(part)) is not None)
 
 
 _REFERENCE = re.compile(r"#(\d+)")
@@ -299,15 +301,15 @@ _PARAGRAPH = re.compile(r"-\d+$")
 _JUDGES = re.compile(
     r"(?:are|can|could|did|do|does|has|have|is|was|were|will|would)\b", re.IGNORECASE
 )
-"""How a question begins whose answer is yes or no."""
+"""Beginning of a yes-or-no question."""
 _NAME = re.compile(r"(?<!^)(?<![.?!] )\b[A-Z][\w.-]*(?: (?:(?:of|the|de|and) )*[A-Z][\w.-]*)*")
-"""Words with capitals that do not begin a sentence."""
+"""Capitalized words that do not begin a sentence."""
 OPERATION = "operation"
-"""What upstream's evidence says of a sub-question that needs no facts."""
+"""Upstream's evidence for a sub-question that needs no facts."""
 
 NO_PARTS = "has no sub-questions"
-FORWARD = "a sub-question refers to an answer that is not there yet"
-BRACKETS = "has a bracket that is not closed"
+FORWARD = "has a sub-question that refers to a later answer"
+BRACKETS = "has an unbalanced bracket"
 
 
 @pydantic_dataclass(frozen=True, config=ConfigDict(extra="ignore"))
@@ -318,27 +320,27 @@ class _Upstream:
     term: str = ""
     decomposition: tuple[Text, ...] = ()
     evidence: tuple[Any, ...] = ()
-    """For each of the people who were asked, for each sub-question, what they found."""
+    """Evidence of each annotator for each sub-question."""
 
 
 _READ = TypeAdapter(_Upstream)
 
 
 class StrategyPlanRow(ConvertedRow):
-    """StrategyQA as plans; ``answer`` is ``yes`` or ``no``. Upstream's rows are converted as they are read."""
+    """StrategyQA as plans, converted from upstream's rows; ``answer`` is ``yes`` or ``no``."""
 
     @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or "steps" in given:
-            return given
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "steps" in value:
+            return value
         try:
-            return _converted(_READ.validate_python(dict(given)))
+            return _convert_strategy(_READ.validate_python(dict(value)))
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
 
-def _converted(row: _Upstream) -> dict[str, Any]:
+def _convert_strategy(row: _Upstream) -> dict[str, Any]:
     answer = "yes" if row.answer else "no"
     known = {
         "id": row.qid or question_key(row.question),
@@ -354,8 +356,8 @@ def _converted(row: _Upstream) -> dict[str, Any]:
     steps: list[PlanStep] = []
     answers: list[str] = []
     for place, part in enumerate(parts):
-        references = list(dict.fromkeys(int(found) for found in _REFERENCE.findall(part)))
-        if any(not 1 <= one <= place for one in references):
+        references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
+        if any(not 1 <= reference <= place for reference in references):
             return {**known, "left_out": FORWARD}
         actions = _actions(part, references, answers, _topic(row, place), _count(steps))
         answers.append(f"R{_count(steps) + len(actions)}")
@@ -371,33 +373,33 @@ def _count(steps: Sequence[PlanStep]) -> int:
 def _actions(
     part: str, references: Sequence[int], answers: Sequence[str], topic: str | None, done: int
 ) -> tuple[str, ...]:
-    """The actions of a sub-question. ``topic`` is what to look up, ``None`` if nothing is."""
-    asked = _REFERENCE.sub(lambda found: answers[int(found[1]) - 1], part)
-    known = [answers[one - 1] for one in references]
+    """Return the actions of a sub-question. ``topic`` is ``None`` if there is nothing to look up."""
+    question = _REFERENCE.sub(lambda match: answers[int(match[1]) - 1], part)
+    known = [answers[reference - 1] for reference in references]
     if topic is None:
-        return (f"R{done + 1} = QA([{', '.join(known)}], Question: {asked})",)
-    topic = topic or (known[-1] if known else asked.rstrip("?"))
+        return (f"R{done + 1} = QA([{', '.join(known)}], Question: {question})",)
+    topic = topic or (known[-1] if known else question.rstrip("?"))
     page, paragraph, answer = (f"R{done + more}" for more in (1, 2, 3))
     context = ", ".join([*known, paragraph])
     return (
         f"{page} = KnowledgeQuery({topic})",
-        f"{paragraph} = ParagraphRetrieve({page}, Query: {asked})",
-        f"{answer} = QA([{context}], Question: {asked})",
+        f"{paragraph} = ParagraphRetrieve({page}, Query: {question})",
+        f"{answer} = QA([{context}], Question: {question})",
     )
 
 
 def _topic(row: _Upstream, place: int) -> str | None:
-    """What to look up for a sub-question: the page where people found the answer, or what it names.
+    """Return the topic to look up for a sub-question: the annotators' page, or a name in the sub-question.
 
-    Empty if neither tells it, ``None`` if nothing is to be looked up.
+    Empty without either; ``None`` if there is nothing to look up.
     """
     part = row.decomposition[place]
-    told = next((one[place] for one in row.evidence if len(one) > place), None)
-    pages = [_PARAGRAPH.sub("", page) for page in _leaves(told) if _PARAGRAPH.search(page)]
+    evidence = next((one[place] for one in row.evidence if len(one) > place), None)
+    pages = [_PARAGRAPH.sub("", page) for page in _leaves(evidence) if _PARAGRAPH.search(page)]
     if pages:
         return one_line(pages[0]).replace("(", "").replace(")", "")
     names = sorted(_NAME.findall(part), key=len)
-    if OPERATION in _leaves(told):
+    if OPERATION in _leaves(evidence):
         return None
     if _REFERENCE.search(part) and _JUDGES.match(part) and not names:
         return None
@@ -415,8 +417,5 @@ def _leaves(value: Any) -> list[str]:
 
 
 def _in_words(part: str) -> str:
-    def name(found: re.Match[str]) -> str:
-        return f"the answer to Subgoal {found[1]}"
-
-    text = _REFERENCE.sub(name, part)
+    text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Typed rows of MATH, SVAMP and multiple-choice sets (ARC, MMLU); boxed answers, and arithmetic with fractions."""
+"""Typed rows of MATH, SVAMP and multiple-choice sets (ARC, MMLU); boxed answers and exact arithmetic."""
 
 import ast
 import re
@@ -13,18 +13,18 @@ from coterie.datasets.rows import QuestionRow, from_verl, question_key
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _BARE = re.compile(r"[-+]?[\d.\\][^\s$]*|[a-zA-Z](?=\s*(?:\$|\Z))")
-"""What stands in a box without braces: a number, a command, or a letter that ends the formula."""
+"""Content of a box without braces: a number, a command, or a letter at the end of the formula."""
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The content of the last box that has some, braces matched, stripped; ``None`` if there is none.
+    r"""Return the stripped content of the last non-empty box with matching braces; ``None`` without a box.
 
-    A box that is never closed, as in talk about the box, is none and hides none. ``\fbox{...}`` is a
-    box too, and so is ``\boxed 5`` (MATH's own solutions have both).
+    Unclosed boxes are ignored. ``\fbox{...}`` and ``\boxed 5``, which occur in MATH's solutions, count as boxes.
     """
     boxes = list(_BOX.finditer(text))
     ends = _ends(text) if boxes else {}
-    return next((found for box in reversed(boxes) if (found := _content(text, box, ends))), None)
+    contents = (_content(text, box, ends) for box in reversed(boxes))
+    return next(filter(None, contents), None)
 
 
 def _content(text: str, box: re.Match[str], ends: Mapping[int, int]) -> str | None:
@@ -36,10 +36,10 @@ def _content(text: str, box: re.Match[str], ends: Mapping[int, int]) -> str | No
 
 
 def _ends(text: str) -> dict[int, int]:
-    """Where each brace that is closed is closed; found at once, for a text may open thousands."""
+    """Match all braces in one pass, since a text may open thousands. Return closing by opening positions."""
     ends: dict[int, int] = {}
     opened: list[int] = []
-    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # \{ is a sign, not a brace
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # \{ is a symbol, not a brace
         if brace[0] == "{":
             opened.append(brace.start())
         elif brace[0] == "}" and opened:
@@ -57,11 +57,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]
     ast.Div: truediv,
 }
 MOST = 64
-"""The largest exponent, and the largest number of digits that a base may have with one."""
+"""Largest exponent, and the maximum number of digits of its base."""
 
 
 def number(text: str) -> Fraction | None:
-    """The number that a text is, such as ``1,200``, ``$3.50`` or ``1/3``; ``None`` if it is not one."""
+    """Parse a number such as ``1,200``, ``$3.50`` or ``1/3``; ``None`` for other text."""
     text = text.strip().rstrip(".")
     try:
         if _NUMBER.fullmatch(text):
@@ -71,8 +71,8 @@ def number(text: str) -> Fraction | None:
         return None
 
 
-def parsed(formula: str) -> ast.Expression:
-    """A formula as a tree of Python. Raises ``ValueError`` if it is none."""
+def parse_formula(formula: str) -> ast.Expression:
+    """Parse a formula as a Python expression. Raise ``ValueError`` for other text."""
     text = _ZEROS.sub("", _PERCENT.sub(r"(\1 / 100)", formula.strip()))
     try:
         return ast.parse(text, mode="eval")
@@ -81,18 +81,18 @@ def parsed(formula: str) -> ast.Expression:
 
 
 def value(formula: str, results: Mapping[str, Fraction] | None = None) -> Fraction:
-    """What a formula comes to. ``results`` are the values of its names.
+    """Compute a formula. ``results`` are the values of its names.
 
-    Raises ``ValueError`` for what is no arithmetic, a name without a value, a division by zero and an exponent that is
-    not a whole number from 0 to 64.
+    Raises ``ValueError`` for text that is not arithmetic, an unknown name, a division by zero, and an exponent that is
+    not an integer from 0 to 64.
     """
-    return _value(parsed(formula).body, results or {})
+    return _value(parse_formula(formula).body, results or {})
 
 
 def _value(node: ast.expr, results: Mapping[str, Fraction]) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float() as found) if not isinstance(found, bool):
-            return Fraction(repr(found))
+        case ast.Constant(value=int() | float() as constant) if not isinstance(constant, bool):
+            return Fraction(repr(constant))
         case ast.Name(id=name) if name in results:
             return results[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -110,8 +110,8 @@ def _value(node: ast.expr, results: Mapping[str, Fraction]) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    small = len(str(base)) <= MOST
-    if exponent.denominator != 1 or not 0 <= exponent <= MOST or not small:
+    is_small = len(str(base)) <= MOST
+    if exponent.denominator != 1 or not 0 <= exponent <= MOST or not is_small:
         raise ValueError(f"the power {base} ** {exponent} is not worked out")
     return base ** int(exponent)
 
@@ -121,19 +121,18 @@ EMPTY = "its answer is empty"
 
 
 class MathRow(QuestionRow):
-    r"""MATH: a competition problem and its worked solution, whose last ``\boxed{...}`` is the answer.
+    r"""MATH: a competition problem and its solution, whose last ``\boxed{...}`` is the answer.
 
-    Upstream calls the question ``problem`` and has no id (a hash of the question is taken). Copies
-    that state the ``answer`` are read as well, with or without a solution.
+    Upstream's name for the question is ``problem``. The id is a hash of the question. Rows may have an explicit
+    ``answer``, with or without a solution.
     """
 
     answer: str
-    """As LaTeX; upstream has a problem whose box is empty."""
+    """Answer as LaTeX; empty in one row of upstream."""
     solution: str = ""
 
     @property
     def flaw(self) -> str:
-        """Nobody can give an empty answer."""
         return "" if self.answer.strip() else EMPTY
 
     @model_validator(mode="before")
@@ -153,9 +152,9 @@ class MathRow(QuestionRow):
 
 
 class SvampRow(QuestionRow):
-    """SVAMP: a short word problem, whose numbers and wording tempt to a wrong operation.
+    """SVAMP: short word problems with misleading numbers and wording.
 
-    Upstream has the story as ``Body`` and what is asked as ``Question``; the answer is a number.
+    Upstream's ``Body`` is the story and ``Question`` the question; the answer is a number.
     """
 
     equation: str = ""
@@ -165,46 +164,45 @@ class SvampRow(QuestionRow):
     def _from_upstream(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or "Body" not in value:
             return value
-        body, asked, answer = (value.get(name) for name in ("Body", "Question", "Answer"))
-        if not isinstance(body, str) or not isinstance(asked, str):
+        body, question, answer = (value.get(name) for name in ("Body", "Question", "Answer"))
+        if not isinstance(body, str) or not isinstance(question, str):
             raise ValueError("expected texts 'Body' and 'Question'")
-        found = number(str(answer))
-        if found is None:
+        result = number(str(answer))
+        if result is None:
             raise ValueError(f"its Answer {answer!r} is not a number")
         return {
             "id": value.get("ID"),
-            "question": _story(body.strip(), asked.strip()),
-            "answer": str(found) if found.denominator == 1 else str(float(found)),
+            "question": _story(body.strip(), question.strip()),
+            "answer": str(result) if result.denominator == 1 else str(float(result)),
             "equation": str(value.get("Equation", "")).strip(),
         }
 
 
-def _story(body: str, asked: str) -> str:
-    """A story and its question; many a story ends in the middle of a sentence."""
+def _story(body: str, question: str) -> str:
+    """Join a story and its question. Some stories end in the middle of a sentence."""
     if body.endswith((".", "?", "!")):
-        return f"{body} {asked}"
-    return f"{body.rstrip(',')}, {asked[:1].lower()}{asked[1:]}"
+        return f"{body} {question}"
+    return f"{body.rstrip(',')}, {question[:1].lower()}{question[1:]}"
 
 
 class ChoiceRow(QuestionRow):
-    """A question with options, of which one is right; ``answer`` is that option's text.
+    """Multiple-choice question; ``answer`` is the text of the right option.
 
-    Upstream's ARC has options as ``{text, label}`` and an ``answerKey``; MMLU has a list, and the
-    place of the right one as a number or a letter, and no id (a hash of question and options is taken).
+    ARC has options as ``{text, label}`` and an ``answerKey``. MMLU has a list of options and the index or letter of the
+    right option; the id is a hash of question and options.
     """
 
     answer: str
-    """The text of the right option; a few of upstream's are empty."""
+    """Text of the right option; empty in a few rows of upstream."""
     choices: tuple[str, ...] = Field(min_length=2)
 
     @property
     def key(self) -> str:
-        """Of the question and its options in any order: the same stem is asked with others."""
+        """Hash of the question and its options in any order, since options differ for equal questions."""
         return _key(self.question, self.choices)
 
     @property
     def flaw(self) -> str:
-        """Nobody can give an empty answer."""
         return "" if self.answer.strip() else EMPTY
 
     @model_validator(mode="before")
@@ -213,7 +211,7 @@ class ChoiceRow(QuestionRow):
         if not isinstance(value, Mapping):
             return value
         if set(value) == {"train"} and isinstance(value["train"], Mapping):
-            value = value["train"]  # so MMLU's configuration auxiliary_train has them
+            value = value["train"]  # rows of MMLU's auxiliary_train are nested
         if "answerKey" in value:
             return _arc(value)
         if "id" not in value and isinstance(value.get("choices"), list | tuple):
@@ -232,8 +230,8 @@ def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
     choices: Any = value.get("choices")
     if isinstance(question, Mapping):  # AI2's own files
         question, choices = question.get("stem"), question.get("choices")
-    if isinstance(choices, list) and all(isinstance(one, Mapping) for one in choices):
-        choices = {name: [one.get(name) for one in choices] for name in ("text", "label")}
+    if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
+        choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
     if not isinstance(choices, Mapping) or not {"text", "label"} <= choices.keys():
         raise ValueError("expected choices with 'text' and 'label'")
     texts, labels, right = list(choices["text"]), list(choices["label"]), value["answerKey"]
@@ -250,8 +248,8 @@ def _mmlu(value: Mapping[str, Any]) -> dict[str, Any]:
         right = LETTERS.index(right)
     if not isinstance(right, int) or isinstance(right, bool) or not 0 <= right < len(choices):
         raise ValueError(f"answer {right!r} is neither a letter nor a number of a choice")
-    whole = isinstance(question, str) and all(isinstance(one, str) for one in choices)
-    id_ = _key(str(question), choices) if whole else "unknown"
+    is_text = isinstance(question, str) and all(isinstance(choice, str) for choice in choices)
+    id_ = _key(str(question), choices) if is_text else "unknown"
     return {**value, "id": id_, "choices": choices, "answer": choices[right]}
 
 

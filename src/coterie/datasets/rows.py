@@ -1,7 +1,7 @@
 """Typed rows of data sets: the base class, HotpotQA, 2WikiMultiHopQA, GSM8K, TriviaQA and CBT.
 
-A row is read from the published formats as well as from its own ``model_dump_json``. Missing fields and wrong types are
-a pydantic ``ValidationError``, which ``datasets.files`` turns into an error that names file and line.
+A row reads the published formats and its own ``model_dump_json``. Missing fields and wrong types raise a pydantic
+``ValidationError``, which ``datasets.files`` converts into an error with file and line.
 """
 
 import hashlib
@@ -30,103 +30,102 @@ _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
 
 class Frozen(BaseModel):
-    """What can't be changed, and passes over what it doesn't know."""
+    """Frozen model that ignores unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class SetRow(Frozen):
-    """What can be read of a file of a set."""
+    """Row of a file."""
 
     columns: ClassVar[tuple[str, ...] | None] = None
-    """What is read of a parquet file, if it has much more than is wanted; all if ``None``."""
+    """Columns to read from a Parquet file; ``None`` for all."""
 
 
 class QuestionRow(SetRow):
-    """What rows of every set of tasks have."""
+    """Question and answer, the base of all rows with tasks."""
 
     id: Text = Field(validation_alias=AliasChoices("id", "_id"))
-    """Unique in its set, and stable."""
+    """Stable id, unique in the data set."""
     question: Text
     answer: Text
 
     @property
     def key(self) -> str:
-        """A short hash of the question, equal for questions that differ only in case and spacing."""
+        """Short hash of the question, independent of case and spacing."""
         return question_key(self.question)
 
     @property
     def flaw(self) -> str:
-        """Why it can't be used, such as ``has no options``; empty if it can be."""
+        """Reason why the row is unusable, such as ``has no options``; empty if it is usable."""
         return ""
 
     @property
     def lack(self) -> str:
-        """What upstream has of it and can't be read, such as ``private tests``; empty if nothing."""
+        """Published part of the row that is not read, such as ``private tests``; may be empty."""
         return ""
 
     @property
     def passages(self) -> tuple["RowPassage", ...]:
-        """What upstream gives to read for it, the gold and the others; empty if nothing."""
+        """Passages of the row, gold and others."""
         return ()
 
     @property
     def usable(self) -> bool:
-        """Whether it has no flaw. What upstream has without the context of a set is not usable."""
+        """True if the row has no flaw."""
         return not self.flaw
 
 
 @dataclass(frozen=True, slots=True)
 class RowPassage:
-    """A text of an encyclopedia or of the web."""
+    """Passage of an encyclopedia or web page."""
 
     title: str
     text: str
     gold: bool
-    """Whether the answer to its row's question rests on it."""
+    """True if it supports the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What upstream has in the place of a row, and no row can be made of."""
+    """Published entry that makes no row."""
 
     reason: str
-    """Such as ``has no actions``; those with the same reason are counted together."""
+    """Reason, such as ``has no actions``. Entries are counted by reason."""
     where: str
-    """File, line and id, for people."""
+    """File, line and id."""
 
 
 class Paragraph(Frozen):
-    """One Wikipedia paragraph, as sentences."""
+    """Sentences of a Wikipedia paragraph."""
 
     title: Text
     sentences: tuple[str, ...] = Field(min_length=1)
 
 
 class SupportingFact(Frozen):
-    """A sentence that the answer rests on."""
+    """Sentence that supports the answer."""
 
     title: Text
     sentence: Annotated[int, Field(strict=True, ge=0)]
-    """Its index in the paragraph; a few of upstream's lie beyond the last sentence."""
+    """Index in the paragraph; a few are out of range in upstream."""
 
 
 class HotpotRow(QuestionRow):
-    """HotpotQA, distractor setting: a two-hop question and a pool of paragraphs, two of them gold."""
+    """HotpotQA, distractor setting: a two-hop question and paragraphs, two of which are gold."""
 
     type: str = ""
     """``bridge`` or ``comparison``."""
     level: str = ""
     """``easy``, ``medium`` or ``hard``."""
     context: tuple[Paragraph, ...] = Field(default=(), min_length=1)
-    """Empty in copies that leave the paragraphs of some rows out: those rows are not usable."""
+    """Paragraphs; empty in some copies, whose rows are then unusable."""
     supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
     glue: ClassVar[str] = ""
-    """What stands between two sentences of a paragraph."""
+    """Separator of sentences in a paragraph."""
 
     @property
     def flaw(self) -> str:
-        """Without paragraphs there is nothing to deal out, and nothing to search."""
         return "" if self.context else "has no paragraphs"
 
     @property
@@ -156,7 +155,7 @@ class HotpotRow(QuestionRow):
 
 
 class Evidence(Frozen):
-    """A fact that the answer rests on, such as ``(Emma, author, Jane Austen)``."""
+    """Fact that supports the answer, such as ``(Emma, author, Jane Austen)``."""
 
     subject: Text
     relation: Text
@@ -164,11 +163,10 @@ class Evidence(Frozen):
 
 
 class TwoWikiRow(HotpotRow):
-    """2WikiMultiHopQA: as HotpotQA, with supporting facts and evidences in the order of the reasoning.
+    """2WikiMultiHopQA: like HotpotQA, with supporting facts and evidences in the order of the reasoning.
 
-    ``type`` is ``comparison``, ``inference``, ``compositional`` or ``bridge_comparison``. The hub's copy keeps
-    paragraphs, facts and evidences as JSON in a text. Its sentences have no spaces before them; paragraphs
-    without sentences are left out.
+    ``type`` is ``comparison``, ``inference``, ``compositional`` or ``bridge_comparison``. The hub's copy stores
+    paragraphs, facts and evidences as JSON text, without spaces between sentences. Empty paragraphs are dropped.
     """
 
     glue: ClassVar[str] = " "
@@ -208,14 +206,14 @@ class TwoWikiRow(HotpotRow):
 
 
 class Gsm8kRow(QuestionRow):
-    """GSM8K: a word problem, its worked solution and the number that it comes to.
+    """GSM8K: a word problem, its solution and the resulting number.
 
-    Upstream has no id and keeps solution and number in one ``answer``, divided by ``####``. The id is
-    a hash of the question; commas are taken out of the number.
+    Upstream's ``answer`` contains solution and number, separated by ``####``. The id is a hash of the question.
+    Commas are removed from the number.
     """
 
     solution: Text
-    """Upstream's reasoning, calculator annotations (``<<48/2=24>>``) included."""
+    """Solution with calculator annotations (``<<48/2=24>>``)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -245,15 +243,15 @@ class Gsm8kRow(QuestionRow):
 
 
 def question_key(question: str) -> str:
-    """16 hexadecimal digits, equal for questions that differ only in case and spacing."""
+    """Hash a question into 16 hexadecimal digits, ignoring case and spacing."""
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def question_text(value: Any) -> Any:
-    """Return a question that is a list of messages as one text, their texts one after the other; others as they are.
+    """Join a question that is a list of messages into one text. Return other values unchanged.
 
-    Raises ``ValueError`` for messages that cannot be one question: of an assistant or a tool, or without text.
+    Raises ``ValueError`` for messages of an assistant or tool, or without text.
     """
     if not isinstance(value, list | tuple):
         return value
@@ -264,41 +262,44 @@ def question_text(value: Any) -> Any:
         )
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
             pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
-            content = "".join(pieces) if all(isinstance(one, str) for one in pieces) else None  # type: ignore[arg-type]
+            content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
         if role not in ("system", "developer", "user") or not isinstance(content, str):
             raise ValueError(
-                "its question is a list, but not of a system's and a user's messages with text"
+                "its question is a list, but not of system and user messages with text"
             )
         texts.append(content.strip())
     return "\n\n".join(texts)
 
 
 def from_verl(row: Any) -> Any:
-    """Return a row in verl's form with our names too: its gold is ``reward_model.ground_truth``, as of verl's graders.
+    """Add our names to a row in verl's format. Return other rows unchanged.
 
-    ``extra_info.answer`` is a worked solution, or a list of all right answers. Other rows are returned as they are.
+    The answer is ``reward_model.ground_truth``, as in verl's graders. ``extra_info.answer`` is a solution or a list of
+    all right answers.
     """
     graded = row.get("reward_model") if isinstance(row, Mapping) else None
     if not isinstance(graded, Mapping) or "ground_truth" not in graded:
         return row
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, Mapping) else {}
-    gold, told = graded["ground_truth"], extra.get("answer")
+    gold, answer = graded["ground_truth"], extra.get("answer")
     if isinstance(gold, Mapping) and "target" in gold:  # Search-R1
         gold = gold["target"]
-    asked = question_text(row.get("question") or extra.get("question") or row.get("prompt"))
-    found = {"question": asked, "answer": gold}
-    if isinstance(told, list | tuple):
-        found["aliases"] = list(told)
-    elif isinstance(told, str):
-        found["solution"] = told.partition("####")[0].strip()
-    if isinstance(asked, str) and not row.get("id"):  # extra_info.index is unique in its split only
-        found["id"] = question_key(asked)
-    return {**row, **found}
+    question = question_text(row.get("question") or extra.get("question") or row.get("prompt"))
+    fields = {"question": question, "answer": gold}
+    if isinstance(answer, list | tuple):
+        fields["aliases"] = list(answer)
+    elif isinstance(answer, str):
+        fields["solution"] = answer.partition("####")[0].strip()
+    if isinstance(question, str) and not row.get(
+        "id"
+    ):  # extra_info.index is unique in its split only
+        fields["id"] = question_key(question)
+    return {**row, **fields}
 
 
 def _pairs(value: Any, first: str, second: str, name: str) -> Any:
-    """Upstream's pairs, or the hub's two parallel lists, as ``{first: ..., name: ...}`` each."""
+    """Convert pairs, or the hub's two parallel lists, into ``{first: ..., name: ...}``."""
     if isinstance(value, Mapping):
         if not {first, second} <= value.keys():
             raise ValueError(f"expected lists {first!r} and {second!r}")
@@ -317,15 +318,14 @@ def _pairs(value: Any, first: str, second: str, name: str) -> Any:
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 BLANK = "XXXXX"
-"""What stands in a CBT question for the word that is asked for."""
+"""Placeholder of the missing word in a CBT question."""
 
 
 class TriviaRow(QuestionRow):
-    """TriviaQA (reading comprehension): a trivia question, its answers, and what a search engine said.
+    """TriviaQA (reading comprehension): a trivia question, its answers and snippets of a search engine.
 
-    Upstream has the answer as ``{value, aliases}`` and the snippets as ``search_results.description``.
-    A plain ``answer`` with ``aliases``, a list of answers, and a ``context`` (whose sentences become
-    the snippets) are read as well.
+    Upstream has ``{value, aliases}`` as the answer and ``search_results.description`` as snippets. Rows may also have a
+    plain ``answer`` with ``aliases``, a list of answers, and a ``context`` whose sentences become the snippets.
     """
 
     columns: ClassVar[tuple[str, ...] | None] = (
@@ -336,11 +336,11 @@ class TriviaRow(QuestionRow):
     aliases: tuple[str, ...] = ()
     snippets: tuple[Text, ...] = ()
     titles: tuple[str, ...] = ()
-    """Of the snippets' pages, one each; empty if upstream tells none."""
+    """Titles of the snippets' pages; empty if unknown."""
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        """Snippets with the titles of their pages; gold is where an answer stands."""
+        """Snippets with the titles of their pages; gold if they contain an answer."""
         golds = [one.casefold() for one in (self.answer, *self.aliases)]
         return tuple(
             RowPassage(title, text, any(gold in text.casefold() for gold in golds))
@@ -350,7 +350,7 @@ class TriviaRow(QuestionRow):
 
     @property
     def flaw(self) -> str:
-        """Upstream's rows of the Wikipedia half have no snippets: there is nothing to deal out."""
+        """Rows of upstream's Wikipedia half have no snippets."""
         return "" if self.snippets else "has no snippets"
 
     @model_validator(mode="before")
@@ -365,15 +365,18 @@ class TriviaRow(QuestionRow):
         elif isinstance(answer, list | tuple):
             answer, aliases = next(iter(answer), None), answer
         known = {"id": _id(value), "answer": answer, "aliases": aliases}
-        found = _snippets(value)
-        titles = [title for title, _ in found]
-        known |= {"snippets": [text for _, text in found], "titles": titles if any(titles) else ()}
+        snippets = _snippets(value)
+        titles = [title for title, _ in snippets]
+        known |= {
+            "snippets": [text for _, text in snippets],
+            "titles": titles if any(titles) else (),
+        }
         return {**value, **known}
 
     @model_validator(mode="after")
     def _titled(self) -> "TriviaRow":
         if self.titles and len(self.titles) != len(self.snippets):
-            raise ValueError("it has other numbers of titles and snippets")
+            raise ValueError("it has different numbers of titles and snippets")
         return self
 
     @field_validator("aliases", mode="after")
@@ -383,14 +386,14 @@ class TriviaRow(QuestionRow):
 
 
 class CbtRow(QuestionRow):
-    """Children's Book Test: 20 sentences of a book, and the next one with a word taken out."""
+    """Children's Book Test: 20 sentences of a book, and the next sentence with a missing word."""
 
     sentences: tuple[Text, ...] = Field(min_length=2)
     options: tuple[Text, ...] = Field(min_length=2)
 
     @property
     def key(self) -> str:
-        """Of the question and what stands before it: short sentences come again elsewhere."""
+        """Hash of the question and its context, since short sentences recur."""
         return question_key("\n".join((self.question, *self.sentences)))
 
     @model_validator(mode="before")
@@ -404,8 +407,8 @@ class CbtRow(QuestionRow):
                 value[name] = [one for one in value[name] if not _blank(one)]
         question, sentences = value.get("question"), value.get("sentences")
         if "id" not in value:
-            whole = isinstance(question, str) and isinstance(sentences, list)
-            texts = [question, *map(str, sentences)] if whole else []
+            is_valid = isinstance(question, str) and isinstance(sentences, list)
+            texts = [question, *map(str, sentences)] if is_valid else []
             value["id"] = question_key("\n".join(texts)) if texts else "unknown"
         return value
 
@@ -430,17 +433,17 @@ def _id(row: Mapping[str, Any]) -> Any:
 
 
 def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(title, text) of each snippet that says something; a title that isn't told is empty."""
-    found = row.get("search_results")
+    """Return (title, text) of each non-blank snippet; unknown titles are empty."""
+    results = row.get("search_results")
     titles: Any = ()
-    if found is None:
+    if results is None:
         context = row.get("context") or ""
         texts = _SENTENCE_END.split(context) if isinstance(context, str) else context
-    elif isinstance(found, Mapping):
-        texts, titles = found.get("description") or (), found.get("title") or ()
+    elif isinstance(results, Mapping):
+        texts, titles = results.get("description") or (), results.get("title") or ()
     else:
-        texts = [one.get("description") if isinstance(one, Mapping) else one for one in found]
-        titles = [one.get("title") if isinstance(one, Mapping) else "" for one in found]
+        texts = [one.get("description") if isinstance(one, Mapping) else one for one in results]
+        titles = [one.get("title") if isinstance(one, Mapping) else "" for one in results]
     return [
         (title if isinstance(title, str) else "", text)
         for title, text in zip_longest(list(titles)[: len(texts)], texts)

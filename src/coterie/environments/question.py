@@ -24,7 +24,16 @@ from typing import Any
 from pydantic import ValidationError, field_validator, model_validator
 
 from coterie.config.plain import wrong_at
-from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, last_line, settled
+from coterie.config.plugins import (
+    Kind,
+    Plugin,
+    absolute_name,
+    find,
+    installed,
+    is_spec,
+    label,
+    last_line,
+)
 from coterie.config.settings import key
 from coterie.datasets.answers import as_text, first_of
 from coterie.datasets.catalogue import Split
@@ -103,7 +112,7 @@ class QuestionSettings(EnvironmentSettings):
     @classmethod
     def _known(cls, name: str | None) -> str | None:
         if name is None or name in METRICS or name in installed(REWARDS) or is_spec(name):
-            return None if name is None else settled(name)
+            return None if name is None else absolute_name(name)
         hint = did_you_mean(name, METRICS)
         raise ValueError(
             f"is no reward; {hint}use {', '.join(METRICS)}, or a function path/file.py:NAME"
@@ -249,7 +258,7 @@ class Question(Pure):
         solved = float(all(one.passed for one in verdicts))
         return Grade(solved, {"tests": len(tests), **measures(verdicts)})
 
-    async def _own_grade(self, function: Found, item: Item, reply: str) -> Grade:
+    async def _own_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         values = (item.question, reply, item.answers[0], deepcopy(dict(item.row)))
         try:
             if set(NAMES) <= inspect.signature(function.thing).parameters.keys():
@@ -386,7 +395,7 @@ def _default_reward(row: type[QuestionRow]) -> str:
     return "math" if issubclass(row, (MathRow, Gsm8kRow, SvampRow)) else "exact"
 
 
-def _function(name: str) -> Found:
+def _function(name: str) -> Plugin:
     """Return a reward function. Raises ``UserError`` for what is not a function of four values."""
     function = find(REWARDS, name)
     try:

@@ -13,7 +13,7 @@ from pydantic import create_model
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
+from coterie.config.plugins import Kind, Plugin, absolute_name, find, installed, is_spec, label
 from coterie.config.settings import Settings
 from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import (
@@ -132,7 +132,7 @@ class Choice:
         for word in words:
             path, _, text = word.partition("=")
             if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
-                names[kind] = settled(text) if text not in ("", "none", "null") else None
+                names[kind] = absolute_name(text) if text not in ("", "none", "null") else None
         return cls(**names)
 
     @classmethod
@@ -295,10 +295,10 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
 
 def _played_in(dataset: str) -> Mapping[str, Any]:
     environment = PLAYED_IN.get(dataset)
-    return {"name": settled(environment_of(dataset))} if environment is None else environment
+    return {"name": absolute_name(environment_of(dataset))} if environment is None else environment
 
 
-def _check_together(plugin: Found, choice: Choice) -> None:
+def _check_together(plugin: Plugin, choice: Choice) -> None:
     """Raise ``UserError`` if an environment lacks the rows that it needs, or can't read the rows that it has."""
     kinds: tuple[type, ...] = getattr(plugin.thing, "row_types", ())
     if choice.dataset is None and kinds:

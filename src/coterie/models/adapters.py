@@ -1,7 +1,7 @@
-"""LoRA adapters, thin over PEFT: several roles may share one base with a named adapter each.
+"""LoRA adapters, a thin layer over PEFT. Several roles may share a base, with one named adapter each.
 
-One adapter is active at a time. A reference is a frozen copy of an adapter, or the base itself with
-its adapters off; :func:`using` switches to either for a while.
+One adapter is active at a time. A reference is a frozen copy of an adapter, or the base with adapters disabled;
+:func:`using` switches to either within a block.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ LAYERS = f"choose among the names of the model's linear layers, or use {ALL_LINE
 BASE = "load the base that it was trained on (base_model_name_or_path in its adapter_config.json)"
 DEFAULT = "default"
 BASE_FILE = "base.json"
-"""Beside a saved adapter: what the base is that it was trained on."""
+"""File next to a saved adapter that identifies its base."""
 
 
 def add_lora(
@@ -47,23 +47,22 @@ def add_lora(
     dropout: float = 0.0,
     name: str = DEFAULT,
 ) -> PeftModel:
-    """``model`` with a fresh trainable LoRA adapter of rank ``r`` and scale ``alpha / r``.
+    """Add a new trainable LoRA adapter of rank ``r`` and scale ``alpha / r``, and activate it.
 
-    On a model that has adapters already, another is added and made the active one. Raises :class:`UserError` for a
-    target that is no layer of the model, or none that an adapter can be put on.
+    Raises :class:`UserError` for a target that is not a layer of the model or does not support adapters.
     """
-    whole = ALL_LINEAR in target_modules
+    all_linear = ALL_LINEAR in target_modules
     layers = [f".{layer}" for layer, _ in causal(model).named_modules()]
-    missing = [one for one in target_modules if not any(x.endswith(f".{one}") for x in layers)]
-    if missing and not whole:
+    missing = [name for name in target_modules if not any(x.endswith(f".{name}") for x in layers)]
+    if missing and not all_linear:
         raise UserError(
-            f"a LoRA adapter on {', '.join(missing)} does not fit this model, which has no such layer",
+            f"a LoRA adapter on {', '.join(missing)} does not fit this model: it has no such layer",
             LAYERS,
         )
     config = LoraConfig(
         r=r,
         lora_alpha=alpha,
-        target_modules=ALL_LINEAR if whole else list(target_modules),
+        target_modules=ALL_LINEAR if all_linear else list(target_modules),
         lora_dropout=dropout,
         task_type="CAUSAL_LM",
     )
@@ -78,7 +77,7 @@ def add_lora(
 
 
 def copy_adapter(model: PeftModel, source: str, name: str) -> None:
-    """Add ``name``, a frozen copy of the adapter ``source`` as it is now, to be a reference."""
+    """Add a frozen copy of the adapter ``source`` as ``name``, for use as a reference."""
     _check_known(model, source)
     weights = get_peft_model_state_dict(model, adapter_name=source)
     active = model.active_adapter
@@ -91,7 +90,7 @@ def copy_adapter(model: PeftModel, source: str, name: str) -> None:
 
 
 def activate(model: Any, name: str) -> None:
-    """Make an adapter the active one, for inference; ``UserError`` if the model does not have it."""
+    """Activate an adapter for inference. Raise ``UserError`` if the model does not have it."""
     _check_known(model, name)
     if model.active_adapter != name:
         model.set_adapter(name, inference_mode=True)
@@ -99,9 +98,9 @@ def activate(model: Any, name: str) -> None:
 
 @contextmanager
 def using(model: Any, name: str | None) -> Iterator[None]:
-    """Activate one adapter in the block, or none (``None``: the base alone).
+    """Activate one adapter inside the block, or disable all (``None``).
 
-    A model without adapters is its own base.
+    ``None`` on a model without adapters does nothing.
     """
     if name is None and not isinstance(model, PeftModel):
         yield
@@ -257,15 +256,13 @@ def _check_base(model: Any, folder: Path) -> None:
     with reading(file):
         fingerprint = json.loads(file.read_text())["fingerprint"]
     if fingerprint != base_fingerprint(model):
-        raise UserError(
-            f"the adapter in {folder} was trained on another base than this model", BASE
-        )
+        raise UserError(f"the adapter in {folder} was trained on a different base", BASE)
 
 
 def _check_known(model: Any, name: str) -> None:
     have = list(model.peft_config) if isinstance(model, PeftModel) else []
     if name not in have:
         raise UserError(
-            f"there is no adapter {name!r} on this model (it has {', '.join(have) or 'none'})",
-            "add or load it first",
+            f"this model has no adapter {name!r} (it has {', '.join(have) or 'none'})",
+            "add or load the adapter first",
         )

@@ -1,11 +1,11 @@
-"""Attention over a trie by blocks of its nodes: on a CPU it costs what a long trie needs, and not all its pairs.
+"""Block-sparse attention over a trie on CPU.
 
-In a trie of several answers to one prompt most pairs are of nodes of different answers, and a dense mask computes these
-too. Nodes stand in depth-first order, so that what neighbours attend to is nearly the same: a block of them is computed
-against those keys only that some of its nodes attend to. What is left out had a weight of exactly 0.
+In a trie of several answers to one prompt, most pairs are nodes of different answers. A dense mask computes these
+pairs too. Nodes are in depth-first order, so neighbors attend to nearly the same keys. Each block of nodes is
+computed against the keys that at least one of its nodes attends to. Skipped keys have a weight of exactly 0.
 
-A model is given the mask as it always was. That it is more than a tensor shows in ``scaled_dot_product_attention``
-alone, whichever layer calls that, also where a layer is computed again in the backward pass.
+For the model, the mask is a tensor. Only ``scaled_dot_product_attention`` handles it by blocks, in any layer and
+also when the backward pass recomputes a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +18,24 @@ from torch.nn.functional import scaled_dot_product_attention
 
 BLOCK = 128
 LEAST_WIDTH = 512
-"""Of tries that are narrower all pairs are cheap, and calls are not."""
+"""Minimum width of a trie: below it, all pairs cost less than the calls for blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What some nodes attend to."""
+    """Keys and mask of a block of nodes."""
 
     keys: Tensor
-    """``[K]``: the nodes that at least one of them attends to."""
+    """``[K]``: nodes that at least one node of the block attends to."""
     mask: Tensor
-    """Bool ``[1, 1, Q, K]``: which of those each of them attends to."""
+    """Bool ``[1, 1, Q, K]``: keys that each node attends to."""
 
 
 class BlockedMask(Tensor):
-    """A mask, bool ``[B, 1, W, W]``, under which attention is computed by blocks. In all else it is a plain tensor."""
+    """Mask, bool ``[B, 1, W, W]``, that makes attention block-sparse. Otherwise a plain tensor."""
 
     blocks: Sequence[Sequence[Block]]
-    """Of each row of the batch, in order of its nodes."""
+    """Blocks of each row of the batch, in order of its nodes."""
 
     @classmethod
     def __torch_function__(
@@ -45,7 +45,7 @@ class BlockedMask(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Attention of all nodes to all nodes goes by blocks, everything else as if this were a tensor."""
+        """Compute attention of all nodes to all nodes by blocks. Treat the mask as a tensor in all other calls."""
         options = dict(kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
             if func is scaled_dot_product_attention and len(args) == 3:
@@ -57,16 +57,16 @@ class BlockedMask(Tensor):
 
 
 def by_blocks(mask: Tensor) -> Tensor:
-    """A mask, bool ``[B, 1, W, W]``, as one that is computed by blocks, where that halves the work at least."""
+    """Convert a mask, bool ``[B, 1, W, W]``, into a block-sparse one if this at least halves the work."""
     width = mask.shape[-1]
     if width < LEAST_WIDTH or mask.device.type != "cpu":
         return mask
     blocks = [list(_blocks(row)) for row in mask[:, 0]]
-    if 2 * sum(one.mask.numel() for row in blocks for one in row) > mask.numel():
+    if 2 * sum(block.mask.numel() for row in blocks for block in row) > mask.numel():
         return mask
-    found = mask.as_subclass(BlockedMask)
-    found.blocks = blocks
-    return found
+    blocked = mask.as_subclass(BlockedMask)
+    blocked.blocks = blocks
+    return blocked
 
 
 def _blocks(mask: Tensor) -> Iterator[Block]:
@@ -78,12 +78,14 @@ def _blocks(mask: Tensor) -> Iterator[Block]:
 def _attend(
     blocks: Sequence[Sequence[Block]], query: Tensor, key: Tensor, value: Tensor, **options: Any
 ) -> Tensor:
-    """Attention ``[B, H, W, D]`` of all nodes, row by row and block by block."""
+    """Return attention ``[B, H, W, D]`` of all nodes, computed by rows and blocks."""
     rows = []
     for row, q, k, v in zip(blocks, query.split(1), key.split(1), value.split(1), strict=True):
-        found = []
+        outputs = []
         for block, part in zip(row, q.split(BLOCK, -2), strict=True):
-            kept = (k.index_select(-2, block.keys), v.index_select(-2, block.keys))
-            found.append(scaled_dot_product_attention(part, *kept, attn_mask=block.mask, **options))
-        rows.append(torch.cat(found, -2))
+            keys, values = k.index_select(-2, block.keys), v.index_select(-2, block.keys)
+            outputs.append(
+                scaled_dot_product_attention(part, keys, values, attn_mask=block.mask, **options)
+            )
+        rows.append(torch.cat(outputs, -2))
     return torch.cat(rows)

@@ -1,6 +1,6 @@
-"""Models by name: those packaged with coterie, and those that are converted once and kept.
+"""Names of packaged models, and of models to download and convert.
 
-Light to import: nothing here loads a model (``models.conversion`` does).
+Light to import: ``models.conversion`` does the conversion.
 """
 
 import json
@@ -31,7 +31,7 @@ class WheelModel:
     megabytes: int
     licence: str
     upstream: str
-    """Page of the model that was made into the GGUF file."""
+    """Page of the original model of the GGUF file."""
 
 
 _ALL = (
@@ -52,20 +52,20 @@ FILES = (
     *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
     *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
 )
-"""Endings of files, which are not names of models."""
+"""File extensions, which show that a string is not a model name."""
 
 CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalModel:
     """A model on this machine."""
 
     name: str
     weights: int
-    """How many numbers its safetensors files hold."""
+    """Number of weights in its safetensors files."""
     context_length: int
-    """The most tokens of one sequence."""
+    """Maximum number of tokens in a sequence."""
     folder: Path
     packaged: bool
 
@@ -76,17 +76,21 @@ def names() -> list[str]:
 
 
 def check_hub_name(name: str) -> None:
-    """Refuse (``UserError``) what is not a name on the Hugging Face hub, which has OWNER/NAME, before it is
-    looked up there: a path, and a short name that is not known."""
+    """Raise ``UserError`` for a path or an unknown short name, before a request to the Hugging Face hub.
+
+    Names on the hub have the form OWNER/NAME.
+    """
     path = Path(name)
     if not name.strip():
-        raise UserError("no model is named", f"give one of: {', '.join(names())}; or a folder")
+        raise UserError(
+            "the model name is empty", f"give one of: {', '.join(names())}; or a folder"
+        )
     if path.exists() and not path.is_dir():
-        raise UserError(f"{name} is a file, and a model is a folder", "give the folder it lies in")
+        raise UserError(f"{name} is a file, not a model folder", "give its folder")
     if _is_path(name):
         parent = expanded(path).parent
-        beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
-        near = nearest(path.name, [name for name in beside if name != path.name])
+        siblings = [file.name for file in parent.iterdir()] if parent.is_dir() else []
+        near = nearest(path.name, [name for name in siblings if name != path.name])
         hint = f"did you mean {parent / near}? " if near else ""
         raise UserError(
             f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
@@ -95,46 +99,46 @@ def check_hub_name(name: str) -> None:
         hint = did_you_mean(name, names())
         raise UserError(
             f"there is no model {name!r}",
-            f"{hint}known: {', '.join(names())}; a folder, and a name on the Hugging Face hub such "
-            "as OWNER/NAME, can be given too",
+            f"{hint}use one of {', '.join(names())}, a folder, or a name on the Hugging Face hub (OWNER/NAME)",
         )
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name is meant for a place on this machine: by its form, its ending, or what is beside it."""
+    """Return True if a name looks like a local path: by its form, its extension, or similar files on disk."""
     first, _, last = name.partition("/")
-    formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
-    if formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES:
+    is_formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
+    if is_formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES:
         return True
-    beside = [one.name for one in Path(first).iterdir()] if last and Path(first).is_dir() else []
-    return first == "runs" or nearest(last, beside, cutoff=0.85) is not None
+    siblings = (
+        [file.name for file in Path(first).iterdir()] if last and Path(first).is_dir() else []
+    )
+    return first == "runs" or nearest(last, siblings, cutoff=0.85) is not None
 
 
 def find(name: str) -> WheelModel:
-    """The entry of that name; ``UserError`` if there is none."""
+    """Return a catalogue entry. Raise ``UserError`` if there is no entry of this name."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no model {name!r} to get",
-            f"{did_you_mean(name, CATALOGUE)}known: {', '.join(CATALOGUE)}; packaged models need no getting, "
-            "and a Hugging Face name or a "
-            "folder can be given to a recipe as it is (model=NAME)",
+            f"{did_you_mean(name, CATALOGUE)}use one of {', '.join(CATALOGUE)}; packaged models, folders and "
+            "Hugging Face names need no download: give them to a recipe as model=NAME",
         )
     return CATALOGUE[name]
 
 
 def folder_of(name: str) -> Path:
-    """Where the converted form of a model belongs."""
+    """Return the folder for a converted model."""
     return home() / "models" / name
 
 
 def packaged_folder(name: str) -> Path | None:
-    """The folder of a checkpoint that came with coterie."""
+    """Return the folder of a checkpoint packaged with coterie, if it exists."""
     folder = Path(str(files("coterie") / "assets" / name))
     return folder if "/" not in name and (folder / "config.json").is_file() else None
 
 
 def converted_folder(name: str) -> Path | None:
-    """The folder of a model of the catalogue; ``UserError`` if it is not converted yet."""
+    """Return the folder of a catalogue model. Raise ``UserError`` if it is not converted yet."""
     if name not in CATALOGUE:
         return None
     folder = folder_of(name)
@@ -145,18 +149,20 @@ def converted_folder(name: str) -> Path | None:
     return folder
 
 
-def found() -> Iterator[Found]:
-    """All packaged models, then those of the catalogue that are converted."""
+def local_models() -> Iterator[LocalModel]:
+    """Yield all packaged models, then the converted catalogue models."""
     packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
     converted = [folder_of(name) / "config.json" for name in CATALOGUE]
     for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
         folder = config.parent
         context = json.loads(config.read_bytes())["max_position_embeddings"]
-        yield Found(folder.name, count_weights(folder), context, folder, config not in converted)
+        yield LocalModel(
+            folder.name, count_weights(folder), context, folder, config not in converted
+        )
 
 
 def count_weights(folder: Path) -> int:
-    """How many weights the safetensors files of a folder hold, by their headers."""
+    """Count the weights in a folder's safetensors files by their headers."""
     from safetensors import SafetensorError, safe_open
 
     total = 0

@@ -1,9 +1,9 @@
-"""Before a model is first used: are our log-probs those of its own forward pass?
+"""Check that our log-probs of a model equal the log-probs of its own forward pass.
 
-Families of models differ in what a row's numbers depend on, and no list of them is complete. So a few
-rows of random tokens, of different lengths, go through the model's plain forward pass, one by one, and
-through each of our ways: alone, padded in a batch, beside the end of the context, packed into a trie.
-What differs by more than rounding is refused. Engines ask the same of their own steps.
+Model families differ in what a row's log-probs depend on, and no list of families is complete. So the check
+compares a few rows of random tokens of different lengths: run through the plain forward pass one by one, and
+through each of our code paths (alone, padded in a batch, next to the end of the context, packed into a trie).
+A difference above rounding raises ``UserError``. Engines check their decoding steps in the same way.
 """
 
 import inspect
@@ -23,103 +23,102 @@ from coterie.models.packed import sequence_logprobs
 from coterie.models.packing import CostRule, unpackable
 
 LENGTHS = (6, 24, 40)
-"""Tokens of the rows; the last two part after ``SHARED``, and all begin with one token."""
+"""Lengths of the rows, in tokens. All share the first token; the last two share the first ``SHARED``."""
 SHARED = 12
 ROUNDING = 1e-3
-"""Largest difference (nats) of two log-probs in float32 that is taken for rounding."""
+"""Largest difference (nats) between two float32 log-probs that counts as rounding."""
 ROUNDING_OF_16_BITS = 0.2
-"""In 16 bits, of the median of a row's differences: single tokens may differ by more."""
-DO = "use another model, or open an issue about this one: it needs a case of its own"
+"""Largest median difference (nats) of a row in 16 bits. Single tokens may differ by more."""
+DO = "use another model, or open an issue: this model needs special support"
 
 Result = TypeVar("Result")
 CheckRows = tuple[tuple[int, ...], ...]
 RowLogprobs = Sequence[Tensor]
-"""Of each row's tokens."""
+"""Log-probs of the tokens of each row."""
 
 
 @dataclass(slots=True)
 class CheckedModel:
-    """A model whose unpacked rows, alone and in a batch, have the log-probs of its own forward pass."""
+    """Model whose unpacked rows, alone and in a batch, have the log-probs of its own forward pass."""
 
     kind: str
-    """What the model's config calls it."""
+    """Model type in the model's config."""
     exact: bool
-    """Whether it computes in float32."""
+    """True if the model computes in float32."""
     rows: CheckRows
-    """What was asked; all begin with the same token."""
+    """Rows of the check; all begin with the same token."""
     refusal: str = ""
-    """Why rows can't be packed, if they can't."""
+    """Reason why rows can't be packed; empty if they can."""
     rule: CostRule | None = None
-    """Which rows are packed together, if they can be."""
+    """Rule that decides which rows to pack together; ``None`` if rows can't be packed."""
     ways: set[str] = field(default_factory=set)
-    """What else was asked of it since, by whom."""
+    """Names of the further code paths that engines have checked."""
 
-    def packing(self, asked: Literal["auto", "flat"]) -> CostRule | None:
-        """The rule of a training; ``UserError`` where it wants a packing that the model can't take."""
-        if asked == "flat":
+    def packing(self, setting: Literal["auto", "flat"]) -> CostRule | None:
+        """Return the packing rule for training. Raise ``UserError`` if the model can't be packed."""
+        if setting == "flat":
             return None
         if self.rule is None:
             raise UserError(self.refusal, "set packing=flat (train.packing=flat in a recipe)")
         return self.rule
 
     def own(self, model: Any) -> list[Tensor]:
-        """Log-probs of the rows' tokens after the first, by the model's own forward pass as it is now."""
-        found = tried(self.kind, "on token ids alone", lambda: _plain(model, self.rows))
-        if not all(bool(one.isfinite().all()) for one in found):
+        """Return the log-probs of all tokens after the first, by the model's own current forward pass."""
+        logprobs = _run(self.kind, "on token ids alone", lambda: _plain(model, self.rows))
+        if not all(bool(row.isfinite().all()) for row in logprobs):
             raise UserError(
-                f"this {self.kind} model's log-probs are not numbers",
-                "load it again: its weights are damaged, or a training has made them infinite",
+                f"this {self.kind} model's log-probs are not finite: its weights are damaged, or training diverged",
+                "load the model again from a good checkpoint",
             )
-        return list(found)
+        return logprobs
 
     def demand(
         self, way: str, run: Callable[[], RowLogprobs], own: RowLogprobs, do: str = DO
     ) -> None:
-        """Refuse (``UserError``) the model if ``run`` fails, or gives others than its own log-probs."""
-        if apart := self.differ(tried(self.kind, way, run, do), own):
+        """Raise ``UserError`` if ``run`` fails or its log-probs differ from ``own``."""
+        if difference := self.differ(_run(self.kind, way, run, do), own):
             raise UserError(
-                f"this {self.kind} model gives other log-probs {way} than its own forward pass does "
-                f"(by {apart})",
+                f"this {self.kind} model's log-probs {way} differ from its own forward pass by {difference}",
                 do,
             )
 
-    def differ(self, found: RowLogprobs, own: RowLogprobs) -> str:
-        """By how much log-probs of rows are apart, if that is more than rounding; else nothing."""
-        apart = [(a.float() - b.float()).abs() for a, b in zip(found, own, strict=True)]
-        rows = [float(one.max() if self.exact else one.median()) for one in apart]
+    def differ(self, logprobs: RowLogprobs, own: RowLogprobs) -> str:
+        """Return the largest difference between two sets of log-probs as text; empty if it is only rounding."""
+        differences = [(a.float() - b.float()).abs() for a, b in zip(logprobs, own, strict=True)]
+        rows = [float(row.max() if self.exact else row.median()) for row in differences]
         tolerance = ROUNDING if self.exact else ROUNDING_OF_16_BITS
-        return "" if all(one <= tolerance for one in rows) else f"{max(rows):.3g} nats"
+        return "" if all(row <= tolerance for row in rows) else f"{max(rows):.3g} nats"
 
 
 _CHECKED: WeakKeyDictionary[Any, dict[tuple[object, ...], CheckedModel]] = WeakKeyDictionary()
 
 
 def check(model: Any) -> CheckedModel:
-    """Compare a model with itself, once as it is (mode, attention, device, type of its weights).
+    """Compare our log-probs with the model's own, once for each mode, attention, device and dtype.
 
-    Raises :class:`UserError` for a model that gives other log-probs by any way but packed.
+    Raises :class:`UserError` if any code path but packing gives different log-probs.
     """
     weight = model.get_input_embeddings().weight
     state = (model.training, model.config._attn_implementation, weight.device, weight.dtype)
-    known = _CHECKED.setdefault(model, {})
-    if state not in known:
+    by_state = _CHECKED.setdefault(model, {})
+    if state not in by_state:
         vocabulary = model.config.get_text_config().vocab_size
         rows = _rows(vocabulary, context_length(model.config))
-        seen = CheckedModel(model.config.model_type, weight.dtype == torch.float32, rows)
+        checked = CheckedModel(model.config.model_type, weight.dtype == torch.float32, rows)
         with torch.no_grad():
-            _check(model, seen)
-        known[state] = seen
-    return known[state]
+            _check(model, checked)
+        by_state[state] = checked
+    return by_state[state]
 
 
-def _check(model: Any, seen: CheckedModel) -> None:
-    own = seen.own(model)
-    for way, run, wanted in _ways(model, seen.rows, own):
-        seen.demand(way, run, wanted)
-    if why := unpackable(model) or _differs_packed(model, seen, own):
-        seen.refusal = f"this {seen.kind} model can't compute shared beginnings once: {why}"
+def _check(model: Any, checked: CheckedModel) -> None:
+    own = checked.own(model)
+    for way, run, expected in _ways(model, checked.rows, own):
+        checked.demand(way, run, expected)
+    if reason := unpackable(model) or _packing_error(model, checked, own):
+        checked.refusal = f"this {checked.kind} model can't compute shared prefixes once: {reason}"
     else:
-        seen.rule = CostRule.of(model)
+        checked.rule = CostRule.of(model)
 
 
 def _rows(vocabulary: int, context: int | None) -> CheckRows:
@@ -132,23 +131,23 @@ def _rows(vocabulary: int, context: int | None) -> CheckRows:
 
 
 def _plain(model: Any, rows: CheckRows) -> list[Tensor]:
-    device, found = model.get_input_embeddings().weight.device, []
+    device, logprobs = model.get_input_embeddings().weight.device, []
     for row in rows:
         ids = torch.tensor([row], device=device)
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        found.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1))
-    return found
+        logprobs.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1))
+    return logprobs
 
 
 def _ways(
     model: Any, rows: CheckRows, own: RowLogprobs
 ) -> Iterator[tuple[str, Callable[[], RowLogprobs], RowLogprobs]]:
-    """How unpacked rows are computed: what it is called, its log-probs, and what they should be."""
-    yield "for a row by itself", lambda: _ours(model, rows[-1:], None), own[-1:]
+    """Yield each way of computing unpacked rows: its name, a function for its log-probs, and the expected log-probs."""
+    yield "for a single row", lambda: _ours(model, rows[-1:], None), own[-1:]
     yield "for rows in a padded batch", lambda: _ours(model, rows, None), own
     context = context_length(model.config)
     if context and "position_ids" in inspect.signature(body(model).forward).parameters:
-        way = f"for a row beside the {context}th position"
+        way = f"for a row next to position {context}"
         yield way, lambda: _beside_far(model, rows[1], context), own[1:2]
 
 
@@ -157,7 +156,7 @@ def _ours(model: Any, rows: CheckRows, rule: CostRule | None) -> list[Tensor]:
 
 
 def _beside_far(model: Any, row: Sequence[int], context: int) -> list[Tensor]:
-    """A row's log-probs, computed beside the same row at the last positions of the context."""
+    """Return the log-probs of a row in a batch with the same row at the last positions of the context."""
     device, length = model.get_input_embeddings().weight.device, len(row)
     ids = torch.tensor([row, row], device=device)
     near = torch.arange(length, device=device)
@@ -165,20 +164,21 @@ def _beside_far(model: Any, row: Sequence[int], context: int) -> list[Tensor]:
     return [token_logprobs(model, ids, near[:-1], ids[0, 1:], position_ids=at)]
 
 
-def _differs_packed(model: Any, seen: CheckedModel, own: RowLogprobs) -> str:
-    """Why the rows can't be packed, if they can't; any error of the model's code is a reason."""
+def _packing_error(model: Any, checked: CheckedModel, own: RowLogprobs) -> str:
+    """Return the reason why rows can't be packed, such as an error of the model's code; empty if they can."""
     try:
-        found = _ours(model, seen.rows, CostRule(0.0))
+        logprobs = _ours(model, checked.rows, CostRule(0.0))
     except Exception as error:
         return f"it fails with {error!r}"
-    apart = seen.differ(found, own)
+    difference = checked.differ(logprobs, own)
     return (
-        apart and f"its log-probs then differ by {apart}; its attention does not take a free mask"
+        difference
+        and f"its log-probs then differ by {difference}; its attention does not support custom masks"
     )
 
 
-def tried(kind: str, way: str, run: Callable[[], Result], do: str = DO) -> Result:
-    """What ``run`` gives; whatever the model's code raises is a refusal (``UserError``)."""
+def _run(kind: str, way: str, run: Callable[[], Result], do: str = DO) -> Result:
+    """Return the result of ``run``. Convert any error of the model's code into ``UserError``."""
     try:
         return run()
     except UserError:

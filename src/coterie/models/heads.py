@@ -1,12 +1,12 @@
-"""A value head: one number at each token, a linear function of a causal model's last hidden state.
+"""Value head: one number per token, a linear function of a causal model's last hidden state.
 
     add_head(loaded.model)                      # or load_head(loaded.model, folder)
     train(loaded.model, pairs, settings, folder, objective=Regression())
     values = token_values(loaded.model, sequences, places)
 
-The head is a part of the model that the model's own forward pass does not use: it is trained, hashed
-and put into checkpoints as the other weights are, and saved in a file of its own beside them. Of a model
-with LoRA adapters it is a part of the base, trained whole beside the adapter and saved with it.
+The head is a submodule that the model's own forward pass does not use. It is trained, hashed and checkpointed
+like other weights, and saved in a separate file next to them. With LoRA adapters, the head belongs to the base,
+is fully trained and is saved with the adapter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from coterie.models.trie import Ids
 
 HEAD = "value_head"
 HEAD_FILE = "value_head.safetensors"
-"""Beside a saved model's weights: those of its head."""
+"""File with the weights of the head, next to a saved model's weights."""
 
 
 class ValueHead(nn.Linear):
-    """``Linear(width, 1)`` that starts at zero, so that an untrained one values everything alike."""
+    """``Linear(width, 1)`` initialized to zero, so that all values are equal before training."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -37,12 +37,12 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values ``[...]`` of hidden states ``[..., width]``, in float32 under autocast too."""
+        """Return values ``[...]`` of hidden states ``[..., width]``, in float32 even under autocast."""
         return (hidden.float() * self.weight[0]).sum(-1) + self.bias
 
 
 def add_head(model: Any) -> ValueHead:
-    """Give a model (the base, of one with adapters) a fresh value head, in place; an earlier one is replaced."""
+    """Add a new value head to a model (to the base, if it has adapters) in place. Replaces an existing head."""
     head = ValueHead(_width(model)).to(model.get_input_embeddings().weight.device)
     setattr(causal(model), HEAD, head)
     return head
@@ -57,14 +57,14 @@ def load_head(model: Any, folder: Path) -> ValueHead:
     file = folder / HEAD_FILE
     if not file.is_file():
         raise UserError(
-            f"{folder} has no {HEAD_FILE}", "give the final folder of a head's training"
+            f"{folder} has no {HEAD_FILE}", "give the final folder of the training of a value head"
         )
     with reading(file):
         weights = load_file(file)
         width = weights[f"{HEAD}.weight"].shape[1]
     if width != _width(model):
         raise UserError(
-            f"the head in {folder} is for hidden states of {width}, and this model's have {_width(model)}",
+            f"the head in {folder} takes hidden states of width {width}, but the model's width is {_width(model)}",
             "load the model from the same folder",
         )
     head = add_head(model)
@@ -73,19 +73,19 @@ def load_head(model: Any, folder: Path) -> ValueHead:
 
 
 def _width(model: Any) -> int:
-    """Of the last hidden states, which need not be that of the layers: what the vocabulary projection reads."""
+    """Return the width of the last hidden states: the input of the output layer, not always the layers' width."""
     return int(causal(model).get_output_embeddings().weight.shape[-1])
 
 
 def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A model's weights without those of its head, and those of its head (none: it has no head).
+    """Split weights into the model's and the head's; the latter are empty without a head.
 
-    The head's are called the same whether the model has adapters or not.
+    Names of the head's weights do not depend on adapters.
     """
-    own = {name: name.removeprefix(PEFT_PREFIX) for name in weights}
-    of_head = {name for name, plain in own.items() if plain.startswith(f"{HEAD}.")}
+    names = {name: name.removeprefix(PEFT_PREFIX) for name in weights}
+    of_head = {name for name, plain in names.items() if plain.startswith(f"{HEAD}.")}
     rest = {name: w for name, w in weights.items() if name not in of_head}
-    return rest, {own[name]: weights[name] for name in of_head}
+    return rest, {names[name]: weights[name] for name in of_head}
 
 
 def token_values(
@@ -96,17 +96,23 @@ def token_values(
     *,
     before: bool = False,
 ) -> list[Tensor]:
-    """What the model's head says at each of ``places[i]`` (none of them 0) of each sequence; float32.
+    """Predict values (float32) at positions of sequences.
 
-    A value at a token has seen that token and all before it; one ``before`` it has not seen the token.
-    Beginnings that sequences share run once, where there is a ``rule``. Raises :class:`UserError` if the
-    model has no head.
+    Args:
+        model: Model with a value head.
+        sequences: Token ids.
+        places: Positions in each sequence; none is 0.
+        rule: Packs sequences so that shared prefixes run once.
+        before: Predict from the tokens before a position, instead of up to and including it.
+
+    Raises:
+        UserError: The model has no head.
     """
     head = find_head(model)
     if head is None:
         raise UserError(
-            "values of tokens were asked of a model without a value head",
-            "give it one first: coterie.models.heads.add_head or load_head",
+            "the model has no value head",
+            "add one: coterie.models.heads.add_head or load_head",
         )
     batch = model_batch(model, sequences, places, rule)
     inputs = {"attention_mask": batch.mask, "position_ids": batch.positions}

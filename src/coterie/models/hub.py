@@ -1,6 +1,6 @@
-"""Whether the Hugging Face hub answers: asked before a model is looked up there.
+"""Reachability of the Hugging Face hub, checked before a request for a model.
 
-The hub's own client tries each file of a model six times, which without a network takes minutes.
+Without a network, the hub's own client retries each file of a model six times, which takes minutes.
 """
 
 from functools import cache
@@ -12,17 +12,17 @@ from coterie.errors import UserError
 
 TRIES = 2
 TIMEOUT = 5.0
-"""Seconds that the hub has for an answer, at each try."""
+"""Timeout of each try, in seconds."""
 
 
 def local_only(source: str) -> bool:
-    """Whether a model is read from this machine alone: it is a folder, or the hub does not answer."""
+    """Return True if a model must be read locally: it is a folder, or the hub is unreachable."""
     return Path(source).is_dir() or not hub_answers()
 
 
 @cache
 def hub_answers() -> bool:
-    """Whether the hub (or the mirror in ``HF_ENDPOINT``) can be reached; asked once a process."""
+    """Return True if the hub (or the mirror in ``HF_ENDPOINT``) is reachable. Checked once per process."""
     if constants.HF_HUB_OFFLINE:
         return False
     return any(_answers() for _ in range(TRIES))
@@ -31,20 +31,22 @@ def hub_answers() -> bool:
 def _answers() -> bool:
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception:  # whatever the client raises, whose library the hub's package may change
+    except (
+        Exception
+    ):  # the HTTP library, and so its errors, depend on the version of huggingface_hub
         return False
     return True
 
 
 def not_here(source: str, what: str) -> UserError:
-    """The refusal of a model of which this machine lacks a file while the hub does not answer."""
-    why = (
+    """Return the error for a model with a missing file while the hub is unreachable."""
+    reason = (
         "HF_HUB_OFFLINE is set"
         if constants.HF_HUB_OFFLINE
         else f"{constants.ENDPOINT} can't be reached"
     )
     return UserError(
-        f"{source!r} is not a packaged model or a folder, {what} was not downloaded earlier, and {why}",
+        f"{source!r} is not a packaged model or a folder, {what} was not downloaded earlier, and {reason}",
         "check the spelling and the network; to work offline, download the model on another machine "
         f"(hf download {source} --local-dir FOLDER), copy the folder, and give it as the model",
     )

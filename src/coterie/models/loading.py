@@ -1,7 +1,7 @@
-"""Loading a causal language model with its tokenizer, by name or path; safetensors only.
+"""Load a causal language model and its tokenizer by name or path; safetensors only.
 
-A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``models.catalogue``
-(``smollm2``), a folder, or a model on the Hugging Face hub. What can't work is refused before any weights are read.
+A model is a checkpoint packaged with coterie (``tiny-exchange``), an entry of ``models.catalogue`` (``smollm2``),
+a folder, or a name on the Hugging Face hub. Unusable models are refused before any weights are read.
 """
 
 import hashlib
@@ -39,15 +39,15 @@ from coterie.models.hub import hub_answers, local_only, not_here
 from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
-"""What PEFT writes beside an adapter's weights."""
+"""Config file that PEFT writes next to an adapter's weights."""
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "chat_template*", "*.model", "generation_config.json",
 )  # fmt: skip
-"""What of a model's folder makes prompts and ends turns."""
+"""Files of a model folder that determine prompts and ends of turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
-"""What Transformers raises while it reads a broken JSON file of a model."""
+"""Errors that Transformers raises for a broken JSON file of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     renderer: ChatRenderer
     context_length: int
-    """The most tokens of one sequence."""
+    """Maximum number of tokens in a sequence."""
     source: str
-    """Folder or hub name that it was loaded from."""
+    """Folder or hub name of the model."""
 
-    def check_context(self, needed: int) -> None:
-        """Refuse (``UserError``) sequences longer than the model's context."""
-        check_context(self.context_length, needed, self.source)
+    def check_context(self, length: int) -> None:
+        """Raise ``UserError`` if ``length`` tokens exceed the model's context."""
+        check_context(self.context_length, length, self.source)
 
 
 def load(
@@ -78,8 +78,15 @@ def load(
 ) -> LoadedModel:
     """Load a model for evaluation.
 
-    ``template_args`` are those of its chat template, ``attention`` is Transformers' ``attn_implementation``. Raises
-    ``UserError`` for anything a person can fix.
+    Args:
+        name_or_path: Packaged model, catalogue entry, folder or hub name.
+        dtype: Type of the weights.
+        device: Device of the weights.
+        template_args: Arguments of the chat template.
+        attention: Transformers' ``attn_implementation``.
+
+    Raises:
+        UserError: The model can't be found, read or used, or does not fit in memory.
     """
     source = resolve(name_or_path)
     config = _config(source)
@@ -97,7 +104,7 @@ def load(
 def load_renderer(
     name_or_path: str | Path, template_args: Mapping[str, Any] | None = None
 ) -> tuple[ChatRenderer, int]:
-    """A model's renderer and context length, without its weights."""
+    """Return a model's renderer and context length without loading its weights."""
     source = resolve(name_or_path)
     config = _config(source)
     renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source), template_args)
@@ -107,8 +114,10 @@ def load_renderer(
 
 
 def checked_skeleton(name_or_path: str | Path) -> Any:
-    """Return :func:`skeleton` of a model. Raise ``UserError`` for what :func:`load` can't read; of local weights only
-    the headers are read, of the hub's nothing."""
+    """Return :func:`skeleton` of a model. Raise ``UserError`` if :func:`load` could not read the model.
+
+    Only the headers of local weights are read, and no weights on the hub.
+    """
     source = resolve(name_or_path)
     check_safetensors(source)
     count_weights(Path(source))
@@ -116,9 +125,9 @@ def checked_skeleton(name_or_path: str | Path) -> Any:
 
 
 def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
-    """A model without weights (on the ``meta`` device), by its config.
+    """Build a model without weights (on the ``meta`` device) from its config.
 
-    Raises :class:`UserError` for an attention that the model or this machine does not have.
+    Raises :class:`UserError` if the model or this machine does not support ``attention``.
     """
     config = _config(resolve(name_or_path))
     try:
@@ -129,12 +138,12 @@ def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
             raise
         raise UserError(
             f"attention={attention} can't be used with {name_or_path}: {str(error).splitlines()[0]}",
-            "use attention=sdpa, or install what it needs",
+            "use attention=sdpa, or install the missing library",
         ) from error
 
 
 def device_memory(device: torch.device) -> tuple[int, int]:
-    """Return the free bytes and all bytes of a device. Raise ``UserError`` for a GPU that is not there."""
+    """Return the free and the total bytes of a device. Raise ``UserError`` for a missing GPU."""
     if device.type != "cuda":
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
@@ -145,9 +154,9 @@ def device_memory(device: torch.device) -> tuple[int, int]:
 
 
 def reload(loaded: LoadedModel, path: str | Path) -> None:
-    """Replace a model's weights, in place, by those at ``path``: a checkpoint or a LoRA adapter.
+    """Replace a model's weights in place with a checkpoint or LoRA adapter at ``path``.
 
-    An adapter is merged into the weights that ``loaded`` first came from.
+    An adapter is merged into the weights of ``loaded.source``.
     """
     folder = Path(path)
     adapter = is_adapter(folder)
@@ -173,10 +182,10 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """The folder of a packaged, converted or local checkpoint, or else the hub name itself."""
+    """Return the folder of a packaged, converted or local checkpoint, or the hub name unchanged."""
     name = str(name_or_path)
-    if known := packaged_folder(name) or converted_folder(name):
-        return str(known)
+    if ours := packaged_folder(name) or converted_folder(name):
+        return str(ours)
     folder = expanded(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -189,51 +198,51 @@ def resolve(name_or_path: str | Path) -> str:
 def _model_in(folder: Path) -> str:
     if is_adapter(folder):
         return (
-            "this is a LoRA adapter: give its base model, or merge the adapter into it "
+            "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
             "(docs/howto/bring-your-own.md) and give the merged folder"
         )
     inside = sorted(config.parent for config in folder.rglob("final/config.json"))
-    found = f", such as {inside[-1]}" if inside else ""
-    return f"give a folder that save_pretrained wrote{found}"
+    example = f", such as {inside[-1]}" if inside else ""
+    return f"give a folder that save_pretrained wrote{example}"
 
 
 def identity(name_or_path: str | Path) -> str:
-    """What a model is, wherever it lies: its name, or a hash of what a local folder holds."""
+    """Return an identity independent of the path: the model's name, or a hash of the files of a local folder."""
     folder = Path(resolve(name_or_path)).resolve()
     name = str(name_or_path)
     if packaged_folder(name) or converted_folder(name) or not folder.is_dir():
         return name
     patterns = ("*.safetensors", "config.json", *TOKENIZER_FILES)
     files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        seen = file.stat()
-        found.update(f"{file.name} {_checksum(file, seen.st_mtime_ns, seen.st_size)}\n".encode())
-    return found.hexdigest()
+        stat = file.stat()
+        digest.update(f"{file.name} {_checksum(file, stat.st_mtime_ns, stat.st_size)}\n".encode())
+    return digest.hexdigest()
 
 
 @cache
 def _checksum(file: Path, modified: int, size: int) -> str:
-    """Of a file's bytes, read once as long as the file stays as it is."""
+    """Hash a file, once for each modification time and size."""
     return sha256(file)
 
 
-def check_context(context_length: int, needed: int, name: str = "the model") -> None:
-    """Refuse (``UserError``) sequences of ``needed`` tokens where the model takes fewer."""
-    if needed > context_length:
+def check_context(context_length: int, length: int, name: str = "the model") -> None:
+    """Raise ``UserError`` if sequences of ``length`` tokens exceed the context length."""
+    if length > context_length:
         raise UserError(
-            f"sequences of up to {needed} tokens are needed, but {name} takes {context_length}",
+            f"sequences of up to {length} tokens are needed, but {name} takes {context_length}",
             "lower max_tokens or the number of turns, or use a model with a longer context",
         )
 
 
 def is_adapter(folder: Path | str) -> bool:
-    """Whether a folder holds a LoRA adapter and not a whole model."""
+    """Return True if a folder is a LoRA adapter, not a full model."""
     return (Path(folder) / ADAPTER_FILE).is_file()
 
 
 def _config(source: str) -> PreTrainedConfig:
-    """The model's config, refused if it is not one of a causal language model that we can run."""
+    """Return the model's config. Raise ``UserError`` unless it is a causal language model that we can run."""
     try:
         config = AutoConfig.from_pretrained(source, **_words(source))
     except BROKEN as error:
@@ -248,14 +257,14 @@ def _config(source: str) -> PreTrainedConfig:
         )
     if context_length(config) is None:
         raise UserError(
-            f"{source} ({config.model_type}) does not say how long its sequences may be",
-            "put max_position_embeddings into its config.json",
+            f"the config.json of {source} ({config.model_type}) has no max_position_embeddings",
+            "add max_position_embeddings to it",
         )
     return config
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a hub name. Raises ``UserError`` if it can't be read."""
+    """Load the tokenizer of a folder or hub name. Raise ``UserError`` if it can't be read."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **_words(source))
     except BROKEN as error:
@@ -265,7 +274,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _words(source: str) -> dict[str, bool]:
-    """Return the words for ``from_pretrained``; without ``False`` it would ask whether to run a repository's code."""
+    """Return options for ``from_pretrained``. Without an explicit ``False`` it prompts to run a repository's code."""
     return {"local_files_only": local_only(source), "trust_remote_code": False}
 
 
@@ -282,7 +291,7 @@ def _generation_ends(source: str) -> list[int]:
 
 
 def check_safetensors(source: str) -> None:
-    """Refuse (``UserError``) a folder without weights in safetensors."""
+    """Raise ``UserError`` for a folder without safetensors weights."""
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise UserError(
@@ -293,12 +302,12 @@ def check_safetensors(source: str) -> None:
 
 
 def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse weights that do not fit the memory that is free."""
-    needed = count_weights(Path(source)) * dtype.itemsize
+    """Raise ``UserError`` if the weights do not fit into free memory."""
+    size = count_weights(Path(source)) * dtype.itemsize
     free, _ = device_memory(device)
-    if needed > free:
+    if size > free:
         raise UserError(
-            f"the weights of {source} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            f"the weights of {source} take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
             f"memory are free on {device}",
             "use a smaller model, or a machine with more memory",
         )
@@ -307,7 +316,7 @@ def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None
 def _unreadable(source: str, what: str, error: Exception) -> UserError:
     if "trust_remote_code" in str(error):
         return UserError(
-            f"{source} comes with code of its own, without which {what} can't be read, and which is not run",
+            f"{what} of {source} needs custom code, which is not run",
             "use a model of an architecture that Transformers has",
         )
     if Path(source).is_dir():

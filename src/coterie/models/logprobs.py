@@ -1,14 +1,14 @@
-"""Log-probabilities of given tokens: the one place where training, rewards and engines get them.
+"""Log-probs of tokens, shared by training, rewards and engines.
 
-The body of the model runs once over the sequences; its vocabulary projection, the larger part of
-the memory of a small model, runs only at the wanted positions and in chunks. All in float32.
+The body of the model runs once over the sequences. Its vocabulary projection, which takes most of the memory of a
+small model, runs only at the selected positions, in chunks and in float32.
 
-Training under a wrapper with its own ``forward`` (DDP, FSDP) must call this from inside a module
-that the wrapper wraps.
+Training under a wrapper with its own ``forward`` (DDP, FSDP) must call these functions inside the wrapped module.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits that exist at once: positions are projected to the vocabulary in chunks."""
+"""Maximum number of logits in memory at once."""
 GPU_CHUNKS = 8
-"""How many times larger chunks are on a GPU, which waits for the kernels of small ones to be launched."""
+"""Factor by which chunks are larger on a GPU, where kernel launches dominate small chunks."""
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the names of the base's weights."""
+"""Prefix of the names of the base's weights in PEFT."""
 LEAST_LOGPROB = -1e4
-"""Of a token that has no probability, where entropies are computed."""
+"""Log-prob of tokens with probability 0 in entropies."""
 
 
 def token_logprobs(
@@ -37,12 +37,18 @@ def token_logprobs(
     position_ids: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Log-probability (nats, float32) of ``tokens[n]`` as read at place ``at[n]``. Shape ``[N]``.
+    """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted at positions ``at``.
 
-    ``ids`` is ``[B, L]``; ``at`` ``[N]`` indexes it flattened (the place *before* the token, or its
-    parent in a trie) and ``tokens`` is ``[N]``. ``attention_mask`` is what the model takes: 2D,
-    additive 4D, or ``None`` for causal (right padding then needs no mask). Gradients flow where
-    they are enabled, with each chunk's logits computed again in the backward pass.
+    Gradients flow if enabled; the backward pass recomputes the logits of each chunk.
+
+    Args:
+        model: Causal language model.
+        ids: Token ids ``[B, L]``.
+        at: Indices ``[N]`` into the flattened ids of the token *before* each predicted token (its parent in a trie).
+        tokens: Predicted tokens ``[N]``.
+        attention_mask: Mask for the model: 2D, additive 4D, or ``None`` for causal (right padding needs no mask).
+        position_ids: Positions ``[B, L]``; ``None`` for consecutive positions.
+        temperature: Divisor of the logits.
     """
     inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
     return _in_chunks(_chunk, model, ids, at, tokens, temperature, **inputs)
@@ -59,18 +65,19 @@ def token_entropies(
     temperature: float = 1.0,
     gradient: bool = False,
 ) -> Tensor:
-    """What :func:`token_logprobs` gives and, of the same logits, the entropy of the distribution there (nats, exact
-    over the vocabulary). Shape ``[N, 2]``. Entropies have a gradient only where it is asked for.
+    """Return log-probs as :func:`token_logprobs` does, and the entropies of their distributions; ``[N, 2]``.
+
+    Entropies (nats) are exact over the vocabulary and have a gradient only with ``gradient``.
     """
     inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
-    one = _chunk_with_entropy if gradient else _chunk_with_shown_entropy
-    return _in_chunks(one, model, ids, at, tokens, temperature, **inputs)
+    chunk = partial(_chunk_with_entropy, gradient=gradient)
+    return _in_chunks(chunk, model, ids, at, tokens, temperature, **inputs)
 
 
 def targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """``(at, tokens)`` for the tokens of ``ids`` ``[B, L]`` where ``mask`` is true.
+    """Return ``(at, tokens)`` for the tokens of ``ids`` ``[B, L]`` where ``mask`` is True.
 
-    A row's first token has nothing before it and can't be a target (``ValueError``).
+    Raises ``ValueError`` if the first token of a row is a target.
     """
     if bool(mask[:, 0].any()):
         raise ValueError("the first token of a row can't be a target: nothing comes before it")
@@ -79,43 +86,42 @@ def targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
-    """Last hidden states ``[B, L, width]`` of a causal language model, adapters included."""
+    """Return the last hidden states ``[B, L, width]`` of a causal language model, with its active adapter."""
     return body(model)(input_ids=ids, use_cache=False, **inputs).last_hidden_state
 
 
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits in float32 of last hidden states ``[..., width]``.
+    """Return the logits (float32) of last hidden states ``[..., width]``.
 
-    The model's own forward pass goes on from them, so that whatever it does around its head (logits
-    that are scaled, capped or biased) is done here too.
+    The model's own forward pass computes them, so scaling, soft capping or biases of logits apply.
     """
     inner: Any = causal(model)
     flat: Any = hidden.reshape(1, -1, hidden.shape[-1])
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=hidden.device)
-    with _answering(body(model), _States(last_hidden_state=flat)):
+    with _fixed_output(body(model), _States(last_hidden_state=flat)):
         logits = inner(input_ids=ids, use_cache=False).logits.float()
     return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def causal(model: Any) -> Any:
-    """The causal language model inside a model that may have adapters."""
+    """Return the causal language model inside a model that may have adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def body(model: Any) -> Any:
-    """The model without its vocabulary projection, which its forward pass calls for last hidden states."""
+    """Return the decoder of a model: its layers without the vocabulary projection."""
     return causal(model).get_decoder()
 
 
 class _States(BaseModelOutputWithPast):
-    """Last hidden states as a body returns them, and none of what else it may return."""
+    """Output of a decoder with only the last hidden states."""
 
     def __getattr__(self, name: str) -> None:
-        """``None`` for any other part, such as the choices of a router."""
+        """Return ``None`` for any other part, such as router logits."""
 
 
 @contextmanager
-def _answering(module: Any, output: Any) -> Iterator[None]:
+def _fixed_output(module: Any, output: Any) -> Iterator[None]:
     own = vars(module).get("forward")
     module.forward = lambda *_, **__: output
     try:
@@ -128,7 +134,7 @@ def _answering(module: Any, output: Any) -> Iterator[None]:
 
 
 def _in_chunks(
-    one: Callable[..., Tensor],
+    compute: Callable[..., Tensor],
     model: Any,
     ids: Tensor,
     at: Tensor,
@@ -137,19 +143,19 @@ def _in_chunks(
     **inputs: Any,
 ) -> Tensor:
     hidden = hidden_states(model, ids, **inputs)
-    # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
-    wanted = hidden.flatten(0, 1).index_select(0, at)
+    # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
+    parents = hidden.flatten(0, 1).index_select(0, at)
     elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
     chunk = max(1, elements // model.config.get_text_config().vocab_size)
     pieces = []
     for start in range(0, max(1, len(at)), chunk):
-        part = (wanted[start : start + chunk], tokens[start : start + chunk])
+        part = (parents[start : start + chunk], tokens[start : start + chunk])
         if torch.is_grad_enabled():
             piece = checkpoint(
-                one, model, *part, temperature, use_reentrant=False, preserve_rng_state=False
+                compute, model, *part, temperature, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            piece = one(model, *part, temperature)
+            piece = compute(model, *part, temperature)
         pieces.append(piece)
     return torch.cat(pieces)
 
@@ -163,19 +169,14 @@ def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Te
     return logprobs_NV.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _chunk_with_entropy(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    logprobs_NV = _all_logprobs(model, hidden, temperature)
-    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies(logprobs_NV)], -1)
-
-
-def _chunk_with_shown_entropy(
-    model: Any, hidden: Tensor, tokens: Tensor, temperature: float
+def _chunk_with_entropy(
+    model: Any, hidden: Tensor, tokens: Tensor, temperature: float, *, gradient: bool
 ) -> Tensor:
     logprobs_NV = _all_logprobs(model, hidden, temperature)
-    entropies_N = entropies(logprobs_NV.detach())
+    entropies_N = entropies(logprobs_NV if gradient else logprobs_NV.detach())
     return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies_N], -1)
 
 
 def entropies(logprobs_NV: Tensor) -> Tensor:
-    """Entropy (nats) of each distribution over a vocabulary; ``[N]``. What is ruled out (-inf) adds nothing."""
+    """Return the entropy (nats) of each distribution ``[N]``. Tokens with log-prob -inf contribute 0."""
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=LEAST_LOGPROB)).sum(-1)

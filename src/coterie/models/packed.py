@@ -1,6 +1,6 @@
-"""Log-probs of tokens of many sequences, through one batch in which shared beginnings run once.
+"""Log-probs of tokens of many sequences in one batch, in which shared prefixes run once.
 
-Used by training, by reference log-probs and by engines, so that all three compute the same thing.
+Training, reference log-probs and engines use the same code, so their results agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,28 +18,28 @@ from coterie.models.packing import CostRule, Pack, pack
 from coterie.models.trie import Ids
 
 PADDING = 0
-"""Any id of the vocabulary: nothing attends to it."""
+"""Any token id: no token attends to padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Tries of sequences as a padded batch, and which of their tokens are wanted."""
+    """Tries of sequences as a padded batch, and the selected tokens."""
 
     ids: Tensor
-    """``[B, W]``: a trie (or a sequence by itself) in each row, padded on the right."""
+    """``[B, W]``: one trie (or sequence) per row, right-padded."""
     mask: Tensor | BlockMask | None
-    """What each node attends to: bool ``[B, 1, W, W]``, or for FlexAttention blocks of it. ``None``: no
-    row branches, so causal."""
+    """Nodes that each node attends to: bool ``[B, 1, W, W]``, or a block mask for FlexAttention. ``None`` (causal) if
+    no row branches."""
     positions: Tensor | None
-    """``[B, W]``: depth of each node, where there is a mask."""
+    """``[B, W]``: depth of each node; ``None`` without a mask."""
     at: Tensor
-    """``[N]``: where in the flattened ids each wanted token is read, the place of its parent."""
+    """``[N]``: index of the parent of each selected token in the flattened ids."""
     nodes: Tensor
-    """``[N]``: where in the flattened ids each wanted token stands itself."""
+    """``[N]``: index of each selected token in the flattened ids."""
     labels: Tensor
-    """``[N]``: the wanted tokens, each node once however many sequences share it."""
+    """``[N]``: the selected tokens; a node shared by several sequences occurs once."""
     rows: tuple[Tensor, ...]
-    """For each sequence, which of the N are its wanted tokens, in order."""
+    """Indices, among the N, of the selected tokens of each sequence, in order."""
 
 
 def pack_batch(
@@ -50,28 +50,33 @@ def pack_batch(
     *,
     flex: bool = False,
 ) -> PackedBatch:
-    """A batch of ``sequences``; ``places[i]`` are the wanted tokens of the i-th, none of them 0.
+    """Pack sequences into a batch and select tokens.
 
-    Without a ``rule`` every sequence stands alone. ``flex`` gives the mask as FlexAttention takes it.
+    Args:
+        sequences: Token ids.
+        places: Positions of the selected tokens of each sequence; none is 0.
+        rule: Packing rule; ``None`` for one sequence per row.
+        device: Device of the batch.
+        flex: Build the mask for FlexAttention.
     """
     packs = pack(sequences, rule)
     width = max(len(one.trie) for one in packs)
     ids_BW = np.full((len(packs), width), PADDING)
-    at, stands, labels = [], [], []
+    at, indices, labels = [], [], []
     rows: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(sequences)
     count = 0
     for row, one in enumerate(packs):
         trie = one.trie
         ids_BW[row, : len(trie)] = trie.ids
-        wanted = [
+        selected = [
             path[np.asarray(places[i], np.int64)]
             for i, path in zip(one.members, trie.paths, strict=True)
         ]
-        nodes, back = np.unique(np.concatenate(wanted), return_inverse=True)
+        nodes, back = np.unique(np.concatenate(selected), return_inverse=True)
         at.append(row * width + trie.parents[nodes])
-        stands.append(row * width + nodes)
+        indices.append(row * width + nodes)
         labels.append(trie.ids[nodes])
-        stops = np.cumsum([len(part) for part in wanted])[:-1]
+        stops = np.cumsum([len(part) for part in selected])[:-1]
         for i, part in zip(one.members, np.split(back, stops), strict=True):
             rows[i] = torch.from_numpy(count + part).to(device)
         count += len(nodes)
@@ -81,7 +86,7 @@ def pack_batch(
         (_block_mask if flex else _mask)(packs, width, device) if branches else None,
         _positions(packs, width).to(device) if branches else None,
         torch.from_numpy(np.concatenate(at)).to(device),
-        torch.from_numpy(np.concatenate(stands)).to(device),
+        torch.from_numpy(np.concatenate(indices)).to(device),
         torch.from_numpy(np.concatenate(labels)).to(device),
         tuple(rows),
     )
@@ -90,14 +95,16 @@ def pack_batch(
 def model_batch(
     model: Any, sequences: Sequence[Ids], places: Sequence[Sequence[int]], rule: CostRule | None
 ) -> PackedBatch:
-    """A batch on the model's device, its mask as the model's attention takes it."""
+    """Pack a batch on the model's device, with a mask for its attention implementation."""
     weight, attention = model.get_input_embeddings().weight, model.config._attn_implementation
     flex = attention == "flex_attention"
     batch = pack_batch(sequences, places, rule, weight.device, flex=flex)
-    if attention == "eager" and isinstance(batch.mask, Tensor):  # which adds its mask to scores
+    if attention == "eager" and isinstance(
+        batch.mask, Tensor
+    ):  # eager attention adds its mask to the scores
         lowest = torch.finfo(weight.dtype).min
-        added = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
-        batch = replace(batch, mask=added.masked_fill_(~batch.mask, lowest))
+        bias = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
+        batch = replace(batch, mask=bias.masked_fill_(~batch.mask, lowest))
     return batch
 
 
@@ -109,7 +116,7 @@ def sequence_logprobs(
     *,
     temperature: float = 1.0,
 ) -> list[Tensor]:
-    """Log-probs (nats, float32) of the tokens at ``places[i]`` (none of them 0) of each sequence."""
+    """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence."""
     return _read(token_logprobs, model, sequences, places, rule, temperature=temperature)
 
 
@@ -122,9 +129,9 @@ def sequence_entropies(
     temperature: float = 1.0,
     gradient: bool = False,
 ) -> list[Tensor]:
-    """Log-probs of these tokens, and entropies (nats) of the distributions that they are of; each ``[places, 2]``.
+    """Return log-probs of the same tokens and entropies (nats) of their distributions; ``[places, 2]`` each.
 
-    Entropies have a gradient only where it is asked for.
+    Entropies have a gradient only with ``gradient``.
     """
     options = {"temperature": temperature, "gradient": gradient}
     return _read(token_entropies, model, sequences, places, rule, **options)
@@ -140,12 +147,12 @@ def _read(
 ) -> list[Tensor]:
     batch = model_batch(model, sequences, places, rule)
     inputs = {"attention_mask": batch.mask, "position_ids": batch.positions, **options}
-    found_N = tokens(model, batch.ids, batch.at, batch.labels, **inputs)
-    return [found_N.index_select(0, row) for row in batch.rows]
+    values_N = tokens(model, batch.ids, batch.at, batch.labels, **inputs)
+    return [values_N.index_select(0, row) for row in batch.rows]
 
 
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
-    """What each node attends to: itself and its ancestors; padding attends to itself."""
+    """Build the mask: a node attends to itself and its ancestors, padding to itself."""
     mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
     for row, one in enumerate(packs):
         nodes = len(one.trie)
@@ -154,7 +161,7 @@ def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tens
 
 
 def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:
-    """The same for FlexAttention, by entry and exit times: blocks without an ancestor are skipped."""
+    """Build the mask for FlexAttention from entry and exit times. Skips blocks without an ancestor."""
     exits_BW = torch.arange(1, width + 1).repeat(len(packs), 1)
     for row, one in enumerate(packs):
         exits_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.exits)

@@ -1,16 +1,15 @@
-"""Which sequences go into one trie: those for which it is cheaper than going by themselves.
+"""Pack sequences into a trie where this costs less compute than separate rows.
 
-The cost rule, in units of one token through the model's layers (2 floating-point operations a
-weight). Attention between a token and one key costs ``pair`` = 4 * heads * head width * layers /
-(2 * weights of the layers), so
+Costs are in units of one token through the model's layers (2 floating-point operations per weight). Attention
+of one token to one key costs ``pair = 4 * heads * head_width * layers / (2 * layer_weights)``, so
 
-    a sequence of L tokens by itself   L + pair * L^2 / 2      (causal: half of all pairs)
-    a trie of T nodes                  T + pair * T^2          (dense mask: all pairs are computed)
+    a single sequence of L tokens   L + pair * L^2 / 2      (causal: half of all pairs)
+    a trie of T nodes               T + pair * T^2          (dense mask: all pairs)
 
-Sequences are sorted, so that neighbours share most, and each joins the trie before it where that
-costs less than standing alone. That :mod:`coterie.models.blocks` computes fewer pairs of a long trie is
-not counted. Sequences that share nothing so stay apart, and a batch in which none is joined is the plain
-padded batch, with causal attention and no mask.
+Sequences are sorted so that neighbors share the longest prefixes. A sequence joins the previous trie if this
+costs less than a row of its own. The rule ignores that :mod:`coterie.models.blocks` computes fewer pairs of a
+long trie. Sequences without a shared prefix stay separate. A batch without tries is a plain padded batch with
+causal attention and no mask.
 """
 
 from collections.abc import Sequence
@@ -26,23 +25,23 @@ from coterie.models.trie import Ids, Trie, build, lexicographic, shared_length
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Some of the sequences of a batch in one trie."""
+    """Sequences of a batch that share a trie."""
 
     trie: Trie
     members: tuple[int, ...]
-    """Which sequences they are; path ``k`` of the trie is that of sequence ``members[k]``."""
+    """Indices of the sequences; path ``k`` of the trie is sequence ``members[k]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostRule:
-    """Decides what is packed."""
+    """Rule that decides which sequences share a trie."""
 
     pair: float
-    """What attention of one token to one key costs, a token through the layers being 1."""
+    """Cost of attention of one token to one key, relative to one token through the layers."""
 
     @classmethod
     def of(cls, model: Any) -> "CostRule":
-        """The rule for a model; whether its attention can take a trie is not asked here."""
+        """Return the rule for a model. Does not check that its attention supports tries."""
         config = model.config.get_text_config()
         embedding = model.get_input_embeddings().weight.numel()
         weights = sum(weight.numel() for weight in body(model).parameters()) - embedding
@@ -52,33 +51,30 @@ class CostRule:
         attention = 4 * config.num_attention_heads * width * config.num_hidden_layers
         return cls(attention / (2 * weights))
 
-    def cost(self, nodes: int, *, chain: bool) -> float:
-        return nodes + self.pair * nodes**2 * (0.5 if chain else 1.0)
-
     def groups(self, sequences: Sequence[Ids]) -> list["Group"]:
-        found: list[Group] = []
+        groups: list[Group] = []
         before = np.zeros(0, np.int64)
         for index in lexicographic(sequences):
             ids = np.asarray(sequences[index])
             new = Group((index,), len(ids), True)
-            if found:
-                nodes = found[-1].nodes + len(ids) - shared_length(before, ids)
-                chain = found[-1].chain and nodes == len(ids)
-                joined = Group((*found[-1].members, index), nodes, chain)
-                if self._costs(joined) < self._costs(found[-1]) + self._costs(new):
+            if groups:
+                last = groups[-1]
+                nodes = last.nodes + len(ids) - shared_length(before, ids)
+                joined = Group((*last.members, index), nodes, last.chain and nodes == len(ids))
+                if self.cost(joined) < self.cost(last) + self.cost(new):
                     new = joined
-                    found.pop()
-            found.append(new)
+                    groups.pop()
+            groups.append(new)
             before = ids
-        return found
+        return groups
 
-    def _costs(self, group: "Group") -> float:
-        return self.cost(group.nodes, chain=group.chain)
+    def cost(self, group: "Group") -> float:
+        return group.nodes + self.pair * group.nodes**2 * (0.5 if group.chain else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences that one trie holds."""
+    """Members and size of one trie."""
 
     members: tuple[int, ...]
     nodes: int
@@ -86,7 +82,7 @@ class Group:
 
 
 def pack(sequences: Sequence[Ids], rule: CostRule | None) -> list[Pack]:
-    """Sequences as tries, in order of their first members; each by itself without a rule."""
+    """Pack sequences into tries, in order of their first members; without a rule, one trie per sequence."""
     if rule is None:
         return [Pack(build([ids]), (i,)) for i, ids in enumerate(sequences)]
     groups = sorted(sorted(group.members) for group in rule.groups(sequences))
@@ -94,8 +90,8 @@ def pack(sequences: Sequence[Ids], rule: CostRule | None) -> list[Pack]:
 
 
 def unpackable(model: Any) -> str:
-    """Why a model's attention is not a plain one over all keys, where its config says so; or nothing."""
-    found = partial_attention(model.config)
+    """Return why a model's config rules out custom masks over all keys; empty if it does not."""
+    reasons = partial_attention(model.config)
     if model.config._attn_implementation.startswith("flash"):
-        found.append("flash attention")
-    return f"it has {', '.join(found)}" if found else ""
+        reasons.append("flash attention")
+    return f"it has {', '.join(reasons)}" if reasons else ""

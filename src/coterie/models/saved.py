@@ -1,4 +1,4 @@
-"""Weights on disk: a file that is missing, cut off or damaged is named, and so is a disk that is full."""
+"""Read and write saved weights, with clear errors for missing or damaged files and full disks."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from coterie.models.hub import hub_answers, local_only, not_here
 DAMAGE = (
     SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError, ValidationError,
 )  # fmt: skip
-"""What reading a part of a file, or a part of a folder's files, ends in."""
-COPY = "put it back from a copy, or make it again"
+"""Errors from reading a truncated file or an incomplete folder."""
+COPY = "restore it from a backup, or create it again"
 
 
 def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: Any) -> Any:
-    """A Transformers model of this kind with the weights of a folder (or hub name), in safetensors.
+    """Load a Transformers model from the safetensors weights of a folder or hub name.
 
-    Raises ``UserError`` for weights that can't be read, do not fit the config, or are not all there: Transformers
-    would draw those anew. Those whose names begin with ``unused``, if it is given, may be missing.
+    Raises ``UserError`` if weights can't be read, do not fit the config or are missing (Transformers would initialize
+    them randomly). Weights whose names begin with ``unused``, if given, may be missing.
     """
     try:
-        model, told = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             source,
             use_safetensors=True,
             output_loading_info=True,
@@ -41,30 +41,30 @@ def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: An
             raise
         raise UserError(
             f"the weights of {source} do not fit its config.json",
-            "give a folder whose files are of one model",
+            "give a folder whose files belong to one model",
         ) from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         if isinstance(error, OSError) and not Path(source).is_dir() and not hub_answers():
             raise not_here(str(source), "its weights") from error
         reason = str(error).splitlines()[0]
         raise UserError(f"the weights of {source} can't be read: {reason}", COPY) from error
-    missing = told["missing_keys"]
-    check_whole(source, [one for one in missing if not unused or not one.startswith(unused)])
+    missing = report["missing_keys"]
+    check_whole(source, [name for name in missing if not unused or not name.startswith(unused)])
     return model
 
 
 def check_whole(source: str | Path, missing: Collection[str]) -> None:
-    """Refuse (``UserError``) saved weights of which some are ``missing``."""
+    """Raise ``UserError`` if tensors are missing from saved weights."""
     if missing:
         raise UserError(
-            f"the weights of {source} are not whole: {len(missing)} are missing, such as {min(missing)}",
+            f"tensors are missing from {source}: {len(missing)}, such as {min(missing)}",
             COPY,
         )
 
 
 @contextmanager
 def reading(path: Path, todo: str = COPY) -> Iterator[None]:
-    """Turn the errors of reading a damaged file (or folder of files) into a ``UserError``."""
+    """Convert the errors from reading a damaged file or folder into ``UserError``."""
     try:
         yield
     except DAMAGE as error:
@@ -83,12 +83,12 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what safetensors raises for a disk that is full or fails into the ``OSError`` that it is elsewhere."""
+    """Convert errors of safetensors for a full or failing disk into ``OSError``."""
     try:
         yield
     except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
+        match = re.search(r"os error (\d+)", str(error))
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error

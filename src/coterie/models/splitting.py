@@ -1,4 +1,4 @@
-"""Families of items that share tries, and micro-batches made of them within a budget of tokens."""
+"""Split a step into micro-batches within a token budget, keeping items that share tries together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from coterie.models.packing import CostRule
 from coterie.models.trie import Ids
 
 PASS_COST = 256
-"""Padding, in tokens, that one more forward and backward pass is worth."""
+"""Cost of one more forward and backward pass, in tokens of padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,38 +16,38 @@ class Family:
 
     items: tuple[int, ...]
     length: int
-    """Nodes of its longest trie."""
+    """Number of nodes of the longest trie."""
     tries: int
-    """How many tries, and so rows of a batch, it takes."""
+    """Number of tries, which is the number of rows in a batch."""
     nodes: int
-    """Nodes of all its tries: tokens that are computed."""
+    """Number of nodes of all tries: tokens to compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
-    """Splits items, each of one sequence or several, into micro-batches."""
+    """Splitter of items, each with one or more sequences, into micro-batches."""
 
     sequences: Sequence[Sequence[Ids]]
     rule: CostRule | None
-    """Which sequences are packed together; ``None`` for none."""
+    """Packing rule; ``None`` for no packing."""
     budget: int
-    """Most padded tokens of a micro-batch, unless a single item needs more."""
+    """Maximum padded tokens of a micro-batch, unless a single item needs more."""
 
     def microbatches(self, families: Sequence[Family], ranks: int = 1) -> list[list[list[int]]]:
-        """For each rank its micro-batches, as indices of items.
+        """Return the micro-batches of each rank, as indices of items.
 
-        Families are dealt out by length, so ranks do about equal work.
+        Families are distributed by length, so ranks do about equal work.
         """
         families = sorted(families, key=lambda f: (f.length, f.items), reverse=True)
         return [self._cut(families[rank::ranks]) for rank in range(ranks)]
 
-    def families(self, chosen: Sequence[int]) -> list[Family]:
-        """Items of a step by what they share; one that is over the budget is halved."""
+    def families(self, indices: Sequence[int]) -> list[Family]:
+        """Group items that share tries. Halve a family that exceeds the budget."""
         if self.rule is None:
-            return [self._alone(item) for item in chosen]
-        owners = [item for item in chosen for _ in self.sequences[item]]
-        packed = self.rule.groups([ids for item in chosen for ids in self.sequences[item]])
-        tries: dict[int, list[int]] = {item: [] for item in chosen}
+            return [self._single(item) for item in indices]
+        owners = [item for item in indices for _ in self.sequences[item]]
+        packed = self.rule.groups([ids for item in indices for ids in self.sequences[item]])
+        tries: dict[int, list[int]] = {item: [] for item in indices}
         for number, group in enumerate(packed):
             for item in {owners[member] for member in group.members}:
                 tries[item].append(number)
@@ -64,29 +64,29 @@ class Splitter:
                 families += self.families(items[:half]) + self.families(items[half:])
         return families
 
-    def _alone(self, item: int) -> Family:
+    def _single(self, item: int) -> Family:
         lengths = [len(ids) for ids in self.sequences[item]]
         return Family((item,), max(lengths), len(lengths), sum(lengths))
 
     def _cut(self, by_length: Sequence[Family]) -> list[list[int]]:
-        """Micro-batches of families sorted by length (longest first) that cost least in all.
+        """Return the cheapest micro-batches of families that are sorted by length, longest first.
 
-        ``best[n]`` is the least cost of the first ``n`` families and where their last part begins.
-        A part is within the budget, or a single family.
+        ``best[n]`` is the lowest cost of the first ``n`` families and the start of their last part. A part is within
+        the budget or is a single family.
         """
         best = [(0, 0)]
         for stop in range(1, len(by_length) + 1):
-            found: tuple[int, int] | None = None
+            choice: tuple[int, int] | None = None
             rows = 0
             for start in range(stop - 1, -1, -1):
                 rows += by_length[start].tries
                 padded = rows * by_length[start].length
-                if found and padded > self.budget:
+                if choice and padded > self.budget:
                     break
                 cost = best[start][0] + padded + PASS_COST
-                found = min(found or (cost, start), (cost, start))
-            assert found is not None
-            best.append(found)
+                choice = min(choice or (cost, start), (cost, start))
+            assert choice is not None
+            best.append(choice)
         parts, stop = [], len(by_length)
         while stop:
             start = best[stop][1]
@@ -96,7 +96,7 @@ class Splitter:
 
 
 def _connected(tries: dict[int, list[int]]) -> list[list[int]]:
-    """Items joined by common tries, in the order in which they came."""
+    """Group items connected by common tries, in order of appearance."""
     leader = {item: item for item in tries}
 
     def find(item: int) -> int:
@@ -109,7 +109,7 @@ def _connected(tries: dict[int, list[int]]) -> list[list[int]]:
     for item, numbers in tries.items():
         for number in numbers:
             leader[find(item)] = find(first.setdefault(number, item))
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for item in tries:
-        found.setdefault(find(item), []).append(item)
-    return list(found.values())
+        groups.setdefault(find(item), []).append(item)
+    return list(groups.values())

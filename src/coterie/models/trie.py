@@ -1,8 +1,8 @@
-"""Prefix tries of token sequences: a beginning that several sequences share is there once.
+"""Prefix tries of token sequences: sequences share the nodes of common prefixes.
 
-Nodes are tokens in depth-first order. ``exits[n]`` is one past the last node below ``n``, so node
-``m`` is ``n`` or above it exactly if ``m <= n < exits[m]``: entry and exit times of the walk, and
-all that an attention needs to know. A trie may have several roots; a single sequence is a chain.
+Nodes are tokens in depth-first order. ``exits[n]`` is one past the last descendant of ``n``. Node ``m`` is ``n`` or
+an ancestor of ``n`` if and only if ``m <= n < exits[m]``, which is all that attention needs. A trie may have several
+roots; a single sequence is a chain.
 """
 
 from collections.abc import Sequence
@@ -15,39 +15,39 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Sequences packed by their beginnings; all arrays are int64 ``[nodes]``."""
+    """Sequences packed by their prefixes; all arrays are int64 ``[nodes]``."""
 
     ids: np.ndarray
     parents: np.ndarray
-    """Node of the token before; -1 at a root."""
+    """Node of the previous token; -1 at a root."""
     depths: np.ndarray
-    """Tokens before it in its sequences, which is its position."""
+    """Position in the sequence, from 0."""
     exits: np.ndarray
-    """One past the last node below it."""
+    """One past the last descendant."""
     paths: tuple[np.ndarray, ...]
-    """For each sequence, in the order given, the node of each of its tokens."""
+    """Nodes of the tokens of each sequence, in the order of the sequences."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has two children and there is one root: plain causal attention."""
+        """Return True if the trie is a single sequence, so causal attention needs no mask."""
         return bool((self.exits == len(self)).all())
 
     def ancestors(self) -> np.ndarray:
-        """Bool ``[nodes, nodes]``: whether the column's node is the row's or above it."""
+        """Return bool ``[nodes, nodes]``: True where the column's node is the row's node or its ancestor."""
         nodes = np.arange(len(self))
         return (nodes[None] <= nodes[:, None]) & (nodes[:, None] < self.exits[None])
 
 
 def build(sequences: Sequence[Ids]) -> Trie:
-    """The trie of some non-empty sequences, in time linear in their tokens (and a sort).
+    """Build the trie of non-empty sequences. Takes a sort and time linear in the number of tokens.
 
-    Raises ``ValueError`` for none, or an empty one.
+    Raises ``ValueError`` without sequences or for an empty sequence.
     """
     if not sequences or not all(len(ids) for ids in sequences):
-        raise ValueError("a trie needs at least one sequence, and none of them empty")
+        raise ValueError("a trie needs at least one sequence and no empty sequences")
     arrays = [np.asarray(ids, dtype=np.int64) for ids in sequences]
     order = lexicographic(sequences)
     pieces: list[np.ndarray] = []
@@ -78,12 +78,12 @@ def build(sequences: Sequence[Ids]) -> Trie:
 
 
 def lexicographic(sequences: Sequence[Ids]) -> list[int]:
-    """Indices in the order in which neighbours share most."""
+    """Return indices in an order in which neighbors share the longest prefixes."""
     return sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
 
 
 def shared_length(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     length = min(len(a), len(b))
     differ = np.flatnonzero(a[:length] != b[:length])
     return int(differ[0]) if len(differ) else length

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from coterie.config.plugins import Found, Kind, find, is_spec
+from coterie.config.plugins import Kind, Plugin, find, is_spec
 from coterie.errors import UserError
 from coterie.recipes.description import RecipeDescription
 
@@ -42,7 +42,7 @@ def plugin(kind: Kind, name: str) -> RecipeDescription:
     return RecipeDescription(located.name, "", lambda: (own,), located.thing, _report)
 
 
-def _settings(located: Found) -> "type[RecipeSettings]":
+def _settings(located: Plugin) -> "type[RecipeSettings]":
     """Return the settings of a recipe class, with the plug-in's name as the name of the method."""
     from pydantic import create_model
 

@@ -4,18 +4,18 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
-from coterie.config.plugins import Found, Kind, find, guarded, label
+from coterie.config.plugins import Kind, Plugin, find, guarded, label
 from coterie.errors import UserError
 
 REWARDS = Kind("reward", {})
 
 
-def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Found]:
+def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Plugin]:
     """Load functions, by the names of their terms.
 
     Raises ``UserError`` for a function that can't be loaded, and for two terms with one name.
     """
-    terms: dict[str, Found] = {}
+    terms: dict[str, Plugin] = {}
     for name in names:
         short = label(name)
         if short in (*built_in, *terms):
@@ -28,7 +28,7 @@ def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, F
 
 
 @cache
-def _find(name: str) -> Found:
+def _find(name: str) -> Plugin:
     term = find(REWARDS, name)
     if not callable(term.thing) or isinstance(term.thing, type):
         raise UserError(
@@ -37,7 +37,7 @@ def _find(name: str) -> Found:
     return term
 
 
-def term_value(term: Found, sample: object) -> float:
+def term_value(term: Plugin, sample: object) -> float:
     """Return a term's value for a dialogue. Raises ``UserError`` if it fails or returns no finite number."""
     value = guarded(f"{term} failed", lambda: term.thing(sample))
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from coterie.config.plugins import Found, settled
+from coterie.config.plugins import Plugin, absolute_name
 from coterie.config.settings import Settings, key
 from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
 from coterie.trajectories.tree import LENGTH, Outcome
@@ -81,9 +81,9 @@ class RewardSettings(Settings):
     @field_validator("terms")
     @classmethod
     def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {settled(name): weight for name, weight in terms.items()}
+        return {absolute_name(name): weight for name, weight in terms.items()}
 
-    def custom_terms(self) -> dict[str, Found]:
+    def custom_terms(self) -> dict[str, Plugin]:
         """Load the functions of custom terms, by name. Raises ``UserError``."""
         return load_terms(tuple(self.terms), tuple(TERMS))
 

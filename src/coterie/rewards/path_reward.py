@@ -16,7 +16,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from coterie.config.plugins import Found, settled
+from coterie.config.plugins import Plugin, absolute_name
 from coterie.config.settings import Settings, key
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
@@ -99,7 +99,7 @@ class PathRewardSettings(Settings):
     @field_validator("terms")
     @classmethod
     def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {settled(name): weight for name, weight in terms.items()}
+        return {absolute_name(name): weight for name, weight in terms.items()}
 
     @model_validator(mode="after")
     def _check_overlong(self) -> Self:
@@ -120,7 +120,7 @@ class PathRewardSettings(Settings):
             )
         return self
 
-    def custom_terms(self) -> dict[str, Found]:
+    def custom_terms(self) -> dict[str, Plugin]:
         """Load the functions of custom terms, by name. Raises ``UserError``."""
         return load_terms(tuple(self.terms), TERMS)
 

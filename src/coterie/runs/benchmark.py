@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pydantic import model_validator
 
 from coterie.config.folders import make_folder
-from coterie.config.plugins import installed, is_spec, settled
+from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
@@ -126,10 +126,10 @@ def benchmark_settings(
     words_choice = Choice.among(words)
     is_environment_spec = is_spec(benchmark) and is_environment(benchmark)
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
-        words_choice = replace(words_choice, environment=settled(benchmark))
+        words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
         _check_one_set(benchmark, words_choice.dataset)
-        words_choice = replace(words_choice, dataset=settled(benchmark))
+        words_choice = replace(words_choice, dataset=absolute_name(benchmark))
     choice = words_choice.over(Choice())
     own = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
@@ -138,7 +138,7 @@ def benchmark_settings(
 
 def _check_one_set(benchmark: str, dataset: str | None) -> None:
     """Raise ``UserError`` if two different data sets are named."""
-    if dataset is not None and dataset != settled(benchmark):
+    if dataset is not None and dataset != absolute_name(benchmark):
         raise UserError(
             f"{benchmark} and dataset={dataset} are different data sets",
             f"name one of them, or replace {benchmark} with an environment, such as code_maths",

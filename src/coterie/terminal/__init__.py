@@ -1,1 +1,1 @@
-"""What commands and a person say to each other: tables and notes, progress, settings as words."""
+"""Terminal output and arguments of commands: tables, notes, progress and settings."""

@@ -1,18 +1,18 @@
-"""Where commands write: results to standard output, all else to standard error.
+"""Consoles of commands: results go to standard output, all else to standard error.
 
-Nothing that is printed is read as markup: ``coterie[wandb]``, names and models' text stay as they are.
+Markup is off, so ``coterie[wandb]``, names and text of models are printed unchanged.
 """
 
 from rich.console import Console
 
 
 def results(width: int = 0) -> Console:
-    """Standard output, for tables; at least ``width`` columns, so that a narrow terminal cuts no figure."""
-    found = Console(markup=False, emoji=False)
-    found.width = max(found.width, width)
-    return found
+    """Return standard output for tables, at least ``width`` columns wide so that no number is cut."""
+    console = Console(markup=False, emoji=False)
+    console.width = max(console.width, width)
+    return console
 
 
 def notes() -> Console:
-    """Standard error, for what is going on; lines are not wrapped, so that paths stay whole."""
+    """Return standard error for messages, without line wrapping so that paths stay intact."""
     return Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)

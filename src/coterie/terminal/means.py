@@ -1,11 +1,11 @@
-"""What was measured of policies besides their score: as columns of a table, or, where there is much, as a table."""
+"""Mean metrics of policies, as columns next to the score or, if many, as a separate table."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 MOST = 6
-"""Measures that stand beside the score; more of them have a table of their own."""
+"""Maximum number of metrics next to the score."""
 
 
 def measures(means: Sequence[Mapping[str, float]]) -> list[str]:
@@ -13,7 +13,7 @@ def measures(means: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def beside(means: Sequence[Mapping[str, float]]) -> list[str]:
-    """The measures that stand beside the score."""
+    """Return the metrics next to the score; empty if they need a separate table."""
     names = measures(means)
     return names if len(names) <= MOST else []
 
@@ -23,12 +23,12 @@ def in_words(name: str) -> str:
 
 
 def share(means: Mapping[str, float], name: str) -> str:
-    """A measure, or nothing where it was not measured."""
+    """Format a metric; empty if it was not measured."""
     return f"{means[name]:.2f}" if name in means else ""
 
 
 def means_table(labels: Sequence[str], means: Sequence[Mapping[str, float]]) -> Table | None:
-    """A line for each measure and a column for each policy; ``None`` where all stand beside the score."""
+    """Build a table of metrics by policy; ``None`` if all fit next to the score."""
     names = measures(means)
     if len(names) <= MOST:
         return None

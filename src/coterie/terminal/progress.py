@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar with rate and time left; plain lines where there is no terminal."""
+"""Progress bars with rate and time left, or plain lines without a terminal."""
 
 import time
 
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ConsoleProgress:
-    """Shows each stage as one bar (or as a line now and then); see ``coterie.progress``."""
+    """Progress of stages as bars, or as a line every few seconds; see ``coterie.progress``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -37,7 +37,7 @@ class ConsoleProgress:
     def start(self, total: int, description: str) -> None:
         """Begin a bar of ``total`` units."""
         self.close()
-        self._total, self._description = total, self._named(description)
+        self._total, self._description = total, self._title(description)
         self._last = time.monotonic()
         self._pace = Pace(total, self._last)
         if self._console.is_terminal:
@@ -72,7 +72,7 @@ class ConsoleProgress:
             self._bar.stop()
             self._bar = None
 
-    def _named(self, description: str) -> str:
+    def _title(self, description: str) -> str:
         if (place := self._place) is None:
             return description
         name = description.removesuffix(f" {place.iteration}")
@@ -81,13 +81,13 @@ class ConsoleProgress:
         return f"iteration {place.iteration} ({place.number} of {place.iterations}): {name}"
 
     def _left(self, now: float) -> str:
-        """The time left of this work and of the whole run, as far as they can be told."""
+        """Format the estimated time left of this work and of the run."""
         left = self._pace.left(now)
-        shown = [] if left is None else [f"{duration(left)} left"]
+        parts = [] if left is None else [f"{duration(left)} left"]
         whole = None if self._place is None else self._left_of_run(self._place, left, now)
         if whole is not None:
-            shown.append(f"run: {duration(whole)} left")
-        return "  ".join(shown)
+            parts.append(f"run: {duration(whole)} left")
+        return "  ".join(parts)
 
     def _left_of_run(self, place: StagePlace, left: float | None, now: float) -> float | None:
         elapsed = now - self._stage_began
@@ -99,11 +99,11 @@ class ConsoleProgress:
 
     def _text(self, now: float, fields: dict[str, float]) -> str:
         seconds = max(now - self._pace.began, 1e-6)
-        shown = [f"{self._pace.done / seconds:,.1f}/s"]
+        parts = [f"{self._pace.done / seconds:,.1f}/s"]
         if "sampled_tokens" in fields:
-            shown.append(f"{fields['sampled_tokens'] / seconds:,.0f} tokens/s")
+            parts.append(f"{fields['sampled_tokens'] / seconds:,.0f} tokens/s")
         if "loss" in fields:
-            shown.append(f"loss {fields['loss']:.3f}")
+            parts.append(f"loss {fields['loss']:.3f}")
         if fields.get("failed"):
-            shown.append(f"{fields['failed']:.0f} failed")
-        return "  ".join(shown)
+            parts.append(f"{fields['failed']:.0f} failed")
+        return "  ".join(parts)

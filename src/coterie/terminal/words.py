@@ -1,4 +1,4 @@
-"""Settings as a person types them: ``key=value`` words, each key once."""
+"""``key=value`` arguments of commands."""
 
 from typing import Annotated
 
@@ -8,13 +8,13 @@ from coterie.errors import UserError
 
 
 def once(words: list[str] | None) -> list[str] | None:
-    """Refuse a key that is given twice; ``user_simulator=`` and ``user_simulator.model=`` are one."""
-    given: dict[str, str] = {}
+    """Raise ``UserError`` for a duplicate key. ``user_simulator=`` and ``user_simulator.model=`` are the same key."""
+    by_key: dict[str, str] = {}
     for word in words or []:
         key = word.partition("=")[0]
-        before = given.setdefault(key.removesuffix(".model"), word)
+        before = by_key.setdefault(key.removesuffix(".model"), word)
         if before is not word:
-            raise UserError(f"{key} is given twice: {before} and {word}", "leave one of them out")
+            raise UserError(f"{key} is given twice: {before} and {word}", "remove one of them")
     return words
 
 

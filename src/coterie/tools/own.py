@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import ValidationError, create_model
 
 from coterie.config.plain import wrong_at
-from coterie.config.plugins import Found, Kind, find, guarded, label, last_line
+from coterie.config.plugins import Kind, Plugin, find, guarded, label, last_line
 from coterie.errors import UserError
 from coterie.tools.run import Function, ToolError
 from coterie.trajectories.calls import Tool
@@ -88,7 +88,7 @@ async def _in_thread(do: Callable[[], object]) -> object:
     return await result if inspect.isawaitable(result) else result
 
 
-def _tool(plugin: Found) -> OwnTool:
+def _tool(plugin: Plugin) -> OwnTool:
     function, name = plugin.thing, label(plugin.name)
     if not inspect.isfunction(function):
         raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")

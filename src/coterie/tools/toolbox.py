@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from coterie.config.plugins import settled
+from coterie.config.plugins import absolute_name
 from coterie.config.settings import key
 from coterie.tools.run import CallLimits, Function, run_calls
 from coterie.tools.source import MESSAGE, ToolSource
@@ -42,7 +42,7 @@ class ToolsSettings(CallLimits):
     @field_validator("use")
     @classmethod
     def _resolve(cls, use: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(settled, use))
+        return tuple(map(absolute_name, use))
 
     def identity(self) -> str:
         return digest(self.model_dump_json(exclude={"use", "config", "tries", "width"}))
