@@ -42,9 +42,9 @@ from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.tools.run import Function
+from coterie.tools.calls import Function
+from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
 from coterie.tools.tags import Tag
-from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending

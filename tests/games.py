@@ -17,7 +17,7 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.tools.run import CallLimits, run_calls
+from coterie.tools.calls import CallLimits, run_calls
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task

@@ -19,8 +19,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.native import NativeCalls
-from coterie.tools.run import CallLimits, run_calls
+from coterie.tools.calls import CallLimits, NativeCalls, run_calls
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task

@@ -10,7 +10,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.rollout.first_prompts import FirstPrompt
-from coterie.tools.toolbox import ToolsSettings
+from coterie.tools.registry import ToolsSettings
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 from tests.templates import model

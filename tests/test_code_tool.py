@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from coterie.tools.code_tool import CodeTool, CodeToolSettings, split_fences
+from coterie.tools.builtin import CodeTool, CodeToolSettings, split_fences
+from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.calls import ToolCall
 
 PROGRAMS = [

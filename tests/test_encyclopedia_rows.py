@@ -23,9 +23,8 @@ from coterie.models.loading import load, load_renderer
 from coterie.rollout.branches import Branches
 from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.finding import tags_of_sources
+from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
-from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree

@@ -16,7 +16,7 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
-from coterie.tools.toolbox import Toolbox
+from coterie.tools.registry import Toolbox
 from tests.conftest import Cli, once
 from tests.games import Script
 from tests.played import environment_of

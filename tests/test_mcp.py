@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from coterie.errors import UserError
+from coterie.tools.calls import CallLimits, ToolUnavailable, run_calls
 from coterie.tools.mcp import client
 from coterie.tools.mcp.source import McpSettings, McpSource
-from coterie.tools.run import CallLimits, ToolUnavailable, run_calls
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 

@@ -30,7 +30,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
-from coterie.tools.checking import validate_calls
+from coterie.tools.calls import validate_calls
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Speaker, make_turn

@@ -14,12 +14,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools
-from coterie.tools.finding import sources_of
+from coterie.tools.calls import (
+    CallLimits,
+    ToolError,
+    ToolSource,
+    ToolUnavailable,
+    check_tools,
+    run_calls,
+)
+from coterie.tools.registry import sources_of
 from coterie.tools.retrieval.index import Passage
 from coterie.tools.retrieval.tool import NOTHING, Batches, RetrieverSettings, RetrieverTool
-from coterie.tools.run import CallLimits, ToolError, ToolUnavailable, run_calls
-from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import ToolResult
 from tests.listening import listening

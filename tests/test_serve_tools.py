@@ -18,10 +18,10 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
 from coterie.errors import UserError
-from coterie.tools.finding import JoinedSource, sources_in
+from coterie.tools.calls import CallLimits, Function, ToolError, ToolUnavailable
 from coterie.tools.mcp.server import ToolServer
 from coterie.tools.mcp.source import McpSettings, McpSource
-from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable
+from coterie.tools.registry import JoinedSource, sources_in
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 from tests.conftest import Cli

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.checking import validate_calls
+from coterie.tools.calls import validate_calls
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool, ToolResult
 from tests.test_tools import SEARCH, TOOLS

@@ -14,7 +14,7 @@ from coterie.rollout.branches import Branches
 from coterie.rollout.driver import _metrics
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.native import NativeCalls
+from coterie.tools.calls import NativeCalls
 from coterie.tools.tags import closing
 from coterie.trajectories.calls import ToolResult
 from coterie.trajectories.task import Task

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools, validate_calls
-from coterie.tools.own import own_tools
-from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable, cut_text, run_calls
+from coterie.tools.calls import (
+    CallLimits,
+    Function,
+    ToolError,
+    ToolUnavailable,
+    check_tools,
+    cut_text,
+    run_calls,
+    validate_calls,
+)
+from coterie.tools.registry import own_tools
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

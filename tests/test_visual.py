@@ -10,8 +10,8 @@ import pytest
 
 from coterie.engines.endpoint import EndpointSettings
 from coterie.errors import UserError
-from coterie.tools.run import ToolError
-from coterie.tools.visual import VisualInspector, VisualSettings
+from coterie.tools.builtin import VisualInspector, VisualSettings
+from coterie.tools.calls import ToolError
 from tests.test_endpoint import Service, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import hosts

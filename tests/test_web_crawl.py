@@ -12,8 +12,7 @@ import pytest
 from coterie.engines.endpoint import EndpointSettings
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.run import CallLimits, ToolError, run_calls
-from coterie.tools.source import MESSAGE
+from coterie.tools.calls import MESSAGE, CallLimits, ToolError, run_calls
 from coterie.tools.tags import Tags
 from coterie.tools.web.pages import CrawlPage, CrawlPageSettings, plain_url
 from coterie.trajectories.calls import ToolCall

@@ -16,7 +16,7 @@ import pytest
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
-from coterie.tools.run import ToolError, ToolUnavailable
+from coterie.tools.calls import ToolError, ToolUnavailable
 from coterie.tools.tags import Tags
 from coterie.tools.web import search as searching
 from coterie.tools.web.search import Cache, Hit, WebSearch, WebSearchSettings, observation

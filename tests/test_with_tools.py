@@ -26,12 +26,11 @@ from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Respons
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.runs.play import play
-from coterie.tools.finding import sources_of, tags_of_sources
-from coterie.tools.run import Function, ToolError
+from coterie.tools.calls import Function, ToolError
+from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
-from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task

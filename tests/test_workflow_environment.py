@@ -26,10 +26,9 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
-from coterie.tools.finding import tags_of_sources
-from coterie.tools.run import Function
+from coterie.tools.calls import Function
+from coterie.tools.registry import Toolbox, ToolsSettings, tags_of_sources
 from coterie.tools.tags import Tag, Tags
-from coterie.tools.toolbox import Toolbox, ToolsSettings
 from coterie.trajectories.calls import Tool, ToolResult
 from coterie.trajectories.turn import Part, Speaker, make_turn
 

@@ -13,7 +13,7 @@ from coterie.environments.workflow.schedule import (
     run_plan,
     times,
 )
-from coterie.tools.run import ToolError, ToolUnavailable
+from coterie.tools.calls import ToolError, ToolUnavailable
 
 DIAMOND = Plan(
     (

@@ -23,11 +23,9 @@ from coterie.rollout.branches import Branches
 from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import Prompt, TokenSampler, utterances
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.finding import tags_of_sources
-from coterie.tools.native import NativeCalls
-from coterie.tools.run import Function
+from coterie.tools.calls import Function, NativeCalls
+from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.tags import Tag
-from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.row import rows

@@ -26,10 +26,10 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
 from coterie.rollout.scripted_sampler import EXPERT, Script, ScriptedSampler
+from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending, Tree

@@ -27,14 +27,10 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.first_prompts import FirstPrompt, first_prompts
 from coterie.terminal.console import notes
-from coterie.tools.checking import validate_calls
-from coterie.tools.finding import sources_of, syntax_of
-from coterie.tools.native import NativeCalls, template_tools
-from coterie.tools.run import Function
+from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
+from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.source import SessionSource
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Finish, Message, Part, Role, Speaker, Turn, make_turn

@@ -70,7 +70,7 @@ def look(kind: str, name: str) -> None:
 
         load_terms((name,), ())
     else:
-        from coterie.tools.own import own_tools
+        from coterie.tools.registry import own_tools
 
         own_tools((name,))
 

@@ -31,8 +31,8 @@ def tools(
 
         coterie serve tools --config tools.yaml
     """
-    from coterie.tools.finding import sources_in
     from coterie.tools.mcp.source import need_sdk
+    from coterie.tools.registry import sources_in
 
     need_sdk()
     from coterie.tools.mcp.server import ToolServer

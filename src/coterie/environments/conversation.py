@@ -16,7 +16,7 @@ from coterie.environments.protocol import ActorKind, Grade, State, Transition
 from coterie.environments.pure import Pure
 from coterie.environments.rows import draw
 from coterie.environments.talk import ANSWERED
-from coterie.tools.native import NativeCalls
+from coterie.tools.calls import NativeCalls
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part, Turn

@@ -30,8 +30,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.traits import TakesTools
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
-from coterie.tools.finding import sources_of, syntax_of
-from coterie.tools.toolbox import ToolsSettings
+from coterie.tools.registry import ToolsSettings, sources_of, syntax_of
 from coterie.trajectories.turn import digest
 
 ENVIRONMENTS = Kind(

@@ -8,10 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 from coterie.environments.protocol import Environment, State
 from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
-from coterie.tools.native import NativeCalls
-from coterie.tools.source import ToolSource
+from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.registry import ToolsSettings
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message
 

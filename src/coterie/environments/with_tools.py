@@ -26,11 +26,9 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
-from coterie.tools.native import NativeCalls
-from coterie.tools.run import Function
-from coterie.tools.source import SessionSource, ToolSource
+from coterie.tools.calls import Function, NativeCalls, SessionSource, ToolSource
+from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS

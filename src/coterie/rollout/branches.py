@@ -20,7 +20,7 @@ from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
 from coterie.rollout.shrink_prompt import sample_in_context
 from coterie.rollout.transitions import Position, StepResult, environment_seed
 from coterie.rollout.turns import chain, context_at, contexts_after
-from coterie.tools.native import template_tools
+from coterie.tools.calls import template_tools
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn

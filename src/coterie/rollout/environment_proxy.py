@@ -21,7 +21,7 @@ from coterie.environments.protocol import Environment, Grade, State, Transition
 from coterie.rollout.samplers import AgentContext
 from coterie.rollout.sessions import SessionError
 from coterie.rollout.transitions import StepResult, check_grade, left_after, make_step_result
-from coterie.tools.checking import check_tools
+from coterie.tools.calls import check_tools
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Turn

@@ -7,8 +7,7 @@ from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment
 from coterie.rollout.samplers import AgentContext, Response
 from coterie.rollout.transitions import Position
-from coterie.tools.checking import validate_calls
-from coterie.tools.native import NativeCalls
+from coterie.tools.calls import NativeCalls, validate_calls
 from coterie.trajectories.calls import ToolCall, check_calls
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn

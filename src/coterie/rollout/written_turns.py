@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coterie.environments.faults import messages_of
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
-from coterie.tools.native import template_tools
+from coterie.tools.calls import template_tools
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Request, Speaker, Turn, make_turn

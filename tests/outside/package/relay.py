@@ -30,7 +30,7 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
-from coterie.tools.run import CallLimits, run_calls
+from coterie.tools.calls import CallLimits, run_calls
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.credit import Credit

@@ -10,8 +10,8 @@ from typing import Any
 from coterie.config.home import home
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.environments.encyclopedia.entries import make_encyclopedia
+from coterie.tools.calls import Function
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
-from coterie.tools.run import Function
 from coterie.trajectories.turn import digest
 
 

@@ -22,10 +22,9 @@ from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.segments import AgentKind
 from coterie.environments.workflow.with_plans import PlanTags, WithPlans
 from coterie.errors import UserError
-from coterie.tools.native import NativeCalls
-from coterie.tools.source import ToolSource
+from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.registry import ToolsSettings
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Turn

@@ -12,7 +12,7 @@ from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.environments.workflow.plan import Plan, Task
-from coterie.tools.run import ToolError
+from coterie.tools.calls import ToolError
 
 Run = Callable[[str, str], Awaitable[str]]
 """Function that runs a task, from its id and its text with bound placeholders to its result."""

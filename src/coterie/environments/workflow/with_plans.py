@@ -18,9 +18,9 @@ from coterie.environments.workflow.measures import graph_of, graph_or_none, meas
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task
 from coterie.environments.workflow.schedule import Outcome, PlanLimits, run_plan
 from coterie.environments.workflow.segments import AgentKind
-from coterie.tools.run import ToolError
+from coterie.tools.calls import ToolError
+from coterie.tools.registry import Toolbox
 from coterie.tools.tags import Tags
-from coterie.tools.toolbox import Toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.turn import Finish, Message, Turn
 

@@ -28,9 +28,8 @@ from mcp.shared.message import SessionMessage
 from coterie.engines.keys import find_key
 from coterie.engines.servers import leash
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools
+from coterie.tools.calls import ToolError, ToolUnavailable, check_tools, cut_text
 from coterie.tools.mcp.source import McpSettings, ToolList, changes
-from coterie.tools.run import ToolError, ToolUnavailable, cut_text
 from coterie.trajectories.calls import Tool
 
 MAX_LINE = 16 * 2**20

@@ -18,9 +18,15 @@ from mcp.shared.exceptions import MCPError
 import coterie
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.checking import check_tools, validate_calls
-from coterie.tools.run import CallLimits, Function, run_calls
-from coterie.tools.source import SessionSource, ToolSource
+from coterie.tools.calls import (
+    CallLimits,
+    Function,
+    SessionSource,
+    ToolSource,
+    check_tools,
+    run_calls,
+    validate_calls,
+)
 from coterie.trajectories.calls import Tool, ToolCall, call_id
 
 HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")

@@ -20,7 +20,7 @@ from pydantic import field_validator, model_validator
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
 from coterie.errors import UserError
-from coterie.tools.run import Function, ToolUnavailable
+from coterie.tools.calls import Function, ToolUnavailable
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 

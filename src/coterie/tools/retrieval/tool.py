@@ -25,6 +25,7 @@ from coterie.config.urls import server_url
 from coterie.engines.limits import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.retrieval.index import (
     FORM,
     IndexSettings,
@@ -34,7 +35,6 @@ from coterie.tools.retrieval.index import (
     fill_index,
     open_retriever,
 )
-from coterie.tools.run import Function, ToolError, ToolUnavailable
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
@@ -96,7 +96,7 @@ class RetrieverSettings(SearchSettings):
 
 
 class RetrieverTool:
-    """Source of one tool (``tools.source.ToolSource``)."""
+    """Source of one tool (``tools.calls.ToolSource``)."""
 
     settings_type = RetrieverSettings
 

@@ -19,7 +19,7 @@ import httpx2
 from pydantic import field_validator, model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.tools.run import ToolError
+from coterie.tools.calls import ToolError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 GLOBAL_6 = ipaddress.ip_network("2000::/3")

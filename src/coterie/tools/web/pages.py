@@ -16,9 +16,8 @@ from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
 from coterie.engines.keys import find_key
 from coterie.errors import UserError
+from coterie.tools.calls import MESSAGE, Function, ToolError, cut_text
 from coterie.tools.line_process import LineProcess
-from coterie.tools.run import Function, ToolError, cut_text
-from coterie.tools.source import MESSAGE
 from coterie.tools.tags import Tag
 from coterie.tools.web.fetch import Fetched, Fetcher, FetchSettings, PageError, web_url
 from coterie.tools.web.search import Cache, PageFile

@@ -23,8 +23,8 @@ from coterie.engines.keys import find_key
 from coterie.engines.limits import Limits, retry_after
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
+from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.retrieval.index import best, known_words, need_bm25s
-from coterie.tools.run import Function, ToolError, ToolUnavailable
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest

@@ -1,4 +1,6 @@
-"""Tool ``inspect_image``: a vision model answers a question about an image.
+"""Tools that ship: ``code`` runs a program, ``python`` a session's cells, ``inspect_image`` asks about an image.
+
+The result has the format on which agents of AFM and GAP were trained.
 
 Images are from one folder, or from the web under the rules of :mod:`coterie.tools.web.fetch`.
 """
@@ -6,20 +8,149 @@ Images are from one folder, or from the web under the rules of :mod:`coterie.too
 import asyncio
 import base64
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coterie.config.settings import key
+from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
 from coterie.engines.keys import find_key
 from coterie.errors import UserError
-from coterie.tools.run import Function, ToolError
+from coterie.tools.calls import Function, ToolError, ToolUnavailable
+from coterie.tools.sandbox.crew import SandboxFailed
+from coterie.tools.sandbox.inside.program import RUNNER
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
+
+KILLED = 137
+"""Exit status of a stopped program, as after SIGKILL."""
+MOST = 30_000
+"""Bytes of each output stream; a longer one loses its middle."""
+PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
+"""Default limits, from AFM."""
+_FENCED = re.compile(
+    r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
+    re.DOTALL,
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "description": "The program, all of it."},
+        "stdin": {"type": "string", "description": "What it reads from standard input."},
+    },
+    "required": ["code"],
+    "additionalProperties": False,
+}
+
+
+class CodeToolSettings(Settings):
+    """Settings of the tool."""
+
+    name: str = key("code", "Name of the tool.")
+    sandbox: SandboxSettings = key(PROGRAM_LIMITS, "Limits of one program.", source="AFM")
+
+
+class CodeTool:
+    """Source of the tool. Opening it raises ``UserError`` if the machine does not support the sandbox."""
+
+    settings_type = CodeToolSettings
+
+    def __init__(self, settings: CodeToolSettings) -> None:
+        self._settings = settings
+        description = (
+            "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        )
+        self.tools = (Tool(settings.name, description, PARAMETERS),)
+        self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
+        self.identity = digest("code", settings.model_dump_json())
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        async with Sandbox(self._settings.sandbox) as sandbox:
+
+            async def run(arguments: Mapping[str, Any]) -> str:
+                code, stdin = split_fences(arguments["code"])
+                return await run_program(sandbox, code, arguments.get("stdin", stdin))
+
+            yield {self._settings.name: run}
+
+
+async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
+    """Run a program; return its result as text for agents. Raises ``ToolUnavailable`` if it can't run."""
+    call = f"run({code!r}, {stdin!r}, None, {MOST}, {MOST})"
+    try:
+        (result,) = await sandbox.run(f"from {RUNNER} import run", [call])
+    except SandboxFailed as error:
+        raise ToolUnavailable(str(error)) from error
+    match result.wire:
+        case ["list", [["int", code], _, ["str", out], ["str", err]]]:
+            return format_result(int(code, 16) & 0xFF, out, err)
+    return format_result(KILLED, "", result.reason or "it told nothing that is a result")
+
+
+def split_fences(text: str) -> tuple[str, str]:
+    """Return the program and its input from fenced blocks of Python and text; without fences all is program."""
+    match = _FENCED.match(text)
+    return (text, "") if match is None else (match[1], match[2] or "")
+
+
+def format_result(status: int, out: str, err: str) -> str:
+    """Format the exit status and output of a program for agents."""
+    if status == 0:
+        return f"[EXECUTED] Code exited with status 0.{_block('STDOUT', out) or ' (no output)'}"
+    blocks = _block("STDERR", err) + _block("STDOUT", out)
+    return f"[FAILED] Code exited with status {status}.{blocks or ' (no output)'}"
+
+
+def _block(name: str, text: str) -> str:
+    return f"\n[{name}:BEGIN]\n{text.rstrip()}\n[{name}:END]" if text.strip() else ""
+
+
+CODE = "code"
+
+
+class PythonSettings(Settings):
+    """Settings of the tool."""
+
+    name: str = key("python", "Name of the tool.")
+
+
+class PythonTool:
+    """Source of the tool. Each branch of a dialogue has its own session."""
+
+    settings_type = PythonSettings
+    identity = "1"
+    needs: tuple[type, ...] = (Sandbox,)
+    max_sessions = 64
+
+    def __init__(self, settings: PythonSettings) -> None:
+        self.name = settings.name
+        schema = {"type": "object", "properties": {CODE: {"type": "string"}}, "required": [CODE]}
+        description = (
+            "Runs Python and shows what it prints and the value of its last line. Variables stay."
+        )
+        self.tools = (Tool(self.name, description, schema, alone=True),)
+        self.tags: Mapping[str, Tag] = {self.name: Tag(CODE)}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        yield {}
+
+    @asynccontextmanager
+    async def open_session(self, seed: int, shared: Any) -> AsyncIterator[Mapping[str, Function]]:
+        async with shared[Sandbox].session(seed) as session:
+
+            async def run(arguments: Mapping[str, Any]) -> str:
+                return str((await session.run(arguments[CODE])).text)
+
+            yield {self.name: run}
+
 
 ROLE = """You look at images for somebody who can't see them. Answer the question, and name what in the image your
 answer rests on. Without a question describe the image in at least five sentences: what it shows, where things are, all

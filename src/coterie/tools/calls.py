@@ -1,16 +1,28 @@
-"""Check the calls of a turn once, after sampling.
+"""Calls of tools: where tools come from, which calls of a turn can be run, and running them.
+
+A source may be a Python function, an HTTP retriever, an MCP server or the sandbox. Its tools are part of prompts, so
+they are known before sampling and stay the same for a whole run.
+
+An environment whose agents all use native calls has the syntax ``NativeCalls()``. The syntax of each model is detected
+when it is loaded (``models.tool_calls``). A model without one is refused.
 
 An invalid call keeps its text and gets an ``error``, which is its result. It never runs.
+
+Read-only calls run concurrently. A call that changes the environment (``Tool.alone``) runs alone, in order. Results
+have the order of the calls. The result of an invalid call is its error.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pydantic_core
 from jsonschema import Draft201909Validator, Draft202012Validator, FormatChecker
@@ -20,9 +32,90 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT201909, DRAFT202012
 
+from coterie.config.settings import Settings, key
 from coterie.config.text import shallow, whole
+from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.trajectories.calls import Tool, ToolCall
+from coterie.tools.tags import Tag
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, place
+from coterie.trajectories.turn import Finish, Message, Role
+
+MESSAGE: ContextVar[str] = ContextVar("MESSAGE", default="")
+"""Text of the message whose call is running, including thoughts."""
+
+Function = Callable[[Mapping[str, Any]], Awaitable[str]]
+"""Function of a tool, from arguments to a text."""
+
+
+class ToolSource(Protocol):
+    """Source of tools. The constructor raises ``UserError`` for a missing index, key or server."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Tools, constant during a run."""
+        ...
+
+    @property
+    def tags(self) -> Mapping[str, Tag]:
+        """Tag syntax by tool name. A tool without an entry can't be called by tags."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Hash of everything that results depend on (code and settings), but not of paths and addresses."""
+        ...
+
+    def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:
+        """Open the source; return the functions by tool name.
+
+        Raises ``UserError`` if it can't be opened, or if its tools have changed.
+        """
+        ...
+
+
+@runtime_checkable
+class SessionSource(Protocol):
+    """Source of tools with state per branch of a dialogue, such as the variables of a Python session.
+
+    It is also a :class:`ToolSource`, whose :meth:`ToolSource.open` returns none of these functions.
+    """
+
+    @property
+    def needs(self) -> tuple[type, ...]: ...
+
+    @property
+    def max_sessions(self) -> int: ...
+
+    def open_session(
+        self, seed: int, shared: Any
+    ) -> AbstractAsyncContextManager[Mapping[str, Function]]:
+        """Open a session of one branch; return its functions by tool name. Other branches replay their calls."""
+        ...
+
+
+class NativeCalls:
+    """Placeholder for each model's syntax. The model ends a message, so a message may have several calls."""
+
+    stop: ClassVar[tuple[str, ...]] = ()
+    role: ClassVar[Role] = "tool"
+    """Role of messages with results."""
+
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Return the messages unchanged, since chat templates render tools."""
+        return tuple(messages)
+
+    def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+        return ()
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Return an empty text, since chat templates render results."""
+        return ""
+
+
+def template_tools(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Return the tools for the chat template: all for native calls, else none, since prompts describe them."""
+    return tools if isinstance(syntax, NativeCalls) else ()
+
 
 MAX_ERROR = 1000
 """Characters of an error, which may contain text of the model."""
@@ -261,3 +354,113 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         return ""
     where = f" (at {fault.json_path})" if fault.path else ""
     return f"wrong arguments: {fault.message}{where}"
+
+
+FIRST_PAUSE = 0.2
+"""Seconds before the second attempt of a call; the pause doubles."""
+
+
+class ToolError(Exception):
+    """A call failed. The agent sees the message: a missing page, a wrong argument."""
+
+
+class ToolUnavailable(EngineError):
+    """A tool is unavailable through no fault of the agent. The item fails, instead of a score of 0."""
+
+
+class CallLimits(Settings):
+    """Limits of calls."""
+
+    max_calls: int = key(16, "Calls per message; further calls return an error.", ge=1)
+    width: int = key(8, "Concurrent calls.", ge=1)
+    seconds: float = key(
+        30.0, "Time limit of a call in seconds; a late call returns an error.", gt=0
+    )
+    tries: int = key(
+        3,
+        "Attempts of a call whose tool is unavailable; a call that changes the environment has one.",
+        ge=1,
+    )
+    max_characters: int = key(8000, "Characters of a result; a longer one loses its middle.",
+                              ge=100)  # fmt: skip
+
+
+async def run_calls(
+    calls: Sequence[ToolCall],
+    tools: Sequence[Tool],
+    functions: Mapping[str, Function],
+    limits: CallLimits,
+) -> tuple[ToolResult, ...]:
+    """Run checked calls; return one result for each, in order. ``functions`` are by tool name.
+
+    Raises :class:`ToolUnavailable` after the concurrent calls have ended.
+    """
+    alone = {tool.name for tool in tools if tool.alone}
+    room, start = asyncio.Semaphore(limits.width), time.monotonic()
+
+    async def answer(call: ToolCall) -> ToolResult:
+        if call.error:
+            return ToolResult(call.id, call.error, error=True)
+        if place(call.id) >= limits.max_calls:
+            return ToolResult(call.id, too_many(limits.max_calls), error=True)
+        async with room:
+            tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
+            text, error = await _run(call, functions[call.name], limits, tries)
+            took = round(began - start, 6), round(time.monotonic() - began, 6)
+            result = cut_text(text, limits.max_characters)
+            left_out = max(0, len(text) - limits.max_characters)
+            return ToolResult(call.id, result, error, *took, left_out)
+
+    results: list[ToolResult] = []
+    for stage in stages(calls, alone):
+        for one in await asyncio.gather(*map(answer, stage), return_exceptions=True):
+            if isinstance(one, BaseException):
+                raise one
+            results.append(one)
+    return tuple(results)
+
+
+def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
+    """Group calls into stages: adjacent read-only calls, or one call that changes something.
+
+    Calls with an error count as read-only.
+    """
+    groups = groupby(
+        enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
+    )
+    return [[call for _, call in group] for _, group in groups]
+
+
+def cut_text(text: str, max_characters: int) -> str:
+    """Return at most about ``max_characters`` of a text: its beginning, a note and its end."""
+    if len(text) <= max_characters:
+        return text
+    half = max_characters // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[{left_out:,} characters are left out here]\n{text[-half:]}"
+
+
+def _text(result: str) -> str:
+    """Replace lone surrogates, which tokenizers refuse."""
+    return result.encode(errors="replace").decode()
+
+
+async def _run(
+    call: ToolCall, function: Function, limits: CallLimits, tries: int
+) -> tuple[str, bool]:
+    for number in range(tries):
+        limit = asyncio.timeout(limits.seconds)
+        try:
+            async with limit:
+                return _text(await function(arguments(call))), False
+        except ToolError as error:
+            return _text(f"{error}"), True
+        except TimeoutError as error:
+            if not limit.expired():
+                return _text(f"no answer in time: {error}"), True
+            return f"no answer within {limits.seconds:g} seconds", True
+        except ToolUnavailable:
+            if number == tries - 1:
+                raise
+            await asyncio.sleep(FIRST_PAUSE * 2**number)
+    raise AssertionError("the last try returns or raises")

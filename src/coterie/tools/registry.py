@@ -1,0 +1,381 @@
+"""Tools by name: those that ship, functions of a user's file, MCP servers, and the tools of a run."""
+
+import asyncio
+import inspect
+import re
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_type_hints
+
+import yaml
+from pydantic import ValidationError, create_model, field_validator
+
+from coterie.config.construct import construct, settings_type_of
+from coterie.config.folders import expanded
+from coterie.config.plain import wrong_at
+from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label, last_line
+from coterie.config.settings import Settings, key
+from coterie.errors import UserError
+from coterie.tools.calls import (
+    MESSAGE,
+    CallLimits,
+    Function,
+    NativeCalls,
+    SessionSource,
+    ToolError,
+    ToolSource,
+    check_tools,
+    run_calls,
+)
+from coterie.tools.tags import Tag, Tags
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
+from coterie.trajectories.turn import digest
+
+
+class ToolsSettings(CallLimits):
+    """Tools of agents, in addition to the environment's tools."""
+
+    main: ClassVar[str] = "use"
+
+    use: tuple[str, ...] = key(
+        (),
+        "Tools: names, mcp:COMMAND, mcp:URL, and your functions (path/file.py:NAME, package.module:NAME), such as "
+        "[wiki_search, path/file.py:multiply].",
+    )
+    config: str | None = key(None, "A YAML file that defines names in `use` (docs/howto/tools.md).")
+    calls: Literal["native", "tags", "inline"] = key(
+        "native",
+        "Syntax of calls: the model's chat template; tags, for models without one; or tags whose results are inserted "
+        "into the agent's message (as in GAP).",
+    )
+    rounds: int = key(
+        8, "Messages with calls before each answer; the next message is the answer.", ge=1
+    )
+    total: int = key(64, "Calls per dialogue.", ge=1)
+    repeats: Literal["refuse", "run"] = key(
+        "refuse", "Whether an earlier call of the dialogue runs again."
+    )
+
+    @field_validator("use")
+    @classmethod
+    def _resolve(cls, use: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(absolute_name, use))
+
+    def identity(self) -> str:
+        return digest(self.model_dump_json(exclude={"use", "config", "tries", "width"}))
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """Open tools of a run."""
+
+    functions: Mapping[str, Function]
+    limits: CallLimits
+
+    def beside(self, own: Mapping[str, Function]) -> "Toolbox":
+        return replace(self, functions={**self.functions, **own})
+
+    async def run(
+        self, calls: Sequence[ToolCall], tools: Sequence[Tool], message: str
+    ) -> tuple[ToolResult, ...]:
+        """Run the calls of a message; return results in their order. Raises ``ToolUnavailable``."""
+        token = MESSAGE.set(message)
+        try:
+            return await run_calls(calls, tools, self.functions, self.limits)
+        finally:
+            MESSAGE.reset(token)
+
+
+@asynccontextmanager
+async def open_toolbox(sources: Sequence[ToolSource], limits: CallLimits) -> AsyncIterator[Toolbox]:
+    """Open all tools. Raises ``UserError`` if one can't be opened."""
+    async with AsyncExitStack() as stack:
+        functions: dict[str, Function] = {}
+        for source in sources:
+            functions |= await stack.enter_async_context(source.open())
+        yield Toolbox(functions, limits)
+
+
+TOOLS = Kind(
+    "tool",
+    {
+        "python": "coterie.tools.builtin:PythonTool",
+        "code": "coterie.tools.builtin:CodeTool",
+        "wiki_search": "coterie.tools.retrieval.tool:RetrieverTool",
+        "web_search": "coterie.tools.web.search:WebSearch",
+        "crawl_page": "coterie.tools.web.pages:CrawlPage",
+        "inspect_image": "coterie.tools.builtin:VisualInspector",
+        "mcp": "coterie.tools.mcp.source:McpSource",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTool:
+    """Tool with its function."""
+
+    tool: Tool
+    do: Function
+    parameters: tuple[str, ...]
+    source: str
+
+
+def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
+    """Return the tools with these names, in order.
+
+    Raises ``UserError`` for an unknown name, a function without type annotations, or two tools with one name.
+    """
+    tools = [_tool(find(TOOLS, name)) for name in names]
+    tool_names = [one.tool.name for one in tools]
+    if twice := {name for name in tool_names if tool_names.count(name) > 1}:
+        raise UserError(f"there are two tools called {min(twice)}", "rename one of the functions")
+    return tuple(tools)
+
+
+def _without_folders(text: str) -> str:
+    """Replace paths of this machine by the names of their files."""
+    text = re.sub(r"""(['"])~?/[^'"\n]*/([^'"/\n]*)\1""", r"\1\2\1", text)
+    return re.sub(r"""(?<![\w:/.])~?/(?:[^\s/'":,()]+/)+""", "", text)
+
+
+async def _in_thread(do: Callable[[], object]) -> object:
+    """Run a blocking function in a daemon thread, so that other dialogues continue and time limits apply.
+
+    A function that never returns does not block the end of the run.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def settle(how: Callable[[Any], None], what: object) -> None:
+        with suppress(RuntimeError):  # the run has ended
+            loop.call_soon_threadsafe(lambda: None if future.done() else how(what))
+
+    def run() -> None:
+        try:
+            result = context.run(do)
+        except StopIteration as error:  # futures refuse it
+            settle(future.set_exception, RuntimeError(last_line(error)))
+        except BaseException as error:
+            settle(future.set_exception, error)
+        else:
+            settle(future.set_result, result)
+
+    threading.Thread(target=run, name="tool", daemon=True).start()
+    result = await future
+    return await result if inspect.isawaitable(result) else result
+
+
+def _tool(plugin: Plugin) -> OwnTool:
+    function, name = plugin.thing, label(plugin.name)
+    if not inspect.isfunction(function):
+        raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")
+    description = inspect.getdoc(function)
+    if not description:
+        raise UserError(
+            f"{plugin} has no docstring", "describe the function in it: prompts show the first line"
+        )
+    parameters = inspect.signature(function).parameters.values()
+    hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
+    untyped = [one.name for one in parameters if one.name not in hints]
+    if untyped:
+        raise UserError(f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters")
+    fields: dict[str, Any] = {
+        one.name: (hints[one.name], ... if one.default is one.empty else one.default)
+        for one in parameters
+    }
+    model = create_model(name, **fields)
+
+    async def do(arguments: Mapping[str, Any]) -> str:
+        """Call the function; errors are results for the agent."""
+        try:
+            values = model.model_validate(dict(arguments))
+            call = partial(function, **{one: getattr(values, one) for one in fields})
+            return str(
+                await (call() if inspect.iscoroutinefunction(function) else _in_thread(call))
+            )
+        except ValidationError as error:
+            raise ToolError("; ".join(map(wrong_at, error.errors()))) from error
+        except ToolError:
+            raise
+        except Exception as error:
+            raise ToolError(_without_folders(last_line(error))) from error
+
+    tool = Tool(name, description.partition("\n")[0], model.model_json_schema())
+    return OwnTool(tool, do, tuple(fields), plugin.source)
+
+
+class JoinedSource:
+    """Tools of several named sources. Tools with equal names get the source as prefix: ``wiki_search``, ``web_search``.
+
+    Raises ``UserError`` if names are still equal.
+    """
+
+    def __init__(self, sources: Mapping[str, ToolSource]) -> None:
+        self._sources = dict(sources)
+        count = Counter(tool.name for one in self._sources.values() for tool in one.tools)
+        self._names = {
+            (source, tool.name): tool.name if count[tool.name] == 1 else f"{source}_{tool.name}"
+            for source, one in self._sources.items()
+            for tool in one.tools
+        }
+        self.tools: tuple[Tool, ...] = tuple(
+            replace(tool, name=self._names[source, tool.name])
+            for source, one in self._sources.items()
+            for tool in one.tools
+        )
+        check_tools(self.tools)
+        self.tags: Mapping[str, Tag] = {
+            self._names[source, name]: tag
+            for source, one in self._sources.items()
+            for name, tag in one.tags.items()
+        }
+        self.identity = digest([(name, one.identity) for name, one in self._sources.items()])
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """Open all sources; return their functions by tool name. Raises ``UserError`` like the sources."""
+        async with AsyncExitStack() as stack:
+            functions: dict[str, Function] = {}
+            for source, one in self._sources.items():
+                own = await stack.enter_async_context(one.open())
+                functions |= {self._names[source, name]: do for name, do in own.items()}
+            yield functions
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+MCP = "mcp:"
+"""Prefix of the command or URL of an MCP server."""
+
+
+class OwnSource:
+    """Source of one Python function."""
+
+    def __init__(self, own: OwnTool) -> None:
+        self._own = own
+        self.tools: tuple[Tool, ...] = (own.tool,)
+        argument = own.parameters[0] if len(own.parameters) == 1 else None
+        self.tags: Mapping[str, Tag] = {own.tool.name: Tag(argument)}
+        self.identity = own.source
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        yield {self._own.tool.name: self._own.do}
+
+
+def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
+    """Return the sources of these names; the file ``config`` has settings of named tools.
+
+    Cached, so that a server lists its tools once per process. Raises ``UserError`` for an unknown name, invalid
+    settings, two tools with one name, and missing requirements of a source.
+    """
+    file = None if config is None else expanded(config)
+    return _sources(tuple(names), file, "" if file is None else _text(file))
+
+
+def sources_in(file: Path) -> tuple[ToolSource, ...]:
+    """Return all sources of a tools file. Raises ``UserError`` like :func:`sources_of`."""
+    return sources_of(tuple(_entries(file, _text(file))), str(file))
+
+
+def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Tags | NativeCalls:
+    if settings.calls == "native":
+        return NativeCalls()
+    return tags_of_sources(sources, inline=settings.calls == "inline")
+
+
+def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> Tags:
+    tags: dict[str, Tag] = {}
+    for source in sources:
+        tags |= {tool.name: source.tags.get(tool.name, Tag()) for tool in source.tools}
+    return Tags(tags, answer=None, inline=inline)
+
+
+@cache
+def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
+    entries = {} if file is None else _entries(file, text)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"the tools {', '.join(sorted(twice))} are listed twice", "list each once")
+    sources = _join({name: _construct(name, entries, file) for name in names})
+    check_tools([tool for source in sources for tool in source.tools])
+    return sources
+
+
+def _join(sources: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
+    count = Counter(tool.name for source in sources.values() for tool in source.tools)
+    alike = {
+        name: source
+        for name, source in sources.items()
+        if any(count[tool.name] > 1 for tool in source.tools)
+    }
+    if not alike or not all(_PLAIN.fullmatch(name) for name in alike):
+        return tuple(sources.values())
+    if any(isinstance(source, SessionSource) for source in alike.values()):
+        return tuple(sources.values())
+    rest = (source for name, source in sources.items() if name not in alike)
+    return (*rest, JoinedSource(alike))
+
+
+def _construct(
+    name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None
+) -> ToolSource:
+    values = dict(entries.get(name, {}))
+    kind = str(values.pop("tool", name))
+    if kind.startswith(MCP):
+        values |= {"server": kind.removeprefix(MCP).strip()}
+        kind = "mcp"
+    plugin = find(TOOLS, kind)
+    if not isinstance(plugin.thing, type):
+        if values:
+            raise UserError(f"{plugin} is a function and has no settings", f"correct {file}")
+        return OwnSource(*own_tools((kind,)))
+    settings_type = settings_type_of(plugin, Settings)
+    if "name" in settings_type.model_fields and name in entries:
+        values.setdefault("name", name)
+    try:
+        settings = settings_type.model_validate(values)
+    except ValidationError as error:
+        wrong = "; ".join(map(wrong_at, error.errors()))
+        where = f"in {file}" if name in entries else "without settings"
+        raise UserError(
+            f"the tool {name} {where}: {wrong}",
+            "give its settings in the file of tools.config (docs/howto/tools.md)",
+        ) from error
+    source: ToolSource = construct(plugin, Settings, settings)
+    return source
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"tools.config={file} can't be read: {error}", "correct the path"
+        ) from error
+
+
+def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
+    do = (
+        "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings"
+    )
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not YAML: {error}", do) from error
+    rows = content.get("tools") if isinstance(content, dict) else None
+    if not rows or not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+        raise UserError(f"{file} has no list of tools", do)
+    entries: dict[str, Mapping[str, Any]] = {}
+    for one in rows:
+        name = one.get("name", one.get("tool"))
+        if not isinstance(name, str):
+            raise UserError(f"{file} has a tool without a name", do)
+        if name in entries:
+            raise UserError(f"{file} has two tools called {name!r}", "rename one of them")
+        entries[name] = {key: value for key, value in one.items() if key != "name"}
+    return entries
