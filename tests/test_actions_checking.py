@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.actions.domains import DOMAINS, check, describe
+from coterie.tools.actions.grammar import DOMAINS, check, describe
 
 RIGHT = {
     "maths": "R1 = Calculator(1,200 / 2); R2 = SetEquation(x + R1 = 5); R3 = SolveEquation(R2, x); Output = Count(R3)",

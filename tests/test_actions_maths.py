@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.numbers import same_number
-from coterie.tools.actions.executor import Executed
+from coterie.tools.actions.executors import Executed, MathsExecutor, members
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.maths import MathsExecutor, members
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 
@@ -210,7 +209,7 @@ def test_an_equation_that_takes_too_long_is_an_error_and_the_next_is_solved(
 ) -> None:
     run = MathsExecutor()
     assert ran(loop, run, "R1 = SolveEquation(x = 1)").answer == "1", "the process is up"
-    monkeypatch.setattr("coterie.tools.actions.maths.SOLVER_SECONDS", 0.5)
+    monkeypatch.setattr("coterie.tools.actions.executors.SOLVER_SECONDS", 0.5)
     start = time.monotonic()
     long = "R1 = SolveEquation(x^64 + x^63 + sin(x) * x = exp(x) + cos(x)^5)"
     assert "more than 0.5 seconds" in error(ran(loop, run, long))

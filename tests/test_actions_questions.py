@@ -12,10 +12,9 @@ import pytest
 from coterie.engines.chat_model import Answer
 from coterie.engines.messages import Utterance
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import Corpus
-from coterie.tools.actions.executor import Executed
+from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.questions import ChatReader, ExtractiveReader, QuestionsExecutor
+from coterie.tools.actions.questions import ChatReader, Corpus, ExtractiveReader, QuestionsExecutor
 from coterie.tools.retrieval.index import build_index
 from tests.conftest import Cli
 

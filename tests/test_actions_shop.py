@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from coterie.tools.actions.executor import Executed
+from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
 from coterie.tools.actions.shop import Item, Session, Shop, ShopExecutor, Wish, reward, wish
 

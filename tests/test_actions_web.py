@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from coterie.tools.actions.executor import Executed
-from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.web import (
+from coterie.tools.actions.executors import (
     CANDIDATES,
     Element,
+    Executed,
     Gold,
     Operation,
     StepScore,
@@ -16,6 +15,7 @@ from coterie.tools.actions.web import (
     read_operation,
     score,
 )
+from coterie.tools.actions.grammar import parse
 
 PAGE = (
     Element("11", "a", "Sign in"),

@@ -14,7 +14,7 @@ from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, Plan
 from coterie.environments.plan_ground.task_fields import ELEMENTS
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.errors import UserError
-from coterie.tools.actions.domains import check
+from coterie.tools.actions.grammar import check
 from coterie.trajectories.task import Task
 from tests.conftest import Cli, refused
 from tests.played import environment_of

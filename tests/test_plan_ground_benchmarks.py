@@ -13,8 +13,7 @@ from coterie.environments.protocol import Grade, Shared
 from coterie.environments.traits import openers_of
 from coterie.errors import UserError
 from coterie.runs.actors import open_actors
-from coterie.tools.actions.corpus import FewPages
-from coterie.tools.actions.questions import ChatReader
+from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task

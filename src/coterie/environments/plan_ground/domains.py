@@ -20,12 +20,23 @@ from coterie.environments.plan_ground.task_fields import elements_of, pages_of, 
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import Openers
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import Corpus, FewPages
-from coterie.tools.actions.executor import Executed, Failed, answer_of
+from coterie.tools.actions.executors import (
+    Executed,
+    Failed,
+    MathsExecutor,
+    answer_of,
+    choose,
+    read_operation,
+    score,
+)
 from coterie.tools.actions.grammar import Action
-from coterie.tools.actions.maths import MathsExecutor
-from coterie.tools.actions.questions import ChatReader, QuestionsExecutor, open_reader
-from coterie.tools.actions.web import choose, read_operation, score
+from coterie.tools.actions.questions import (
+    ChatReader,
+    Corpus,
+    FewPages,
+    QuestionsExecutor,
+    open_reader,
+)
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 

@@ -38,8 +38,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
-from coterie.tools.actions.domains import check, describe
-from coterie.tools.actions.grammar import parse
+from coterie.tools.actions.grammar import check, describe, parse
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn

@@ -6,7 +6,7 @@ from coterie.engines.chat_model import ChatModelSettings
 from coterie.environments.plan_ground.form import Form
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import fingerprint
+from coterie.tools.actions.questions import fingerprint
 from coterie.trajectories.turn import digest
 
 RULES = "rules"

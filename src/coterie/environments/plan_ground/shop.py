@@ -21,7 +21,7 @@ from coterie.environments.plan_ground.environment import PlanGround, gold, step_
 from coterie.environments.plan_ground.form import Form
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings
-from coterie.tools.actions.executor import Executed, Failed
+from coterie.tools.actions.executors import Executed, Failed
 from coterie.tools.actions.grammar import Action, parse
 from coterie.tools.actions.shop import BUY, Session, Shop, ShopExecutor, Wish, act, reward, wish
 from coterie.trajectories.task import Secret, Task

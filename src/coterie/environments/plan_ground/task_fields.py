@@ -7,7 +7,7 @@ from typing import Any
 from coterie.datasets.plans import ActionPage, PlanRow, PlanStep
 from coterie.environments.gold import GRADER
 from coterie.environments.plan_ground.benchmarks import Unplanned
-from coterie.tools.actions.web import CANDIDATES, Element, Gold
+from coterie.tools.actions.executors import CANDIDATES, Element, Gold
 from coterie.trajectories.task import Secret, Task
 
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"

@@ -19,7 +19,7 @@ from coterie.environments.numbers import same_number
 from coterie.environments.plan_ground.environment import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings
-from coterie.tools.actions.executor import Executed
+from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.shown import format_value

@@ -55,7 +55,7 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
-from coterie.tools.actions.domains import check, describe
+from coterie.tools.actions.grammar import check, describe
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Self
 
-from coterie.tools.actions.executor import Executor, Failed, rank, word_f1, words_of
+from coterie.tools.actions.executors import Executor, Failed, rank, word_f1, words_of
 from coterie.tools.actions.grammar import Action
 
 MAX_HITS = 10

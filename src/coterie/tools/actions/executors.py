@@ -1,19 +1,26 @@
-"""Run the actions of mathematics, all on this machine.
+"""Executors of action lines: their base class, mathematics, and web pages.
 
 ``expressions`` evaluates calculations, sympy solves equations and inequalities in another process (``solver_worker``)
 with a time limit, and the sandbox runs Python.
+
+An action selects the candidate whose text matches its words best. Nothing is clicked: its value is an operation on an
+element, which :func:`score` compares with the gold operation.
 """
 
 import asyncio
 import json
+import math
 import re
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from coterie.tools.actions.domains import DOMAINS
-from coterie.tools.actions.executor import SECONDS, Executor, Failed
+from rapidfuzz import fuzz
+
 from coterie.tools.actions.expressions import (
     CONSTANTS,
     NoValue,
@@ -23,9 +30,116 @@ from coterie.tools.actions.expressions import (
     format_number,
     read,
 )
-from coterie.tools.actions.grammar import Action
+from coterie.tools.actions.grammar import DOMAINS, MAX_ACTIONS, Action
 from coterie.tools.line_process import LineProcess
 from coterie.tools.sandbox.pool import Sandbox
+
+SECONDS = 300.0
+"""Time limit for all actions of a text. Includes waiting for other actions, so it is high; each tool has its own
+limit."""
+MAX_VALUE = 8000
+"""Characters of a value; longer values are truncated."""
+
+_WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
+
+
+class Failed(Exception):
+    """An action failed. The message is for the model that wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """Results of running actions."""
+
+    values: Mapping[str, str]
+    """New results by name, including results before an error."""
+    answer: str | None
+    """Value of ``Output``, else of the highest ``R``; ``None`` after an error."""
+    error: str | None = None
+    """Why an action failed; later actions did not run."""
+
+
+class Executor(ABC):
+    """Base class that runs the actions of one domain."""
+
+    variables: tuple[str, ...] = ()
+    """Variables that are not results, such as ``Env``."""
+
+    def __init__(self, *, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        """Time limit for all actions of one :meth:`run`."""
+
+    @abstractmethod
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        """Run one action with the results so far; return its value. Raises :class:`Failed`."""
+
+    async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
+        """Run the actions; stop at the first failure or at the time limit.
+
+        ``values`` are the results of earlier steps. Failures of actions are returned, not raised.
+        """
+        if not actions:
+            return Executed({}, None, "there is no action")
+        if len(actions) > MAX_ACTIONS:
+            what = f"there are {len(actions)} actions, and {MAX_ACTIONS} are allowed"
+            return Executed({}, None, what)
+        new: dict[str, str] = {}
+        deadline = asyncio.get_running_loop().time() + self.seconds
+        for action in actions:
+            known = {**values, **new}
+            used = [name for argument in action.arguments for name in argument.variables]
+            try:
+                if missing := [name for name in used if name not in {*known, *self.variables}]:
+                    raise Failed(f"{missing[0]} has no value")
+                async with asyncio.timeout_at(deadline):
+                    new[action.result] = (await self.do(action, known))[:MAX_VALUE]
+            except Failed as error:
+                return Executed(new, None, f"{action.result} = {action.tool}: {error}")
+            except TimeoutError:
+                why = f"it takes more than {self.seconds:g} seconds"
+                return Executed(new, None, f"{action.result} = {action.tool}: {why}")
+        return Executed(new, answer_of(new))
+
+
+def answer_of(values: Mapping[str, str]) -> str | None:
+    """Return the value of ``Output``, else of the highest ``R``, else ``None``."""
+    if "Output" in values:
+        return values["Output"]
+    ranks = {int(name[1:]): name for name in values if name[:1] == "R" and name[1:].isdecimal()}
+    return values[ranks[max(ranks)]] if ranks else None
+
+
+def words_of(text: str) -> list[str]:
+    """Return the lowercase words and numbers of a text, without a plural ``s``."""
+    words = _WORD.findall(text.lower())
+    return [
+        one[:-1] if len(one) > 3 and one.endswith("s") and one[-2] != "s" else one for one in words
+    ]
+
+
+def word_f1(first: str, second: str) -> float:
+    """Return the F1 of the word multisets of two texts, in [0, 1]; 0 if one has no words."""
+    a, b = words_of(first), words_of(second)
+    if not a or not b:
+        return 0.0
+    return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
+
+
+def rank(query: str, texts: Sequence[str]) -> list[int]:
+    """Return the indices of the texts that share a word with the query, best first, ties in order.
+
+    A word in ``n`` of the ``N`` texts has the weight ``ln(1 + N / n)``, once per text.
+    """
+    sets = [set(words_of(text)) for text in texts]
+    counts = Counter(word for one in sets for word in one)
+    weights = {
+        word: math.log(1 + len(sets) / counts[word]) for word in words_of(query) if counts[word]
+    }
+    scores = [sum(weight for word, weight in weights.items() if word in one) for one in sets]
+    return sorted(
+        (at for at, score in enumerate(scores) if score), key=lambda at: (-scores[at], at)
+    )
+
 
 SOLVER_SECONDS = 5.0
 _SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
@@ -292,3 +406,127 @@ def _literal(value: str) -> str:
         return str(number.numerator) if number.denominator == 1 else repr(float(number))
     except (ZeroDivisionError, OverflowError):
         return repr(value)
+
+
+CANDIDATES = 50
+"""Number of leading candidates that are considered."""
+Kind = Literal["CLICK", "TYPE", "SELECT"]
+_TAGS: Mapping[str, frozenset[str]] = {
+    "TYPE": frozenset({"input", "textarea", "searchbox", "textbox", "combobox"}),
+    "SELECT": frozenset({"select", "option", "listbox", "combobox"}),
+}
+_TAG_WEIGHT = 0.1
+"""Weight of a tag that suits the operation; a full match of words has 1."""
+_LETTER_WEIGHT = 0.5
+"""Weight of the similarity of letters."""
+_LEAST = 0.25
+_OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Candidate element. Candidates are ordered by a ranker."""
+
+    id: str
+    """Id without ``]``."""
+    tag: str
+    text: str
+    """Text, label and placeholder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Operation on an element."""
+
+    kind: Kind
+    element: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} [{self.element}] {self.value}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """Gold operation of a step."""
+
+    elements: frozenset[str]
+    kind: Kind
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepScore:
+    """Score of a step."""
+
+    element: bool
+    operation: bool
+    """True if the kind and the value are correct."""
+
+    @property
+    def success(self) -> bool:
+        """Step success of Deng et al. 2023: element and operation are correct."""
+        return self.element and self.operation
+
+
+class WebExecutor(Executor):
+    """Executor of the domain ``web``. Each value is an operation as text (:func:`read_operation`)."""
+
+    variables = ("Env",)
+
+    def __init__(self, candidates: Sequence[Element], *, seconds: float = SECONDS) -> None:
+        super().__init__(seconds=seconds)
+        self.candidates = tuple(candidates[:CANDIDATES])
+
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        """See ``Executor``."""
+        return str(choose(action, self.candidates))
+
+
+def choose(action: Action, candidates: Sequence[Element]) -> Operation:
+    """Return the operation of an action. Raises :class:`Failed` if no element matches."""
+    if action.tool not in get_args(Kind):
+        raise Failed("there is no such tool")
+    kind: Kind = action.tool  # type: ignore[assignment]
+    by_label = {one.label: one.text for one in action.arguments}
+    query, value = by_label.get("query", "").strip(), by_label.get("text", "").strip()
+    if not query:
+        raise Failed("it names no element")
+    if kind != "CLICK" and not value:
+        raise Failed("it names no text")
+    scores = [_fit(kind, query, one) for one in candidates]
+    best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
+    if best is None or scores[best] < _LEAST:
+        raise Failed("no element of the page fits")
+    return Operation(kind, candidates[best].id, "" if kind == "CLICK" else value)
+
+
+def read_operation(text: str) -> Operation | None:
+    """Parse a value of a ``WebExecutor``; ``None`` for other text."""
+    match = _OPERATION.fullmatch(text)
+    return Operation(match[1], match[2], match[3] or "") if match else None  # type: ignore[arg-type]
+
+
+def score(done: Operation | None, gold: Gold) -> StepScore:
+    """Compare an operation with the gold one; values ignore case and spacing. ``None`` is wrong."""
+    if done is None:
+        return StepScore(False, False)
+    same = done.value.casefold().split() == gold.value.casefold().split()
+    correct = done.kind == gold.kind and (same or gold.kind == "CLICK")
+    return StepScore(done.element in gold.elements, correct)
+
+
+def _fit(kind: str, query: str, element: Element) -> float:
+    """Score a candidate by common words, then similarity of letters, then the tag."""
+    text = element.text[:500]
+    words = (
+        word_f1(query, f"{text} {element.tag}")
+        if element.tag in query.lower()
+        else word_f1(query, text)
+    )
+    letters = fuzz.ratio(query.casefold(), text.casefold()) / 100
+    return (
+        words
+        + _LETTER_WEIGHT * letters
+        + _TAG_WEIGHT * (element.tag.lower() in _TAGS.get(kind, ()))
+    )
