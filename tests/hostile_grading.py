@@ -11,7 +11,7 @@ from coterie.environments.coding import coding_task
 from coterie.environments.persona.environment import Persona
 from coterie.environments.protocol import Grade, Shared
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.task import Task
 from tests.hostile_answers import HOSTILE
 from tests.hostile_cheats import CHEATS

@@ -10,9 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SPOILED, SandboxFailed, SandboxSettings
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cells import CELLS
 

@@ -10,9 +10,8 @@ from coterie.environments.acting.python_maths import PythonMaths
 from coterie.environments.acting.syntax import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.rollout.driver import Driver
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import CellResult
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.pool import CellResult, Sandbox
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from tests.playing import Says

@@ -11,7 +11,7 @@ from coterie.environments.numbers import same_number
 from coterie.tools.actions.executors import Executed, MathsExecutor, members
 from coterie.tools.actions.grammar import parse
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 
 
 @pytest.fixture(scope="module")

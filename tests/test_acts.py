@@ -21,7 +21,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from scripts.tiny.acts import LEVEL, game_row, sums_row

@@ -5,7 +5,7 @@ from typing import Any
 
 from coterie.tools.builtin import CodeTool, CodeToolSettings, split_fences
 from coterie.tools.registry import ToolsSettings, open_toolbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.calls import ToolCall
 
 PROGRAMS = [

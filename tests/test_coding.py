@@ -37,7 +37,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.user_sampler import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import PrivilegeError

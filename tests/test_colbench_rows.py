@@ -15,7 +15,7 @@ from coterie.datasets.load import content, load, load_rows, sample_folder
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli
 from tests.hub import stub_hub
 

@@ -9,7 +9,7 @@ from coterie.datasets.code_rows import ContestTest
 from coterie.tools.contest import ContestLimits, Verdict, judge_program, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 
 ADD = (ContestTest(input="1 2\n", output="3\n"), ContestTest(input="4 5\n", output="9"))
 ROOMY = ContestLimits(seconds=5.0, total_seconds=60.0, memory_mib=256)

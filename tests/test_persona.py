@@ -28,7 +28,7 @@ from coterie.environments.persona.user_simulator import (
 )
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from scripts.tiny.persona_dialogues import (
     ASKS,
     BEFORE,

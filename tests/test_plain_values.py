@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from coterie.tools.sandbox.compare import equal, same
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, check, decode, encode
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import equal, format_value, same
 
 
 class Level(IntEnum):

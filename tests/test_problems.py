@@ -42,7 +42,7 @@ from coterie.models.loading import load, load_renderer
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.tools.actions.grammar import check
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.tree import Tree
 from scripts.tiny.problems import grounder_row, planner_row
 

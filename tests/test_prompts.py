@@ -24,7 +24,7 @@ from coterie.environments.user_simulator import PERSON, REFERENCE, role
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from tests.conftest import Cli

@@ -14,9 +14,8 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.first_prompts import first_prompts
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import LOST
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.pool import LOST, Sandbox
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending, Tree
 from coterie.trajectories.turn import Message

@@ -3,9 +3,8 @@
 import asyncio
 import re
 
-from coterie.tools.sandbox.inside.cell import CONTINUATION
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import ANEW, LOST, NOTHING, shorten
+from coterie.tools.sandbox.inside.job import CONTINUATION
+from coterie.tools.sandbox.pool import ANEW, LOST, NOTHING, Sandbox, shorten
 from tests.python_sessions import QUICK, in_sandbox, in_session, texts
 
 SHOWN = {

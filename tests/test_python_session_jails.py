@@ -8,11 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.worker import Worker, WorkerLost
+from coterie.tools.sandbox.worker import SPOILED, SandboxFailed, SandboxSettings, Worker, WorkerLost
 from tests.python_sessions import ONE, descendants, in_sandbox, in_session, killed
 
 

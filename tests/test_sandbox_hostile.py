@@ -13,7 +13,7 @@ import pytest
 import coterie
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded
-from coterie.tools.sandbox.users import NOBODY
+from coterie.tools.sandbox.worker import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cells import CELLS
 from tests.hostile_cheats import CHEATS

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from coterie.tools.sandbox.compare import same
 from coterie.tools.sandbox.inside.plain import encode
-from coterie.tools.sandbox.results import judge, read_record
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import format_value, judge, read_record, same
 
 MANY = "7" * 120_000
 LONG = [f"{random.Random(seed).getrandbits(2_000_000):x}" for seed in range(2)]

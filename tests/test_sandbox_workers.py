@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.sandbox import pool, users
-from coterie.tools.sandbox.crew import WorkerPool, job_of
+from coterie.tools.sandbox import pool
+from coterie.tools.sandbox import worker as users
 from coterie.tools.sandbox.inside.job import BY_ANSWER
-from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, TestResult, judge
-from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.worker import Worker, pack
+from coterie.tools.sandbox.worker import (
+    SandboxSettings,
+    Worker,
+    WorkerPool,
+    job_of,
+    make_jail,
+    pack,
+)
 from tests.test_sandbox import ONE, SIZED, inside
 
 
@@ -122,7 +127,7 @@ def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "UIDS", range(first, first + 3))
     monkeypatch.setattr(users.os, "geteuid", lambda: 0)
     code = (
-        "import os\nfrom coterie.tools.sandbox import users\n"
+        "import os\nfrom coterie.tools.sandbox import worker as users\n"
         f"users.UIDS, os.geteuid = range({first}, {first + 3}), lambda: 0\n"
         "print(users.claim_user().uid)"
     )

@@ -29,7 +29,7 @@ from coterie.runs.play import play
 from coterie.tools.calls import Function, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.store import Store

@@ -20,7 +20,7 @@ from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.registry import Toolbox
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.tree import Outcome
 from tests.conftest import Cli
 from tests.row_files import jsonl

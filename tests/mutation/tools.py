@@ -131,10 +131,10 @@ FAULTS = (
     Fault(f"{E}votes:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
     # Verdicts of the sandbox.
     Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
-    Fault(f"{B}sandbox.compare:same", given(strict=True), [VALUES]),
-    Fault(f"{B}sandbox.compare:same", given(strict=False), [VALUES_COMPARED]),
-    Fault(f"{B}sandbox.compare:same", given(tolerance=0.0), [FLOATS_MAY]),
-    Fault(f"{B}sandbox.compare:has_nan", returns(False), [VALUES_PYTHON]),
+    Fault(f"{B}sandbox.results:same", given(strict=True), [VALUES]),
+    Fault(f"{B}sandbox.results:same", given(strict=False), [VALUES_COMPARED]),
+    Fault(f"{B}sandbox.results:same", given(tolerance=0.0), [FLOATS_MAY]),
+    Fault(f"{B}sandbox.results:has_nan", returns(False), [VALUES_PYTHON]),
     Fault(f"{E}coding:hidden_calls", without_last, [FRACTION]),
     Fault(f"{E}coding:with_reference", returns(lambda messages: messages), [ONLY_CRITIC]),
     Fault(

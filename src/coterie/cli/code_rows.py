@@ -27,10 +27,8 @@ from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.terminal.console import results
 from coterie.terminal.progress import ConsoleProgress
-from coterie.tools.sandbox.compare import has_nan, same
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import CallResult
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import CallResult, format_value, has_nan, same
 
 SHOWN = 12
 """Row numbers that a table's cell has."""

@@ -22,7 +22,7 @@ from coterie.errors import UserError
 from coterie.models.compiling import NUMBA_ERROR
 from coterie.models.loading import LoadedModel, load, load_renderer
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.store import Store
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")

@@ -39,8 +39,7 @@ from coterie.environments.user_simulator import (
 )
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import CallResult, Graded, Mode
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn

@@ -35,9 +35,8 @@ from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.roles import check_roles
 from coterie.runs.stage import check_stages
-from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.launch import accelerate_config, check_launch, launches
 from coterie.training.memory import (
     MemoryPlan,

@@ -50,7 +50,7 @@ from coterie.runs.evaluation_results import (
 )
 from coterie.runs.play import play
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest

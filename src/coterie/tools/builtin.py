@@ -19,10 +19,9 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
 from coterie.engines.keys import find_key
 from coterie.errors import UserError
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
-from coterie.tools.sandbox.crew import SandboxFailed
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
 from coterie.trajectories.calls import Tool

@@ -15,12 +15,11 @@ from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
-from coterie.tools.sandbox.compare import same
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import CallResult
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.results import CallResult, same
+from coterie.tools.sandbox.worker import SandboxSettings
 
 # Comparison of outputs:
 #

@@ -24,8 +24,7 @@ from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.rows import draw
 from coterie.environments.talk import ANSWERED
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import PythonSession
+from coterie.tools.sandbox.pool import PythonSession, Sandbox
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Message, Part, Role

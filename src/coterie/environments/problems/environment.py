@@ -22,7 +22,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.shown import format_value
+from coterie.tools.sandbox.results import format_value
 from coterie.trajectories.task import Task
 
 Wording = Literal["near", "far"]

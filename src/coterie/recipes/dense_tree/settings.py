@@ -13,7 +13,7 @@ from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection.budget import BudgetSettings
 from coterie.selection.dense_pairs import DensePairSettings
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
 Learns = Literal["pairs", "random_sides", "successes"]

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
 from coterie.recipes.settings import RecipeSettings
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
 Parts = Literal["joint", "planner", "grounder", "sft"]

@@ -9,7 +9,7 @@ from coterie.engines.chat_model import ChatModelSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.selection.ranked_pairs import RankedPairSettings
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
 SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]

