@@ -29,7 +29,7 @@ from bench.smollm2 import loaded
 from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.first_prompts import first_prompts
 

@@ -44,7 +44,7 @@ from bench.lockstep import generate, lockstep, score, scored
 from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, load

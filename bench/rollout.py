@@ -40,7 +40,7 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.servers.opening import vllm_pool
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.settings import VLLMSettings
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver

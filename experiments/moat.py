@@ -22,8 +22,8 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from coterie.config.folders import make_folder
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold
-from coterie.environments.problems.environment import Problems, ProblemsSettings
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
+from coterie.environments.problems import Problems, ProblemsSettings
 from coterie.progress import Progress
 from coterie.recipes.moat.data import DATA, HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coterie.environments.code_text import MARKER
 from coterie.environments.coding import coding_task
-from coterie.environments.persona.environment import Persona
+from coterie.environments.persona import Persona
 from coterie.environments.protocol import Grade, Shared
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

@@ -6,9 +6,9 @@ from typing import Any
 
 import psutil
 
-from coterie.environments.acting.python_maths import PythonMaths
-from coterie.environments.acting.syntax import write_action, write_answer
+from coterie.environments.acting import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.python_maths import PythonMaths
 from coterie.rollout.driver import Driver
 from coterie.tools.sandbox.pool import CellResult, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

@@ -2,10 +2,7 @@
 
 import pytest
 
-from coterie.environments.acting.babyai import BabyAI
-from coterie.environments.acting.python_maths import PythonMaths
-from coterie.environments.acting.sums import Sums
-from coterie.environments.acting.syntax import (
+from coterie.environments.acting import (
     BOTH,
     CUT,
     EMPTY_ACTION,
@@ -19,7 +16,10 @@ from coterie.environments.acting.syntax import (
     write_action,
     write_answer,
 )
+from coterie.environments.babyai import BabyAI
 from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
+from coterie.environments.python_maths import PythonMaths
+from coterie.environments.sums import Sums
 from coterie.errors import UserError
 
 NOTHING = "nothing"

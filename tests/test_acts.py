@@ -11,11 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.acting.babyai import BabyAI, BabyAISettings, Game, games, new_level
-from coterie.environments.acting.environment import Acting
-from coterie.environments.acting.sums import Sums, generate, right_play, sums_task
-from coterie.environments.acting.syntax import read, write_action
+from coterie.environments.acting import Acting, read, write_action
+from coterie.environments.babyai import BabyAI, BabyAISettings, Game, games, new_level
 from coterie.environments.protocol import Shared, State
+from coterie.environments.sums import Sums, generate, right_play, sums_task
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode

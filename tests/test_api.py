@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 import coterie
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Environment
 from tests.played import environment_of
 from tests.row_files import jsonl

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
-from coterie.environments.acting.babyai import (
+from coterie.environments.acting import ENVIRONMENT, SOLVED, read, write_action, write_answer
+from coterie.environments.babyai import (
     FAILED,
     NO_ANSWERS,
     NOTHING_CHANGED,
@@ -24,8 +25,6 @@ from coterie.environments.acting.babyai import (
     new_level,
     view_of,
 )
-from coterie.environments.acting.environment import ENVIRONMENT, SOLVED
-from coterie.environments.acting.syntax import read, write_action, write_answer
 from coterie.environments.micro_splits import split_of_key
 from coterie.environments.protocol import Shared, State
 from coterie.errors import UserError
@@ -50,7 +49,7 @@ class Hide:
             raise ImportError("no minigrid")
 
 sys.meta_path.insert(0, Hide())
-from coterie.environments.acting.babyai import BabyAI
+from coterie.environments.babyai import BabyAI
 from coterie.errors import UserError
 
 try:

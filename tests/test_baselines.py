@@ -18,7 +18,7 @@ from coterie.environments.baselines import (
     single_agent,
 )
 from coterie.environments.coding import Coding
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.gold import gold_answer
 from coterie.environments.protocol import Environment, State
 from coterie.environments.registry import (

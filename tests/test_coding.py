@@ -22,8 +22,7 @@ from coterie.environments.coding import (
     transcript,
 )
 from coterie.environments.colbench import compared
-from coterie.environments.persona.choices import CHOICES
-from coterie.environments.persona.environment import HIDDEN, Persona, PersonaSettings
+from coterie.environments.persona import CHOICES, HIDDEN, Persona, PersonaSettings
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.user_simulator import (
     PERSON,

@@ -11,16 +11,22 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.encyclopedia.entries import (
+from coterie.environments.encyclopedia import (
+    BY_NAME,
     ENTRIES,
+    NAMES,
+    PROMPT,
     SPLITS,
     Encyclopedia,
     Fact,
+    Question,
+    canonical_key,
+    expert_trace,
+    generate,
     make_encyclopedia,
+    paths,
+    user_message,
 )
-from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
-from coterie.environments.encyclopedia.lexicon import BY_NAME, NAMES, paths
-from coterie.environments.encyclopedia.questions import Question, canonical_key, generate
 from coterie.environments.micro_splits import split_of_key
 from coterie.environments.workflow.plan_parser import parse_plan
 from coterie.environments.workflow.segments import scan, violations

@@ -12,9 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
-from coterie.environments.encyclopedia.lexicon import words
-from coterie.environments.encyclopedia.questions import Question
+from coterie.environments.encyclopedia import PROMPT, Question, expert_trace, user_message, words
 from coterie.environments.protocol import Shared
 from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm

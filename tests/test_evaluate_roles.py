@@ -9,7 +9,7 @@ import pytest
 
 from coterie.cli import evaluate
 from coterie.cli.candidates import Player
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER
+from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings

@@ -6,14 +6,16 @@ from collections import Counter
 
 import pytest
 
-from coterie.environments.exchange.lexicon import words
-from coterie.environments.exchange.prompts import FORMAT_POOL, prompt_text, system_prompt
-from coterie.environments.exchange.tasks import (
+from coterie.environments.exchange import (
     AGENTS,
+    FORMAT_POOL,
     MAX_TURNS,
     canonical_key,
     generate_tasks,
+    prompt_text,
     split_of,
+    system_prompt,
+    words,
 )
 from coterie.models.loading import load
 from scripts.tiny.exchange_dialogues import (

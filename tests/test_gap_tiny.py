@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.encyclopedia.environment import EncyclopediaQuestions
-from coterie.environments.encyclopedia.tool import EncyclopediaSearch, EncyclopediaSearchSettings
+from coterie.environments.encyclopedia import (
+    EncyclopediaQuestions,
+    EncyclopediaSearch,
+    EncyclopediaSearchSettings,
+)
 from coterie.environments.gold import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent

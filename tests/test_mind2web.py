@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
-from coterie.environments.plan_ground.task_fields import ELEMENTS
+from coterie.environments.plan_domains import ELEMENTS
+from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.errors import UserError
 from coterie.tools.actions.grammar import check

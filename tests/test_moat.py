@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold, whole_task
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, whole_task
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel

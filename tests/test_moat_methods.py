@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.plan_ground.domains import Web
-from coterie.environments.plan_ground.environment import known_results
+from coterie.environments.plan_domains import Web
+from coterie.environments.plan_ground import known_results
 from coterie.progress import Silent
 from coterie.recipes.moat import recipe as moat_recipe
 from coterie.recipes.moat.recipe import Moat

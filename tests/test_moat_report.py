@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER
+from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.report import _quantile, moat_report

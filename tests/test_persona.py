@@ -9,22 +9,25 @@ import pytest
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.persona.choices import CHOICES, Choice, output_of, source_of
-from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
-from coterie.environments.persona.tasks import (
+from coterie.environments.persona import (
+    ANSWER_MARK,
     CALLS,
+    CHOICES,
     HINTS,
     MAX_TURNS,
-    canonical_key,
-    generate_tasks,
-    split_of,
-)
-from coterie.environments.persona.user_simulator import (
     NO_WISH,
+    SYSTEM_PROMPT,
     TOO_MUCH,
     UNCLEAR,
+    Choice,
     aspects_named,
+    canonical_key,
+    generate_tasks,
+    output_of,
     scripted_reply,
+    source_of,
+    split_of,
+    with_reference,
 )
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from coterie.environments.plan_ground.environment import (
+from coterie.environments.plan_ground import (
     GOLD,
     GROUNDER,
     PLANNER,

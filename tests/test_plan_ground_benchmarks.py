@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
-from coterie.environments.plan_ground.task_fields import pages_of
+from coterie.environments.plan_domains import pages_of
+from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import Grade, Shared
 from coterie.environments.traits import openers_of
 from coterie.errors import UserError

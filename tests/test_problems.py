@@ -9,7 +9,7 @@ import pytest
 from coterie.datasets.plans import PlanStep
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.plan_ground.environment import (
+from coterie.environments.plan_ground import (
     GROUNDER,
     PLANNER,
     UNREADABLE,
@@ -17,7 +17,7 @@ from coterie.environments.plan_ground.environment import (
     gold,
     plan_text,
 )
-from coterie.environments.problems.environment import (
+from coterie.environments.problems import (
     FAR_PARTS,
     TOTAL,
     Fact,

@@ -15,7 +15,7 @@ from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.gold import gold_answer
-from coterie.environments.persona.environment import Persona
+from coterie.environments.persona import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.talk import Talk

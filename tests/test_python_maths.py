@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from coterie.environments.acting.environment import SOLVED, drop_shots
-from coterie.environments.acting.python_maths import MATHEMATICS, NUMBERS, PythonMaths
-from coterie.environments.acting.sums import Sums
+from coterie.environments.acting import SOLVED, drop_shots
 from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Shared
+from coterie.environments.python_maths import MATHEMATICS, NUMBERS, PythonMaths
+from coterie.environments.sums import Sums
 from coterie.environments.talk import ANSWERED
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode

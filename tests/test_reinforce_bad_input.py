@@ -17,7 +17,7 @@ from tests.reinforcing import SMALL, made, run_whole
 
 GRADES = '''
 from dataclasses import replace
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 
 class Graded(Exchange):
     """Of four training dialogues of a task the first fails, the second can't be graded, the third is right."""

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder

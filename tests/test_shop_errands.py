@@ -5,8 +5,9 @@ import json
 import pytest
 
 from coterie.environments.micro_splits import split_of_key
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold, plan_text
-from coterie.environments.plan_ground.shop import (
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, plan_text
+from coterie.environments.protocol import Grade
+from coterie.environments.shop import (
     WISH,
     Errand,
     ShopErrands,
@@ -14,7 +15,6 @@ from coterie.environments.plan_ground.shop import (
     canonical_key,
     errands,
 )
-from coterie.environments.protocol import Grade
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.trajectories.task import Task

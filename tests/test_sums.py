@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.acting.sums import (
+from coterie.environments.micro_splits import split_of_key
+from coterie.environments.protocol import Shared
+from coterie.environments.sums import (
     MOST,
     PROMPT,
     Dialogue,
@@ -20,8 +22,6 @@ from coterie.environments.acting.sums import (
     right_play,
     sums_task,
 )
-from coterie.environments.micro_splits import split_of_key
-from coterie.environments.protocol import Shared
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 from tests.conftest import Cli

@@ -10,7 +10,7 @@ from rapidfuzz.distance import Levenshtein
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver

@@ -14,8 +14,9 @@ from itertools import count
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments.acting import sums
-from coterie.environments.acting.babyai import (
+from coterie.environments import sums
+from coterie.environments.acting import write_action
+from coterie.environments.babyai import (
     ACTIONS,
     COLORS,
     PROMPT,
@@ -24,7 +25,6 @@ from coterie.environments.acting.babyai import (
     games,
     new_level,
 )
-from coterie.environments.acting.syntax import write_action
 from coterie.trajectories.row import Row
 from scripts.tiny.acts_player import Step, play
 from scripts.tiny.world import World, chat_row, split_by

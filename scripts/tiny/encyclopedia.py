@@ -20,15 +20,21 @@ from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
-from coterie.environments.encyclopedia.expert import PROMPT, expert_trace, user_message
-from coterie.environments.encyclopedia.lexicon import COMPARED, RELATIONS, Kind, words
-from coterie.environments.encyclopedia.questions import (
+from coterie.environments.encyclopedia import (
+    COMPARED,
+    PROMPT,
+    RELATIONS,
+    Encyclopedia,
+    Kind,
     Question,
     QuestionKind,
     comparing,
+    expert_trace,
     generate,
+    make_encyclopedia,
     rank,
+    user_message,
+    words,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever

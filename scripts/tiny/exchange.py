@@ -12,9 +12,7 @@ from itertools import count
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.exchange.lexicon import words
-from coterie.environments.exchange.prompts import prompt_text, system_prompt
-from coterie.environments.exchange.tasks import AGENTS
+from coterie.environments.exchange import AGENTS, prompt_text, system_prompt, words
 from coterie.trajectories.row import Row
 from scripts.tiny.exchange_dialogues import ExchangeDialogue, ExchangeMix, corpus
 from scripts.tiny.world import World, chat_row, copy_row

@@ -9,9 +9,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coterie.environments.exchange.lexicon import BY_NAME
-from coterie.environments.exchange.prompts import FORMAT_POOL
-from coterie.environments.exchange.tasks import AGENTS, ExchangeTask, Fact, generate_tasks
+from coterie.environments.exchange import (
+    AGENTS,
+    BY_NAME,
+    FORMAT_POOL,
+    ExchangeTask,
+    Fact,
+    generate_tasks,
+)
 
 # The styles of scripted dialogues: sentence patterns for each thing that an agent may want to say.
 #

@@ -13,8 +13,7 @@ from itertools import count
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.persona.choices import ASPECTS, CHOICES, KINDS, source_of
-from coterie.environments.persona.tasks import NAMES, SIZES, split_of
+from coterie.environments.persona import ASPECTS, CHOICES, KINDS, NAMES, SIZES, source_of, split_of
 from coterie.trajectories.row import Row
 from scripts.tiny.persona_dialogues import (
     HABITS,

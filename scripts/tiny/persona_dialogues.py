@@ -9,10 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.environments.persona.choices import ASPECTS, CHOICES, Aspect, Choice, source_of
-from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
-from coterie.environments.persona.tasks import MAX_TURNS, SIZES, PersonaTask, generate_tasks
-from coterie.environments.persona.user_simulator import scripted_reply
+from coterie.environments.persona import (
+    ANSWER_MARK,
+    ASPECTS,
+    CHOICES,
+    MAX_TURNS,
+    SIZES,
+    SYSTEM_PROMPT,
+    Aspect,
+    Choice,
+    PersonaTask,
+    generate_tasks,
+    scripted_reply,
+    source_of,
+    with_reference,
+)
 
 ASKS: dict[Aspect, tuple[str, ...]] = {
     "keep": (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from coterie.engines.protocol import Engine, Sampling
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel
 from coterie.rollout.driver import Driver

@@ -163,5 +163,5 @@ FAULTS = (
     Fault(f"{E}workflow.segments:violations", without_first, [EACH_VIOLATION]),
     Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Who sees what of planner and grounder.
-    Fault(f"{E}plan_ground.environment:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
+    Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
 )

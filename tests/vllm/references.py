@@ -8,7 +8,7 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.environments.exchange.environment import Exchange
+from coterie.environments.exchange import Exchange
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import LoadedModel, load
 from coterie.trajectories.tree import Tree

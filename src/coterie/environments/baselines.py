@@ -18,19 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from coterie.environments.acting.environment import Acting
-from coterie.environments.acting.syntax import (
+from coterie.environments.acting import (
     ANSWER,
     CUT,
     EMPTY_ACTION,
     EMPTY_ANSWER,
     FIRST_ACTION,
+    Acting,
     Form,
     Move,
     read,
 )
 from coterie.environments.coding import AGENT, Coding
-from coterie.environments.exchange.environment import Exchange, ExchangeAlone
+from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.mixins import ForwardedPlay, ForwardedTasks
 from coterie.environments.protocol import (
     ActorKind,

@@ -36,19 +36,19 @@ from coterie.trajectories.turn import digest
 ENVIRONMENTS = Kind(
     "environment",
     {
-        "exchange": "coterie.environments.exchange.environment:Exchange",
-        "persona": "coterie.environments.persona.environment:Persona",
-        "problems": "coterie.environments.problems.environment:Problems",
-        "sums": "coterie.environments.acting.sums:Sums",
+        "exchange": "coterie.environments.exchange:Exchange",
+        "persona": "coterie.environments.persona:Persona",
+        "problems": "coterie.environments.problems:Problems",
+        "sums": "coterie.environments.sums:Sums",
         "debate": "coterie.environments.debate:Debate",
         "question": "coterie.environments.question:Question",
-        "plan_ground": "coterie.environments.plan_ground.environment:PlanGround",
-        "shop": "coterie.environments.plan_ground.shop:ShopErrands",
-        "python_maths": "coterie.environments.acting.python_maths:PythonMaths",
+        "plan_ground": "coterie.environments.plan_ground:PlanGround",
+        "shop": "coterie.environments.shop:ShopErrands",
+        "python_maths": "coterie.environments.python_maths:PythonMaths",
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
         "backend_programming": "coterie.environments.colbench:BackendProgramming",
-        "babyai": "coterie.environments.acting.babyai:BabyAI",
-        "encyclopedia": "coterie.environments.encyclopedia.environment:EncyclopediaQuestions",
+        "babyai": "coterie.environments.babyai:BabyAI",
+        "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow.environment:Mhqa",
         "web": "coterie.environments.workflow.environment:Web",
         "code": "coterie.environments.workflow.code:Code",
@@ -96,7 +96,7 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     "qa": {"name": "question"},
 }
 """Environment settings of each data set."""
-ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
+ENCYCLOPEDIA = "coterie.environments.encyclopedia:EncyclopediaSearch"
 PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 1536}
 """Settings of AFM's evaluation of code agents: 12 turns, 512 tokens per result."""
 TOOLS: Mapping[str, Mapping[str, Any]] = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from coterie.engines.chat_model import check_chat
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
+from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.registry import check_no_tools
 from coterie.environments.traits import Openers
 from coterie.errors import UserError
@@ -55,7 +55,7 @@ class MoatData(Recipe):
             raise UserError(
                 f"{self.name} needs a planner and a grounder, and {settings.played} has none",
                 "use a data set with plans, such as dataset=gsm8k_plans, or derive your environment from "
-                "coterie.environments.plan_ground.environment.PlanGround",
+                "coterie.environments.plan_ground.PlanGround",
             )
 
     def plan(self) -> Plan:

@@ -37,13 +37,7 @@ from typing import Protocol
 
 from coterie.engines.chat_model import ChatModel, open_chat
 from coterie.engines.protocol import EngineError
-from coterie.environments.plan_ground.environment import (
-    GROUNDER,
-    PLANNER,
-    gold,
-    known_results,
-    request,
-)
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, known_results, request
 from coterie.progress import Progress
 from coterie.recipes.moat.data import DATA, HALF, WHOLE, MoatData, best_first
 from coterie.recipes.moat.scoring import measure, reward_plans

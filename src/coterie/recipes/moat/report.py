@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER
+from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.scoring import LEFT_OUT

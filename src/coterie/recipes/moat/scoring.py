@@ -12,7 +12,7 @@ from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, EngineError
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.protocol import State
 from coterie.progress import Progress
 from coterie.recipes.moat.data import MoatData

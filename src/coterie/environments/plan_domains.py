@@ -1,28 +1,31 @@
-"""Domains of tasks: execution of actions and comparison of answers."""
+"""Domains of a planner and a grounder: their settings, what a task is given, running actions and comparing answers."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from coterie.config.folders import expanded
-from coterie.datasets.plans import PlanRow
-from coterie.engines.chat_model import check_chat
+from coterie.config.settings import key
+from coterie.datasets.plans import ActionPage, PlanRow, PlanStep
+from coterie.datasets.plans import Domain as DomainName
+from coterie.datasets.problems import SvampRow
+from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
+from coterie.engines.chat_model import ChatModelSettings, check_chat
 from coterie.environments.answers import normalize_answer
+from coterie.environments.gold import GRADER
 from coterie.environments.numbers import same_number
-from coterie.environments.plan_ground.benchmarks import Unplanned
-from coterie.environments.plan_ground.settings import (
-    RULES,
-    PlanGroundSettings,
-    check_no_pages,
-)
-from coterie.environments.plan_ground.task_fields import elements_of, pages_of, right_of
 from coterie.environments.protocol import Shared
+from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.traits import Openers
 from coterie.errors import UserError
 from coterie.tools.actions.executors import (
+    CANDIDATES,
+    Element,
     Executed,
     Failed,
+    Gold,
     MathsExecutor,
     answer_of,
     choose,
@@ -35,10 +38,152 @@ from coterie.tools.actions.questions import (
     Corpus,
     FewPages,
     QuestionsExecutor,
+    fingerprint,
     open_reader,
 )
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Task
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import digest
+
+Form = Literal["onetime", "iterative"]
+
+RULES = "rules"
+"""Name of the reader that uses rules and no model."""
+
+
+class ReaderSettings(ChatModelSettings):
+    """Settings of the reader, which answers questions from passages."""
+
+    model: str = key(
+        RULES,
+        "`rules` (without a model: for tests, and as a baseline), a model that coterie loads, or, "
+        "with a `url`, the name of a model there.",
+        source="Lumos: GPT-3.5, GPT-4",
+        min_length=1,
+    )
+
+    @property
+    def rules(self) -> bool:
+        return self.url is None and self.model == RULES
+
+
+class PlanGroundSettings(EnvironmentSettings):
+    """Settings of the planner and grounder environment."""
+
+    form: Form = key(
+        "onetime",
+        "`onetime`: a whole plan, then all actions; `iterative`: one subgoal and its actions at a time.",
+    )
+    turns: int = key(16, "Maximum turns of both agents in the form `iterative`.", ge=2)
+    corpus: str | None = key(
+        None,
+        "Folder of pages, indexed by `coterie data index`, for questions. The default is the pages of the rows "
+        "themselves (hotpot_qa).",
+    )
+    reader: ReaderSettings = ReaderSettings()
+
+    def identity(self) -> str:
+        """Hash the content of the pages, not their path, and the settings that the reader's answers depend on."""
+        pages = None if self.corpus is None else fingerprint(expanded(self.corpus))
+        reader = () if self.reader.rules else self.reader.identity()
+        return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
+
+
+def check_no_pages(settings: PlanGroundSettings, what: str) -> None:
+    """Raise ``UserError`` for a corpus or a reader in a domain without searches; ``what`` ends with a verb."""
+    if settings.corpus is not None:
+        raise UserError(f"{what} no pages to search", "leave out environment.corpus")
+    if not settings.reader.rules:
+        raise UserError(f"{what} no passages to read", "leave out environment.reader")
+
+
+PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
+
+
+def public_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, object]:
+    """Return the public fields of a task with these steps, which start at index ``place`` of the row."""
+    if isinstance(row, Unplanned) and row.pages:
+        return {PAGES: [list(page) for page in row.pages]}
+    pages = _numbered(row, steps, place)
+    return {ELEMENTS: {number: _elements(page) for number, page in pages.items()}} if pages else {}
+
+
+def secret_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
+    right = {
+        number: [sorted(page.right), page.kind, page.value]
+        for number, page in _numbered(row, steps, place).items()
+    }
+    if not right:
+        return {}
+    text = json.dumps(right, ensure_ascii=False)
+    return {RIGHT: Secret(text, name=RIGHT, readers=frozenset({GRADER}))}
+
+
+def pages_of(task: Task) -> list[tuple[str, str]]:
+    """Return the pages of a task."""
+    pages: Any = task.public.get(PAGES, [])
+    return [(str(title), str(text)) for title, text in pages]
+
+
+def elements_of(task: Task) -> dict[int, tuple[Element, ...]]:
+    """Return the candidate elements of each action, by its number in the whole task."""
+    pages: Any = task.public.get(ELEMENTS, {})
+    return {int(n): tuple(Element(*one) for one in page) for n, page in pages.items()}
+
+
+def right_of(task: Task) -> dict[int, Gold]:
+    """Return the right operation of each action, by its number in the whole task, for graders."""
+    if RIGHT not in task.secrets:
+        return {}
+    operations: Mapping[str, Any] = json.loads(task.secrets[RIGHT].reveal(GRADER))
+    return {
+        int(n): Gold(frozenset(ids), kind, value) for n, (ids, kind, value) in operations.items()
+    }
+
+
+def _numbered(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, ActionPage]:
+    first = 1 + sum(len(step.actions) for step in row.steps[:place])
+    pages = [page for step in steps for page in step.pages]
+    whole = len(pages) == sum(len(step.actions) for step in steps)
+    return {str(first + n): page for n, page in enumerate(pages)} if whole else {}
+
+
+def _elements(page: ActionPage) -> list[list[str]]:
+    return [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
+
+
+READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
+
+
+class Unplanned(PlanRow):
+    """A task without a plan."""
+
+    steps: tuple[PlanStep, ...] = ()
+    pages: tuple[tuple[str, str], ...] = ()
+    """Titles and texts of the question's pages."""
+
+
+def as_plan(row: QuestionRow) -> PlanRow:
+    if isinstance(row, PlanRow):
+        return row
+    pages = _pages(row) if isinstance(row, HotpotRow) else ()
+    domain = domain_in(row)
+    return Unplanned(
+        id=row.id, question=row.question, answer=row.answer, domain=domain, pages=pages
+    )
+
+
+def domain_in(row: QuestionRow) -> DomainName:
+    if isinstance(row, PlanRow):
+        return row.domain
+    assert isinstance(row, READ), "the type of a data set's rows was checked"
+    return "complex_qa" if isinstance(row, HotpotRow) else "maths"
+
+
+def _pages(row: HotpotRow) -> tuple[tuple[str, str], ...]:
+    texts = ((one.title, row.glue.join(one.sentences).strip()) for one in row.context)
+    return tuple((title, text) for title, text in texts if text)
+
 
 NOTHING = "nothing: {}"
 """Value of an action that selects no element."""

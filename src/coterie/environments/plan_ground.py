@@ -19,11 +19,18 @@ from coterie.datasets.load import Rows
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.gold import GRADER, gold_answer, secret_answers
-from coterie.environments.plan_ground.benchmarks import READ, as_plan, domain_in
-from coterie.environments.plan_ground.domains import Scoring, domain_of, ungraded_of
-from coterie.environments.plan_ground.form import Form
-from coterie.environments.plan_ground.settings import PlanGroundSettings
-from coterie.environments.plan_ground.task_fields import public_fields, secret_fields
+from coterie.environments.plan_domains import (
+    READ,
+    Form,
+    PlanGroundSettings,
+    Scoring,
+    as_plan,
+    domain_in,
+    domain_of,
+    public_fields,
+    secret_fields,
+    ungraded_of,
+)
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,

@@ -17,8 +17,8 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.gold import GRADER, gold_answer
 from coterie.environments.micro_splits import split_of_key
-from coterie.environments.plan_ground.environment import PlanGround, gold, step_tasks, whole_task
-from coterie.environments.plan_ground.form import Form
+from coterie.environments.plan_domains import Form
+from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executors import Executed, Failed

@@ -16,7 +16,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.numbers import same_number
-from coterie.environments.plan_ground.environment import PLANNER, PlanGround, request, whole_task
+from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executors import Executed

@@ -1,19 +1,30 @@
-"""Base class of environments in which one agent acts step by step and sees the results.
+"""Agents that act step by step: how they write thoughts, actions and answers, and the base class of their
+environments.
+
+    Thought: The price is per pen.          Thought: All are counted.
+    Action:                                 Answer: 42
+    print(3 * 14)
+    End Action
+
+This is the format of DensePolicy's CodeAct agents. A turn with both or with neither does nothing, and the reply
+explains the problem. Of several actions or answers only the first counts, which the reply notes. Text after
+``End Action`` is ignored.
 
 DensePolicy's agent (CodeAct): each message is one step, with an action or an answer (see ``syntax``). A message with
 neither also costs a step, and the reply explains the problem. Subclasses define the prompt, actions and grades.
 """
 
 import copy
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.acting.syntax import CODE_ACT, Form, Move
 from coterie.environments.protocol import (
     ActorKind,
     Grade,
@@ -28,6 +39,119 @@ from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn
+
+ACTION, END_ACTION, ANSWER = "Action:", "End Action", "Answer:"
+BOTH = (
+    f"You gave an action and an answer in one message. Give one of them: `{ACTION}` or `{ANSWER}`."
+)
+NEITHER = f"There is no action and no answer in your message. Write `{ACTION}` or `{ANSWER}`."
+NOT_ENDED = (
+    f"Your action does not end, so it was not carried out. End it with a line `{END_ACTION}`."
+)
+EMPTY_ACTION = f"Your action is empty. Write it between `{ACTION}` and `{END_ACTION}`."
+EMPTY_ANSWER = f"Your answer is empty. Write it after `{ANSWER}`."
+CUT = "Your message was too long and was cut off, so nothing was done. Be shorter."
+FIRST_ACTION = "You gave several actions in one message. Only the first was carried out."
+FIRST_ANSWER = "You gave several answers in one message. Only the first counts."
+
+_MARK = re.compile(rf"^[ \t]*({ACTION}|{ANSWER})[ \t]*", re.MULTILINE)
+_END = re.compile(rf"^[ \t]*{END_ACTION}[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A parsed message."""
+
+    kind: Literal["action", "answer", "nothing"]
+    content: str = ""
+    """The lines of the action, or the stripped answer."""
+    note: str = ""
+    """Note for the agent: the reason why nothing was done, or the ignored text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A message format: instructions and parser."""
+
+    instructions: str
+    """Instructions for agents that act and answer."""
+    action_instructions: str
+    """Instructions for agents that only act."""
+    read: Callable[[str, bool], Move]
+    """Parser of a message. The second argument is True if the message is truncated."""
+    acts: bool = True
+
+
+def read(text: str, cut: bool = False) -> Move:
+    if cut:
+        return Move("nothing", note=CUT)
+    actions, answers, has_end = _split(text)
+    if actions and answers:
+        return Move("nothing", note=BOTH)
+    if actions:
+        return _action(actions, has_end)
+    if answers:
+        return _answer(answers)
+    return Move("nothing", note=NEITHER)
+
+
+def _split(text: str) -> tuple[list[str], list[str], bool]:
+    """Return all actions and answers, and True if the first action has an end mark.
+
+    Other marks within an action belong to the action.
+    """
+    actions, answers, first_has_end, at = list[str](), list[str](), False, 0
+    while mark := _MARK.search(text, at):
+        if mark[1] == ACTION:
+            end = _END.search(text, mark.end())
+            first_has_end = first_has_end or (not actions and end is not None)
+            actions.append(text[mark.end() : end.start() if end else len(text)])
+            at = end.end() if end else len(text)
+        else:
+            after = _MARK.search(text, mark.end())
+            answers.append(text[mark.end() : after.start() if after else len(text)])
+            at = after.start() if after else len(text)
+    return actions, answers, first_has_end
+
+
+def _action(actions: list[str], has_end: bool) -> Move:
+    content = actions[0].strip("\n").rstrip()
+    if not has_end:
+        return Move("nothing", note=NOT_ENDED)
+    if not content.strip():
+        return Move("nothing", note=EMPTY_ACTION)
+    return Move("action", content, FIRST_ACTION if len(actions) > 1 else "")
+
+
+def _answer(answers: list[str]) -> Move:
+    content = answers[0].strip()
+    if not content:
+        return Move("nothing", note=EMPTY_ANSWER)
+    return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
+
+
+def write_action(action: str, thought: str = "") -> str:
+    """Return a message with an action, for :func:`read`."""
+    return f"{_thought(thought)}{ACTION}\n{action}\n{END_ACTION}"
+
+
+def write_answer(answer: str, thought: str = "") -> str:
+    """Return a message with an answer, for :func:`read`."""
+    return f"{_thought(thought)}{ANSWER} {answer}"
+
+
+def _thought(thought: str) -> str:
+    return f"Thought: {thought}\n" if thought else ""
+
+
+CODE_ACT = Form(
+    "You may begin with a thought. Then do one thing: act, or answer.\n"
+    f"To act, write:\n{ACTION}\n<what you do>\n{END_ACTION}\n"
+    f"To answer, write:\n{ANSWER} <your answer>",
+    f"You may begin with a thought. Then write one action:\n{ACTION}\n<action>\n{END_ACTION}",
+    read,
+)
+"""Format of DensePolicy's agent."""
 
 AGENT = "agent"
 ENVIRONMENT = Speaker("environment", "environment")

@@ -16,8 +16,15 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.acting.environment import SHOTS, SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import write_action, write_answer
+from coterie.environments.acting import (
+    SHOTS,
+    SOLVED,
+    Acting,
+    ActingSettings,
+    saying,
+    write_action,
+    write_answer,
+)
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
@@ -97,7 +104,6 @@ MATHEMATICS = (
         r"\frac{1}{6}",
     ),
 )
-
 
 USED_UP = Ending("answers")
 Feedback = Literal["oracle", "neutral", "none"]

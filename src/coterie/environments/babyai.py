@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import CODE_ACT
+from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, saying
 from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.errors import UserError, did_you_mean
@@ -30,7 +29,6 @@ from coterie.trajectories.turn import digest
 
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
-
 
 # Games of the levels, by split. A hash of a game's content (grid, position and direction of the agent, mission) decides
 # its split, so the splits have no game in common. A game that several seeds produce occurs once.

@@ -1,1 +1,0 @@
-"""Environments in which an agent acts step by step, with thoughts, actions and answers in its text."""

@@ -1,0 +1,526 @@
+"""The ``encyclopedia`` micro-world: questions over invented entries that a real retriever finds.
+
+A name has two words, each a single token of the tiny tokenizer (checked by ``scripts/tiny/encyclopedia.py``). Names
+share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also returns irrelevant entries.
+
+A hash of an entity's name decides its split, and facts relate only entities of the same split. So all facts and entries
+that an answer depends on belong to the split of its question. The splits share words of names, and the search covers
+one encyclopedia with the entries of all splits.
+
+    When was the first of Ada Vell, Olga Quist, Rolf Birk born?    three entries, in any order
+    Where does the mayor of Upper Tarn live?                       the town's entry, then its mayor's
+
+All entries that a question needs belong to its split (``entries``).
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+from zlib import crc32
+
+from coterie.config.home import home
+from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.datasets.catalogue import Split
+from coterie.datasets.load import write_passages
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.gold import secret_answers
+from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, check_split, split_of_key
+from coterie.environments.workflow.environment import Workflow, WorkflowSettings
+from coterie.environments.workflow.gold_passages import has_passages
+from coterie.environments.workflow.plan import Plan
+from coterie.environments.workflow.plan import Task as PlanTask
+from coterie.environments.workflow.trace import Query, Trace
+from coterie.tools.calls import Function
+from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import digest
+
+Kind = Literal["person", "town", "firm"]
+Scale = Literal["year", "number"]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_FIRSTS = _words(
+    "Ada Bram Cleo Dov Edda Finn Gerda Hedy Ilse Jory Kasia Leif Mavis Nils Olga Piet Quin Rolf Signe Tove Ulla Vito "
+    "Wanda Ximo Yola Zeno Anouk Bodo Cosima Drago Elke Falk Gitta Hektor Ingo Jutta Knut Lotte Malte Nadja Oskar "
+    "Petra Ragna Silas Thea Ugo Vera Wim Xenia Ylva Zora Arne Britt Corin Dagny Emeric Frida Gustav Helga Ivar Jelka "
+    "Klaas Ludek Mirza"
+)
+_LASTS = _words(
+    "Vell Quill Dorn Hask Lund Pryce Tamm Brandt Corvo Dahl Erhart Fenn Galt Hobb Isley Jarre Keel Lorne Mott Nagel "
+    "Orme Pell Quist Rusk Stroud Thorn Umber Voss Wick Yarrow Zell Ambler Bexley Crane Draper Eames Frost Grimm Hale "
+    "Ibsen Jost Kerr Lisle Marsh Nye Oakes Pike Quade Rigby Sloan Teague Usher Vance Wray Yates Zahn Arden Birk Cobb "
+    "Dunne Ekman Foss Gable Holt"
+)
+_SIDES = _words("Upper Lower Old New Great Little East West North South Long High Dry Green")
+_PLACES = _words(
+    "Tarn Moor Ford Glen Harbour Ridge Mill Abbey Bridge Castle Dale Haven Kirk Lea Marsh Oak Pool Quay Rock Stow "
+    "Thorpe Vale Weir Wold Barrow Combe Down Fell Grove Heath Isle Knoll Meadow Nook Pass Reach"
+)
+_TRADES = _words("Bank Mills Press Motors Mining Foods Timber Glass Lines Steel Tools Cloth")
+
+NAMES: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "person": (_FIRSTS, _LASTS),
+    "town": (_SIDES, _PLACES),
+    "firm": (_LASTS[:40], _TRADES),
+}
+"""First and second words of names, by kind. Firms are named after people."""
+VALUES: dict[str, tuple[str, ...]] = {
+    "year": tuple(map(str, range(1921, 1951))),
+    "number": tuple(f"{hundreds}00" for hundreds in range(21, 51)),
+}
+"""Comparable values in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation in an entry. In templates ``{s}`` is the entity and ``{v}`` the value."""
+
+    name: str
+    of: Kind
+    to: Kind | Scale
+    sentence: str
+    question: str
+    phrase: str = ""
+    """Phrase for a value that is an entity."""
+    extremes: tuple[str, str] = ("", "")
+    """Questions for the least and the greatest of several comparable values."""
+
+    @property
+    def query(self) -> str:
+        return f"{self.name} of {{s}}"
+
+
+RELATIONS = (
+    Relation(
+        *("birth", "person", "year", "{s} was born in {v}.", "When was {s} born?"),
+        extremes=("When was the first of {s} born?", "When was the last of {s} born?"),
+    ),
+    Relation(
+        *("home", "person", "town", "{s} lives in {v}.", "Where does {s} live?"),
+        phrase="the home of {s}",
+    ),
+    Relation(
+        *("size", "town", "number", "{s} has {v} people.", "How many people has {s}?"),
+        extremes=(
+            "How many people has the smallest of {s}?",
+            "How many people has the largest of {s}?",
+        ),
+    ),
+    Relation(
+        *("mayor", "town", "person", "The mayor of {s} is {v}.", "Who is the mayor of {s}?"),
+        phrase="the mayor of {s}",
+    ),
+    Relation(
+        *("founding", "firm", "year", "{s} was founded in {v}.", "When was {s} founded?"),
+        extremes=("When was the first of {s} founded?", "When was the last of {s} founded?"),
+    ),
+    Relation(
+        *("seat", "firm", "town", "{s} has its seat in {v}.", "Where is the seat of {s}?"),
+        phrase="the seat of {s}",
+    ),
+    Relation(
+        *("head", "firm", "person", "The head of {s} is {v}.", "Who is the head of {s}?"),
+        phrase="the head of {s}",
+    ),
+)
+"""All relations, in the order of the facts in an entry."""
+BY_NAME = {one.name: one for one in RELATIONS}
+OF_KIND: dict[Kind, tuple[Relation, ...]] = {
+    kind: tuple(one for one in RELATIONS if one.of == kind) for kind in NAMES
+}
+COMPARED = tuple(one for one in RELATIONS if one.extremes[0])
+
+
+def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
+    chains: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
+    for _ in range(hops - 1):
+        chains = [(*path, one) for path in chains for one in RELATIONS if one.of == path[-1].to]
+    return tuple(chains)
+
+
+def words() -> tuple[str, ...]:
+    """Return all words of names and all values as they occur in text: second words with a leading space."""
+    firsts = [word for first, _ in NAMES.values() for word in first]
+    seconds = [f" {word}" for _, second in NAMES.values() for word in second]
+    return tuple(
+        dict.fromkeys([*firsts, *seconds, *(one for row in VALUES.values() for one in row)])
+    )
+
+
+ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "firm": 400})
+"""Number of entities of each kind in an encyclopedia."""
+SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
+ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about an entity."""
+
+    subject: str
+    relation: str
+    """Name of a ``lexicon.Relation``."""
+    value: str
+
+    @property
+    def text(self) -> str:
+        return BY_NAME[self.relation].sentence.format(s=self.subject, v=self.value)
+
+    @property
+    def query(self) -> str:
+        return BY_NAME[self.relation].query.format(s=self.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The entry of an entity."""
+
+    name: str
+    kind: Kind
+    facts: tuple[Fact, ...]
+
+    @property
+    def split(self) -> MicroSplit:
+        return split_of_key(self.name)
+
+    @property
+    def text(self) -> str:
+        return " ".join(fact.text for fact in self.facts)
+
+
+@dataclass(frozen=True)
+class Encyclopedia:
+    """All entries, in the order of the search index."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Entry]:
+        return {one.name: one for one in self.entries}
+
+    def fact(self, subject: str, relation: str) -> Fact:
+        return next(fact for fact in self.by_name[subject].facts if fact.relation == relation)
+
+    @cached_property
+    def names(self) -> ByKind:
+        """Names of entities by split and kind."""
+        return _by_split((one.name, one.kind) for one in self.entries)
+
+    def passages(self) -> Iterator[tuple[str, str]]:
+        """Yield the title and text of each entry."""
+        for one in self.entries:
+            yield one.name, one.text
+
+    def write(self, file: Path) -> int:
+        """Write a new JSONL file for ``coterie data index``. Return the number of passages."""
+        return write_passages(self.passages(), file)
+
+
+def make_encyclopedia(
+    seed: int, counts: Mapping[Kind, int] = ENTRIES, splits: Sequence[MicroSplit] = SPLITS
+) -> Encyclopedia:
+    rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
+    names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
+    groups = _by_split(names)
+    entries = [Entry(name, kind, _facts(name, kind, groups, rng)) for name, kind in names]
+    rng.shuffle(entries)
+    return Encyclopedia(tuple(entries))
+
+
+def _by_split(names: Iterable[tuple[str, Kind]]) -> ByKind:
+    groups: dict[tuple[MicroSplit, str], list[str]] = {key: [] for key in product(SPLITS, NAMES)}
+    for name, kind in names:
+        groups[split_of_key(name), kind].append(name)
+    return {key: tuple(row) for key, row in groups.items()}
+
+
+def _names(
+    kind: Kind, count: int, splits: Sequence[MicroSplit], rng: random.Random
+) -> tuple[str, ...]:
+    every = [" ".join(pair) for pair in product(*NAMES[kind])]
+    return tuple(rng.sample([name for name in every if split_of_key(name) in splits], count))
+
+
+def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fact, ...]:
+    split = split_of_key(name)
+    return tuple(
+        Fact(name, one.name, rng.choice(VALUES.get(one.to) or names[split, one.to]))
+        for one in OF_KIND[kind]
+    )
+
+
+QuestionKind = Literal["compare", "chain"]
+COMPARED_ENTITIES = (2, 3, 4)
+"""Numbers of entities in a comparison; each entry is equally likely."""
+HOPS = (2, 2, 2, 3)
+"""Numbers of facts in a chain; each entry is equally likely."""
+PATHS = {hops: paths(hops) for hops in (1, *HOPS)}
+MISSES = 10_000
+"""Number of successive draws without a new question after which generation fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with the facts that its answer depends on."""
+
+    question_id: str
+    """Unique within (split, seed)."""
+    kind: QuestionKind
+    facts: tuple[Fact, ...]
+    """The compared facts in the order of the question, or the facts of a chain from its beginning."""
+    greatest: bool = False
+    """True for comparisons that ask for the greatest value, not the least."""
+
+    @property
+    def answer(self) -> str:
+        """Gold answer: the least or greatest value of a comparison, or the last value of a chain."""
+        if self.kind == "chain":
+            return self.facts[-1].value
+        choose = max if self.greatest else min
+        return choose(self.facts, key=rank).value
+
+    @property
+    def conclusion(self) -> str:
+        """Sentence with the values of a comparison and the answer; "" for a chain."""
+        if self.kind == "chain":
+            return ""
+        return f"{comparing(self.facts, greatest=self.greatest)}{self.answer}."
+
+    @property
+    def text(self) -> str:
+        if self.kind == "compare":
+            compared = ", ".join(fact.subject for fact in self.facts)
+            return BY_NAME[self.facts[0].relation].extremes[self.greatest].format(s=compared)
+        *links, last_fact = self.facts
+        subject = self.facts[0].subject
+        for fact in links:
+            subject = BY_NAME[fact.relation].phrase.format(s=subject)
+        return BY_NAME[last_fact.relation].question.format(s=subject)
+
+
+def comparing(facts: Iterable[Fact], *, greatest: bool) -> str:
+    """Return the text before the answer in the conclusion of a comparison."""
+    values = ", ".join(f"{fact.value} ({fact.subject})" for fact in facts)
+    return f"Of {values} the {'greatest' if greatest else 'least'} is "
+
+
+def canonical_key(question: Question) -> str:
+    """Return the identity of a question: its kind and its facts, in any order for a comparison."""
+    facts = [f"{fact.subject}|{fact.relation}|{fact.value}" for fact in question.facts]
+    if question.kind == "compare":
+        facts.sort()
+    return ";".join((question.kind, str(question.greatest), *facts))
+
+
+def generate(
+    split: MicroSplit,
+    count: int,
+    seed: int,
+    encyclopedia: Encyclopedia,
+    kinds: tuple[QuestionKind, ...] = ("compare", "chain"),
+    compared: tuple[int, ...] = COMPARED_ENTITIES,
+    hops: tuple[int, ...] = HOPS,
+) -> list[Question]:
+    """Return ``count`` questions of a split, with alternating kinds.
+
+    The result is deterministic, and a larger count extends a smaller one.
+
+    Raises:
+        ValueError: the split is unknown, or the encyclopedia has too few questions.
+    """
+    check_split(split)
+    rng = random.Random(f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
+    questions: list[Question] = []
+    seen: set[str] = set()
+    misses = 0
+    while len(questions) < count:
+        name, kind = f"{split}-{seed}-{len(questions)}", kinds[len(questions) % len(kinds)]
+        if kind == "compare":
+            question = _comparison(name, rng.choice(compared), split, encyclopedia, rng)
+        else:
+            question = _chain(name, rng.choice(hops), split, encyclopedia, rng)
+        key = canonical_key(question)
+        if key in seen or not _fair(question):
+            misses += 1
+            if misses == MISSES:
+                raise ValueError(
+                    f"this encyclopedia has only {len(questions)} of {count} questions"
+                )
+            continue
+        misses = 0
+        seen.add(key)
+        questions.append(question)
+    return questions
+
+
+def _comparison(
+    name: str, count: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
+) -> Question:
+    relation = rng.choice(COMPARED)
+    subjects = rng.sample(encyclopedia.names[split, relation.of], count)
+    facts = tuple(encyclopedia.fact(one, relation.name) for one in subjects)
+    return Question(name, "compare", facts, greatest=rng.random() < 0.5)
+
+
+def _chain(
+    name: str, hops: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
+) -> Question:
+    path = rng.choice(PATHS[hops])
+    subject, facts = rng.choice(encyclopedia.names[split, path[0].of]), []
+    for relation in path:
+        facts.append(encyclopedia.fact(subject, relation.name))
+        subject = facts[-1].value
+    return Question(name, "chain", tuple(facts))
+
+
+def _fair(question: Question) -> bool:
+    """Return True if compared values differ, or a chain visits no entity twice."""
+    values = [fact.value for fact in question.facts]
+    if question.kind == "chain":
+        values.append(question.facts[0].subject)
+    return len(set(values)) == len(values)
+
+
+def rank(fact: Fact) -> int:
+    """Return the index of a value among comparable values."""
+    return VALUES[BY_NAME[fact.relation].to].index(fact.value)
+
+
+PROMPT = "Search, then answer."
+"""Short system prompt that the packaged model knows."""
+
+TERSE = 4
+"""In one of ``TERSE`` comparisons the expert first lists the values. In the others it answers directly, as many teacher
+traces do, so that training has to discover the helpful step."""
+
+
+def user_message(question: Question) -> str:
+    """Return the user's message."""
+    return f"Question: {question.text}"
+
+
+def expert_trace(question: Question) -> Trace:
+    """Return the trace of an expert: one level for all facts of a comparison, one level for each fact of a chain."""
+    ids = [f"T{number}" for number in range(1, len(question.facts) + 1)]
+    queries = [
+        Query(id_, fact.query, fact.text) for id_, fact in zip(ids, question.facts, strict=True)
+    ]
+    if question.kind == "compare":
+        tasks = [PlanTask(query.task, query.text) for query in queries]
+        levels: tuple[tuple[Query, ...], ...] = (tuple(queries),)
+    else:
+        tasks = [PlanTask(ids[0], queries[0].text)]
+        for before, id_, fact in zip(ids[:-1], ids[1:], question.facts[1:], strict=True):
+            tasks.append(PlanTask(id_, f"{fact.relation} of {{{before}}}", (before,)))
+        levels = tuple((query,) for query in queries)
+    has_conclusion = crc32(question.text.encode()) % TERSE == 0
+    conclusion = question.conclusion if has_conclusion else ""
+    return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)
+
+
+class EncyclopediaSearchSettings(Settings):
+    """Settings of the encyclopedia search."""
+
+    seed: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
+    topk: int = key(2, "Number of entries per query; the packaged model was trained with 2.", ge=1)
+    delay: float = key(0.0, "Minimum seconds per call, to simulate a remote search.", ge=0)
+
+
+class EncyclopediaSearch(RetrieverTool):
+    """A source of the tool ``wiki_search``."""
+
+    settings_type = EncyclopediaSearchSettings  # type: ignore[assignment]
+
+    def __init__(self, settings: EncyclopediaSearchSettings) -> None:
+        corpus = str(_corpus(settings.seed))
+        super().__init__(RetrieverSettings(topk=settings.topk, corpus=corpus))
+        self.delay = settings.delay
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+
+        async with super().open() as functions:
+            yield {name: self._delayed(do) for name, do in functions.items()}
+
+    def _delayed(self, do: Function) -> Function:
+        async def later(arguments: Mapping[str, Any]) -> str:
+            began = time.monotonic()
+            result = await do(arguments)
+            await asyncio.sleep(max(0.0, self.delay - (time.monotonic() - began)))
+            return result
+
+        return later
+
+
+def _corpus(seed: int) -> Path:
+    encyclopedia = make_encyclopedia(seed)
+    folder = home() / "encyclopedias"
+    file = folder / f"{digest(seed, list(encyclopedia.passages()))[:16]}.jsonl"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        encyclopedia.write(file)
+    return file
+
+
+class EncyclopediaSettings(WorkflowSettings):
+    """Settings of the micro-world."""
+
+    world: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
+
+
+class EncyclopediaQuestions(Workflow):
+    """Questions about invented entries: half compare entities, half are chains."""
+
+    kind = "mhqa"
+    settings_type = EncyclopediaSettings
+    row_types: tuple[type[QuestionRow], ...] = ()
+
+    def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
+        own = settings or EncyclopediaSettings()
+        self._configure(own, "encyclopedia")
+        self.world = own.world
+        self._questions: dict[str, Question] = {}
+
+    @cached_property
+    def encyclopedia(self) -> Encyclopedia:
+        return make_encyclopedia(self.world)
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        start = sum(after) if split == "train" else 0
+        questions = generate(split, start + count, seed, self.encyclopedia)[start:]
+        tasks = [question_task(one) for one in questions]
+        self._questions |= {task.id: one for task, one in zip(tasks, questions, strict=True)}
+        return tasks
+
+    @property
+    def terse(self) -> bool:
+        return True  # the tiny model knows the format
+
+    def instructions(self) -> str:
+        """Return the short prompt that the tiny model knows."""
+        return PROMPT
+
+    def trace(self, task: Task) -> Trace:
+        return expert_trace(self._questions[task.id])
+
+    def grounded(self, task: Task, results: Sequence[str]) -> bool:
+        """Return True if the results contain the entries of all facts."""
+        return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
+
+
+def question_task(question: Question) -> Task:
+    row = QuestionRow(id=question.question_id, question=question.text, answer=question.answer)
+    public = {"question": row.question, "type": question.kind}
+    return Task(f"encyclopedia-{row.id}", public, secret_answers(row))

@@ -1,0 +1,389 @@
+"""The ``exchange`` micro-world: two agents hold different facts and must talk to answer a question.
+
+Each word with a leading space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``), so
+facts are copied token by token.
+
+Answers of level 1 need one fact of either agent. Answers of level 2 need one fact of each agent (``the pet of the
+friend of Nora``). No person is the subject of two facts of a task, so names are unique keys.
+
+A hash of a task's canonical key (question, answer, and key facts in hop order) decides its split, so no key is in two
+splits. The splits share single facts, words and distractors.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.environments.answers import exact_match, marked_answer
+from coterie.environments.gold import GRADER, gold_answer
+from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
+from coterie.environments.protocol import State, Transition
+from coterie.environments.settings import FormatSettings
+from coterie.environments.talk import ANSWERED, Talk
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import LENGTH
+from coterie.trajectories.turn import Part, Turn
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+PEOPLE: tuple[str, ...] = _words(
+    "Nora Omar Kim Liam Mia Noah Zoe Ivan Lena Hugo Rosa Theo Vera Yuri Anya Boris Clara Diego Elsa Felix "
+    "Gina Hana Igor Jane Karl Lucy Marco Nina Otto Paula Rita Sven Tara Umar Viola Wendy Xena Yara Zane "
+    "Amir Bella Cyrus Dora Emil Fiona Greta Henry Iris Jonas Kira"
+)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation between a person and a value, with its phrases."""
+
+    name: str
+    """Name of the relation in facts, such as ``home``."""
+    values: tuple[str, ...]
+    question: str
+    """Question with ``{s}`` for the person, such as ``Where does {s} live?``."""
+    sentence: str
+    """Statement with ``{s}`` and ``{v}``, such as ``{s} lives in {v}``."""
+
+    @property
+    def links_people(self) -> bool:
+        """True if the value is a person, so that a second hop can start there."""
+        return self.values is PEOPLE
+
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(
+        "home",
+        _words("Paris Rome Oslo Cairo Lima Tokyo Delhi Quito Dublin Prague Berlin Madrid"),
+        "Where does {s} live?",
+        "{s} lives in {v}",
+    ),
+    Relation(
+        "job",
+        _words("baker pilot nurse lawyer farmer teacher painter doctor sailor judge miner tailor"),
+        "What is the job of {s}?",
+        "{s} works as a {v}",
+    ),
+    Relation(
+        "pet",
+        _words("cat dog parrot rabbit turtle hamster pony goat lizard duck goose ferret"),
+        "What pet does {s} have?",
+        "{s} has a {v}",
+    ),
+    Relation(
+        "meal",
+        _words("pizza soup rice pasta salad curry stew bread cheese fish beans noodles"),
+        "What does {s} like to eat?",
+        "{s} likes to eat {v}",
+    ),
+    Relation(
+        "sport",
+        _words("tennis golf chess rugby boxing hockey cricket judo polo rowing skiing darts"),
+        "What does {s} play?",
+        "{s} plays {v}",
+    ),
+    Relation(
+        "car",
+        _words("red blue green white black yellow pink grey brown orange purple silver"),
+        "What colour is the car of {s}?",
+        "the car of {s} is {v}",
+    ),
+    Relation("friend", PEOPLE, "Who is the friend of {s}?", "the friend of {s} is {v}"),
+    Relation("boss", PEOPLE, "Who is the boss of {s}?", "the boss of {s} is {v}"),
+    Relation("cousin", PEOPLE, "Who is the cousin of {s}?", "the cousin of {s} is {v}"),
+)
+
+BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}
+LINKS: tuple[str, ...] = tuple(r.name for r in RELATIONS if r.links_people)
+"""Relations whose value is a person: the first hop of a two-hop question."""
+ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
+"""Relations whose value is not a person: the last hop of a two-hop question."""
+
+
+def words() -> tuple[str, ...]:
+    """Return all names, relations and values without duplicates, in a fixed order."""
+    all_words = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
+    return tuple(dict.fromkeys(all_words))
+
+
+AGENTS: tuple[str, str] = ("Alice", "Bob")
+"""The agents in speaking order."""
+MAX_TURNS = 8
+"""Maximum turns of a dialogue without agreement."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact about a person."""
+
+    subject: str
+    relation: str
+    value: str
+
+
+@dataclass(frozen=True)
+class ExchangeTask:
+    """A question for two agents with different facts."""
+
+    task_id: str
+    """Unique within (split, seed): split, seed, level and index."""
+    level: int
+    """Number of facts that the answer needs: 1 or 2."""
+    question: str
+    answer: str
+    """The right answer, a single word. Hidden from the agents."""
+    facts: dict[str, tuple[Fact, ...]]
+    """Facts by agent, in the order of the prompt."""
+    key: tuple[tuple[str, Fact], ...]
+    """Facts that the answer needs, in hop order, each with its agent. Hidden from the agents."""
+
+
+def canonical_key(task: ExchangeTask) -> str:
+    """Return the identity of a task across splits: question, answer and key facts, but not the facts' agents."""
+    hops = ";".join(f"{fact.subject}|{fact.relation}|{fact.value}" for _, fact in task.key)
+    return f"{task.question}|{task.answer}|{hops}"
+
+
+def split_of(task: ExchangeTask) -> MicroSplit:
+    """Return the split that may contain this task, by the hash of its canonical key."""
+    return split_of_key(canonical_key(task))
+
+
+def generate_tasks(
+    split: MicroSplit,
+    count: int,
+    seed: int,
+    levels: tuple[int, ...] = (1, 2),
+    facts_per_agent: tuple[int, int] = (3, 4),
+) -> list[ExchangeTask]:
+    """Return ``count`` tasks of a split, with alternating levels.
+
+    ``facts_per_agent`` is the minimum and maximum number of facts of an agent. The result is deterministic, and a
+    larger count extends a smaller one.
+    """
+    check_split(split)
+    if not set(levels) <= {1, 2}:
+        raise ValueError(f"unknown levels {levels!r}: the exchange micro-world has levels 1 and 2")
+    rng = random.Random(f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
+    tasks: list[ExchangeTask] = []
+    while len(tasks) < count:
+        level = levels[len(tasks) % len(levels)]
+        task = _draw(f"{split}-{seed}-L{level}-{len(tasks)}", level, facts_per_agent, rng)
+        if split_of(task) == split:
+            tasks.append(task)
+    return tasks
+
+
+def _draw(
+    task_id: str, level: int, facts_per_agent: tuple[int, int], rng: random.Random
+) -> ExchangeTask:
+    people = rng.sample(PEOPLE, len(PEOPLE))
+    holders = rng.sample(AGENTS, 2)
+    key = _key_facts(level, people, rng)
+    question = BY_NAME[key[0].relation].question.format(s=key[0].subject)
+    if level == 2:
+        subject = f"the {key[0].relation} of {key[0].subject}"
+        question = BY_NAME[key[1].relation].question.format(s=subject)
+    facts_of: dict[str, list[Fact]] = {agent: [] for agent in AGENTS}
+    for agent, fact in zip(holders, key, strict=False):
+        facts_of[agent].append(fact)
+    used = {fact.value for fact in key}
+    for agent in AGENTS:
+        size = max(rng.randint(*facts_per_agent), len(facts_of[agent]))
+        while len(facts_of[agent]) < size:
+            facts_of[agent].append(_distractor(key[-1].relation, people, used, rng))
+        rng.shuffle(facts_of[agent])
+    facts = {agent: tuple(facts_of[agent]) for agent in AGENTS}
+    return ExchangeTask(
+        task_id, level, question, key[-1].value, facts, tuple(zip(holders, key, strict=False))
+    )
+
+
+def _key_facts(level: int, people: list[str], rng: random.Random) -> list[Fact]:
+    subject = people.pop()
+    if level == 1:
+        relation = rng.choice(RELATIONS)
+        value = people.pop() if relation.links_people else rng.choice(relation.values)
+        return [Fact(subject, relation.name, value)]
+    bridge = people.pop()
+    end = rng.choice(ENDS)
+    return [
+        Fact(subject, rng.choice(LINKS), bridge),
+        Fact(bridge, end, rng.choice(BY_NAME[end].values)),
+    ]
+
+
+def _distractor(relation_name: str, people: list[str], used: set[str], rng: random.Random) -> Fact:
+    """Return a fact about another person with a new value, half of the time of the question's relation."""
+    relation = BY_NAME[relation_name] if rng.random() < 0.5 else rng.choice(RELATIONS)
+    subject = people.pop()
+    if relation.links_people:
+        return Fact(subject, relation.name, people.pop())
+    value = rng.choice([v for v in relation.values if v not in used])
+    used.add(value)
+    return Fact(subject, relation.name, value)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A message format, which the last line of the system prompt requests."""
+
+    id: str
+    """Name of the format and of the scripted style."""
+    instruction: str
+    """The line in the system prompt."""
+
+
+FORMAT_POOL: tuple[Format, ...] = (
+    Format("arrow", "Write only facts with arrows: name relation > value."),
+    Format("pairs", "Write only name . relation = value pairs."),
+    Format("call", "Write like code: get ( name ) and got ( value )."),
+    Format("table", "Write rows of a table, with | between cells."),
+    Format("json", "Write each fact as a JSON object."),
+    Format("list", "Write a list of all your facts, one to a line."),
+    Format("qa", "Write questions and answers in short sentences."),
+    Format("plain", "Write plain, friendly sentences."),
+    Format("steps", "Think in numbered steps."),
+    Format("dump", "Tell your partner all your facts in full sentences first."),
+    Format("letter", "Write polite letters with a greeting and a signature."),
+    Format("chatty", "Chat like old friends, with small talk."),
+)
+"""Formats of the first iteration, from the tersest to the most verbose."""
+
+PromptPiece = tuple[str, frozenset[str]]
+
+
+def system_prompt(
+    agent: str, partner: str, question: str, facts: Iterable[Fact], format_hint: str | None = None
+) -> list[PromptPiece]:
+    """Return the system prompt of an agent as pieces of text with their audiences.
+
+    ``format_hint`` is the instruction of a :class:`Format`, or None. The facts precede the question, so that a model
+    reads the question with the facts in its context.
+    """
+    both, own = frozenset(AGENTS), frozenset({agent})
+    pieces = [
+        (
+            f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n",
+            own,
+        ),
+        ("Your facts:\n", own),
+        *((f"- {fact.subject} {fact.relation}: {fact.value}\n", own) for fact in facts),
+        (f"Question: {question}", both),
+    ]
+    if format_hint is not None:
+        pieces.append((f"\nFormat: {format_hint}", both))
+    return pieces
+
+
+def prompt_text(pieces: Iterable[PromptPiece]) -> str:
+    return "".join(text for text, _ in pieces)
+
+
+FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
+EXAMPLE = "answer"
+"""Example answer in the prompt."""
+LEVELS = (1, 2, 2, 2)
+"""Number of facts that answers need, in turn: one question in four needs one fact, the others one of each agent."""
+
+
+class ExchangeSettings(FormatSettings):
+    """Settings of the micro-world."""
+
+    turns: int = key(MAX_TURNS, "Maximum turns of both agents together.", ge=1)
+
+
+class Exchange(Talk):
+    """Two agents exchange facts to answer a question."""
+
+    name = "exchange"
+    agents: tuple[str, ...] = AGENTS
+    metric = "exact match"
+    format_agents = agents
+
+    settings_type = ExchangeSettings
+
+    def __init__(
+        self, settings: ExchangeSettings | None = None, levels: tuple[int, ...] = LEVELS
+    ) -> None:
+        settings = settings or ExchangeSettings()
+        self.levels = levels
+        self.formats = settings.pool(FORMATS)
+        self.max_turns = settings.turns
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split. The splits are disjoint (see ``tasks``)."""
+        start = sum(after) if split == "train" else 0
+        tasks = generate_tasks(split, start + count, seed, levels=self.levels)
+        return [as_task(task) for task in tasks[start:]]
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """Return the agent's instructions and facts (hidden from its partner), and the question."""
+        return self._prompt_parts(task, agent, (agent,))
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        return self._prompt_parts(task, agent, self.agents)
+
+    def _prompt_parts(self, task: Task, agent: str, holders: tuple[str, ...]) -> tuple[Part, ...]:
+        all_facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        facts = [Fact(*fact) for holder in holders for fact in all_facts[holder]]
+        partner = next(name for name in self.agents if name != agent)
+        pieces = system_prompt(agent, partner, str(task.public["question"]), facts)
+        return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
+
+    def answer(self, text: str) -> str | None:
+        return marked_answer(text)
+
+    def same(self, first: str, second: str) -> bool:
+        return first == second
+
+    def score(self, task: Task, answer: str | None) -> float:
+        return exact_match(answer, [gold_answer(task)])
+
+    def well_formed(self, answer: str) -> bool:
+        return answer != EXAMPLE
+
+    def similarity(self, answer: str, other: str) -> float:
+        return exact_match(answer, [other])
+
+
+def as_task(task: ExchangeTask) -> Task:
+
+    public = {
+        "question": task.question,
+        "level": task.level,
+        "facts": {
+            agent: [[fact.subject, fact.relation, fact.value] for fact in facts]
+            for agent, facts in task.facts.items()
+        },
+    }
+    answer = Secret(task.answer, name="answer", readers=frozenset({GRADER}))
+    return Task(task.task_id, public, {"answer": answer})
+
+
+class ExchangeAlone(Exchange):
+    """Dialogue of an agent with all facts and a partner without facts, whose answers do not count.
+
+    It is the upper bound of the micro-world. The partner is needed because the packaged model knows only dialogues, in
+    which the first speaker may ask for facts that it already has. The dialogue ends at the first agent's first answer.
+    """
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """Return the prompt with all facts for the first agent, and without facts for its partner."""
+        return self._prompt_parts(task, agent, self.agents if agent == self.agents[0] else ())
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """End at the first answer of the agent with the facts."""
+        turn = turns[-1]
+        answer = self.answer(turn.text) if turn.speaker.name == self.agents[0] else None
+        if turn.truncated:
+            return Transition(answer=answer, end=LENGTH)
+        return Transition(answer=answer, end=None if answer is None else ANSWERED)

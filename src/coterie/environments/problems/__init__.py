@@ -1,1 +1,0 @@
-"""The ``problems`` micro-world: word problems with ambiguous subgoals."""
