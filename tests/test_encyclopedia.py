@@ -28,9 +28,8 @@ from coterie.environments.encyclopedia import (
     user_message,
 )
 from coterie.environments.micro_splits import split_of_key
-from coterie.environments.workflow.plan_parser import parse_plan
-from coterie.environments.workflow.segments import scan, violations
-from coterie.environments.workflow.trace import TraceForm
+from coterie.environments.workflow.plan import parse_plan
+from coterie.environments.workflow.trace import TraceForm, scan, violations
 from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 

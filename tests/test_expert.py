@@ -8,14 +8,25 @@ import pytest
 from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
-from coterie.environments.workflow import expert, expert_hotpot, expert_musique, steps
-from coterie.environments.workflow.expert import NO_GOLD, NoTrace, trace_of
-from coterie.environments.workflow.gold_passages import gold_titles, has_passages
-from coterie.environments.workflow.names import says, spelling_in, words
-from coterie.environments.workflow.plan_parser import parse_plan
-from coterie.environments.workflow.segments import violations
-from coterie.environments.workflow.steps import Step, make_trace
-from coterie.environments.workflow.trace import Trace
+from coterie.environments.workflow import expert
+from coterie.environments.workflow import trace as steps
+from coterie.environments.workflow.expert import (
+    NO_GOLD,
+    NoTrace,
+    gold_titles,
+    has_passages,
+    trace_of,
+)
+from coterie.environments.workflow.plan import parse_plan
+from coterie.environments.workflow.trace import (
+    Step,
+    Trace,
+    make_trace,
+    says,
+    spelling_in,
+    violations,
+    words,
+)
 from coterie.tools.retrieval.index import Passage
 from coterie.tools.retrieval.tool import NOTHING, format_passages
 from coterie.tools.tags import Tag, Tags
@@ -265,11 +276,11 @@ def test_a_bridge_is_crossed_from_the_page_that_the_question_names() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (hotpot("bridge", "Who?", "B", A="A text of B."), expert_hotpot.NOT_TWO),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), expert_hotpot.NO_ANSWER),
-        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), expert_hotpot.UNNAMED),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), expert_hotpot.APART),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), expert_hotpot.BACKWARDS),
+        (hotpot("bridge", "Who?", "B", A="A text of B."), expert.NOT_TWO),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), expert.NO_ANSWER),
+        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), expert.UNNAMED_PAGE),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), expert.APART),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), expert.BACKWARDS),
     ],
 )  # fmt: skip
 def test_rows_of_hotpot_qa_that_come_to_nothing_say_why(row: HotpotRow, reason: str) -> None:
@@ -305,17 +316,17 @@ def test_hops_wait_for_those_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (musique("Who?", "A"), expert_musique.NO_HOPS),
-        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), expert_musique.LATER),
-        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), expert_musique.NOWHERE),
-        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), expert_musique.OTHER_ANSWER),
-        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), expert_musique.SAYS_MORE),
+        (musique("Who?", "A"), expert.NO_HOPS),
+        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), expert.LATER),
+        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), expert.NOWHERE),
+        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), expert.OTHER_LAST_HOP),
+        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), expert.SAYS_MORE),
         (
             musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
                     paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]),
-            expert_musique.SAYS_MORE,
+            expert.SAYS_MORE,
         ),
-        (musique("Who led in the year?", "B", ("who led in 1950", "B")), expert_musique.SAYS_MORE),
+        (musique("Who led in the year?", "B", ("who led in 1950", "B")), expert.SAYS_MORE),
         (musique("Who is Ann?", "B", ("who is {Ann}", "B")), steps.UNPLANNED),
     ],
 )  # fmt: skip

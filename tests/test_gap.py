@@ -13,7 +13,7 @@ import yaml
 from coterie.cli.export_data import DataExport, export
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
-from coterie.environments.workflow.plan_parser import parse_plan
+from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import Query, Trace
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer

@@ -17,10 +17,9 @@ from coterie.engines.messages import Utterance
 from coterie.environments.gold import gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.with_tools import SPENT
-from coterie.environments.workflow.answers import final_answer, matches, overlap
+from coterie.environments.workflow.agent import measures
 from coterie.environments.workflow.environment import AnswerJudge, read_judgement
-from coterie.environments.workflow.measures import measures
-from coterie.environments.workflow.trace import call
+from coterie.environments.workflow.trace import call, final_answer, matches, overlap
 from coterie.errors import UserError
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult

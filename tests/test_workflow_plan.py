@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from coterie.environments.workflow.plan import BrokenPlan, Plan, Shape, Task
-from coterie.environments.workflow.plan_parser import parse_plan
+from coterie.environments.workflow.plan import BrokenPlan, Plan, Shape, Task, parse_plan
 
 TRAINED = """<plan>
 T1: Find the founder of Quill & Sons

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.workflow.plan import Plan, Task
-from coterie.environments.workflow.schedule import (
-    Outcome,
-    PlanLimits,
-    run_plan,
-    times,
-)
+from coterie.environments.workflow.plan import Outcome, Plan, PlanLimits, Task, run_plan, times
 from coterie.tools.calls import ToolError, ToolUnavailable
 
 DIAMOND = Plan(

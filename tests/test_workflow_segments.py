@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.environments.workflow.segments import AgentKind, scan, violations
+from coterie.environments.workflow.trace import AgentKind, scan, violations
 
 
 def named(text: str) -> list[tuple[str, str, bool]]:

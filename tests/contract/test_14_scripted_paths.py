@@ -18,8 +18,7 @@ from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.pure import Pure
 from coterie.environments.with_tools import with_tools
-from coterie.environments.workflow.expert import trace_of
-from coterie.environments.workflow.gold_passages import gold_titles, has_passages
+from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
 from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.driver import Driver

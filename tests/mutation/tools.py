@@ -114,9 +114,9 @@ FAULTS = (
     Fault(f"{E}mathematics:spelling", around(lambda original, latex: latex), [LATEX]),
     Fault(f"{E}mathematics:_equal", returns(True), [OTHER]),
     Fault(f"{E}mathematics:_split", given(text=lambda text: text.split(",")[0]), [OTHER]),
-    Fault(f"{E}workflow.answers:parts", given(several="first"), [EXACT_MATCH_1]),
-    Fault(f"{E}workflow.answers:parts", given(several="all"), [FIRST_ANSWER]),
-    Fault(f"{E}workflow.answers:overlap", result(float.__ceil__), [F1_OVERLAP]),
+    Fault(f"{E}workflow.trace:parts", given(several="first"), [EXACT_MATCH_1]),
+    Fault(f"{E}workflow.trace:parts", given(several="all"), [FIRST_ANSWER]),
+    Fault(f"{E}workflow.trace:overlap", result(float.__ceil__), [F1_OVERLAP]),
     # A vote of several dialogues.
     Fault(
         f"{E}votes:Vote._alike",
@@ -152,15 +152,15 @@ FAULTS = (
         around(lambda original, self, results: self.text),
         [RESULTS_PUT],
     ),
-    Fault(f"{E}workflow.schedule:run_plan", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
-    Fault(f"{E}workflow.schedule:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
+    Fault(f"{E}workflow.plan:run_plan", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
+    Fault(f"{E}workflow.plan:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
     Fault(
-        f"{E}workflow.schedule:times",
+        f"{E}workflow.plan:times",
         result(lambda both: type(both)(both.serial, both.serial)),
         [SERIAL_TIME],
     ),
-    Fault(f"{E}workflow.measures:calls_before_their_turn", returns(0), [ONLY_CALLS]),
-    Fault(f"{E}workflow.segments:violations", without_first, [EACH_VIOLATION]),
+    Fault(f"{E}workflow.agent:calls_before_their_turn", returns(0), [ONLY_CALLS]),
+    Fault(f"{E}workflow.trace:violations", without_first, [EACH_VIOLATION]),
     Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),

@@ -34,7 +34,7 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.gold import secret_answers
 from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, check_split, split_of_key
 from coterie.environments.workflow.environment import Workflow, WorkflowSettings
-from coterie.environments.workflow.gold_passages import has_passages
+from coterie.environments.workflow.expert import has_passages
 from coterie.environments.workflow.plan import Plan
 from coterie.environments.workflow.plan import Task as PlanTask
 from coterie.environments.workflow.trace import Query, Trace

@@ -53,8 +53,7 @@ from coterie.environments.pure import Pure
 from coterie.environments.rows import draw
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.talk import ANSWERED
-from coterie.environments.workflow.code import measures
-from coterie.environments.workflow.prompts_code import STARTER
+from coterie.environments.workflow.code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
 from coterie.tools.contest import ContestLimits, judge_program
 from coterie.tools.sandbox.pool import Sandbox

@@ -52,7 +52,7 @@ ENVIRONMENTS = Kind(
         "mhqa": "coterie.environments.workflow.environment:Mhqa",
         "web": "coterie.environments.workflow.environment:Web",
         "code": "coterie.environments.workflow.code:Code",
-        "code_maths": "coterie.environments.workflow.code_maths:CodeMaths",
+        "code_maths": "coterie.environments.workflow.code:CodeMaths",
         "conversation": "coterie.environments.conversation:ConversationReply",
     },
 )

@@ -1,28 +1,90 @@
-"""Programming contests for an agent that plans, runs programs and answers with a program: AFM's code agent.
+"""Problems of contests and of mathematics for an agent that plans and runs programs.
 
     coterie evaluate code dataset=livecodebench dataset.source=test.jsonl policy=RUN max_tokens=4096
 
 The answer is one fenced Python program. It is right if it passes all tests of its row in the sandbox. Neither the agent
 nor its programs can read the tests.
+
+    coterie evaluate code_maths dataset=aime24 dataset.source=aime24.jsonl policy=RUN max_tokens=4096
+
+Answers are compared as mathematics, with or without ``\boxed{...}``.
 """
 
+import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.load import Rows
+from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.code_text import code_of, python_blocks
-from coterie.environments.gold import GRADER
+from coterie.environments.gold import GRADER, gold_answers, secret_answers
+from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
-from coterie.environments.workflow.answers import final_answer
-from coterie.environments.workflow.prompts_code import SHORT, STARTER, instructions
+from coterie.environments.workflow.trace import final_answer
 from coterie.errors import UserError
 from coterie.tools.contest import ContestLimits, Verdict, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Secret, Task
+
+Work = Literal["program", "mathematics"]
+SHORT: Mapping[Work, str] = {
+    "program": "Plan, run programs, and answer with the program that solves the problem.",
+    "mathematics": "Plan, run programs, and answer the problem.",
+}
+"""Prompts of agents that are trained on the format."""
+_BEGINNING: Mapping[Work, str] = {
+    "program": "You solve a problem of a programming contest with a Python program. Try your program out before you "
+    "answer.",
+    "mathematics": "You solve a problem of mathematics. Let Python programs compute and check for you.",
+}
+_FENCE = "```"
+_TAGS = f"""\
+Write your work in these tags, and nothing outside of them:
+- <plan>...</plan>: once, at the beginning, your tasks. Two lines for each: its id and what is to be done, then the \
+tasks that it has to wait for.
+T1: first step
+- Dependencies: none
+T2: next step
+- Dependencies: T1
+- <think>...</think>: your thoughts, before each program and before your answer.
+- <code>...</code>: a whole Python program between fences. What it is to read from its standard input goes into a \
+second block. It can use the standard library and numpy, and nothing else, and prints what you want to see.
+<code>
+{_FENCE}py
+print(int(input()) + 1)
+{_FENCE}
+{_FENCE}sh
+41
+{_FENCE}
+</code>
+- <observation>...</observation>: what the program printed. You are shown it after each program; never write one \
+yourself.
+- <reflection>...</reflection>: after each observation, what it says of your work, and what you will change.
+"""
+_ANSWERS: Mapping[Work, str] = {
+    "program": f"""\
+- <answer>...</answer>: at the end, one whole Python program between fences, and nothing else:
+<answer>
+{_FENCE}py
+your program
+{_FENCE}
+</answer>
+It is run on hidden tests. Unless the problem names a function to be written, it reads standard input and prints the \
+result.""",
+    "mathematics": r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX.",
+}
+STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
+"""Instruction for a solution with a given beginning."""
+
+
+def instructions(work: Work) -> str:
+    """Return the system prompt, without the tool."""
+    return f"{_BEGINNING[work]}\n{_TAGS}{_ANSWERS[work]}"
+
 
 TESTS = "tests"
 """Name of the secret with the tests, a JSON list."""
@@ -148,3 +210,55 @@ def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
     if first is not None:
         metrics["why"] = f"test {first[0]} of {len(verdicts)}: {first[1].why or first[1].outcome}"
     return metrics
+
+
+class CodeMaths(WorkflowAgent):
+    """Mathematics problems for one agent that runs programs."""
+
+    kind = "code"
+    graphs = False
+    settings_type = AgentSettings
+    row_types: tuple[type[QuestionRow], ...] = (MathRow,)
+    metric = "solved"
+
+    def __init__(self, settings: AgentSettings, rows: Rows) -> None:
+        self.settings, self.rows, self.name = settings, rows, rows.name
+
+    def task_of(self, row: QuestionRow) -> Task:
+        """Return a problem and its secret answers. Raise ``UserError`` if they are missing."""
+        if row.flaw:
+            raise UserError(
+                f"the problem {row.id} of {self.name}: {row.flaw}",
+                "remove it, because answers can't be graded on it",
+            )
+        return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
+
+    def instructions(self) -> str:
+        return SHORT["mathematics"] if self.terse else instructions("mathematics")
+
+    def read(self, text: str) -> str | None:
+        """Return the content of the answer tag, or of a box in it; if lenient, also of any box."""
+        answer = final_answer(text)
+        if answer is None and self.settings.lenient:
+            answer = boxed_answer(text) or final_answer(text, lenient=True)
+        return None if answer is None else boxed_answer(answer) or answer
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """Score 1 if the answer equals a right answer as mathematics. The comparison may take seconds."""
+        right = await asyncio.to_thread(self.score, state.task, state.answer)
+        return Grade(right, {WELL_FORMED: float(state.answer is not None)})
+
+    def score(self, task: Task, answer: str | None) -> float:
+        return float(
+            answer is not None
+            and any(same_mathematics(gold, answer) for gold in gold_answers(task))
+        )
+
+    def well_formed(self, answer: str) -> bool:
+        return True
+
+    def same(self, first: str, second: str) -> bool:
+        return same_mathematics(first, second)
+
+    def similarity(self, answer: str, other: str) -> float:
+        return float(self.same(answer, other))

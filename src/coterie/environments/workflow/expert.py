@@ -1,20 +1,312 @@
-"""Expert traces from the gold facts of rows.
+"""An expert that knows the gold: from a row of HotpotQA or MuSiQue to the trace that answers it.
+
+Thoughts state gold facts. If no result contains them, an agent trained on these thoughts learns to hallucinate.
 
 There is no teacher model: the plan and queries come from the evidences, supporting facts or decomposition of the row. A
 query uses only the question and earlier results. A row without a sound trace is rejected with a reason.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from coterie.datasets.answers import MusiqueRow
+from coterie.datasets.answers import Hop, MusiqueRow
 from coterie.datasets.rows import Evidence, HotpotRow, QuestionRow, TwoWikiRow
-from coterie.environments.workflow.expert_hotpot import trace_of_hotpot
-from coterie.environments.workflow.expert_musique import trace_of_musique
-from coterie.environments.workflow.names import alike, bare, places_of, spelling_in, words
-from coterie.environments.workflow.relations import query_text, sentence, task_text
-from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, make_trace, name_of
-from coterie.environments.workflow.trace import Trace
+from coterie.environments.workflow.trace import (
+    NoTrace,
+    Step,
+    Trace,
+    alike,
+    bare,
+    is_yes_or_no,
+    make_trace,
+    name_of,
+    places_of,
+    says,
+    spelling_in,
+    telling,
+    words,
+)
+from coterie.tools.retrieval.tool import titles_in
+from coterie.trajectories.task import Task
+
+_PHRASES: Mapping[str, str] = {
+    "country of citizenship": "nationality",
+    "country of origin": "country",
+    "publication date": "release date",
+    "inception": "date of founding",
+    "founded by": "founder",
+    "award received": "award",
+    "educated at": "school",
+    "screenwriter": "writer",
+    "located in the administrative territorial entity": "region",
+    "located on terrain feature": "terrain",
+    "location of formation": "place of founding",
+    "member of sports team": "team",
+    "member of political party": "political party",
+    "member of": "organization",
+    "part of": "whole",
+    "named after": "namesake",
+    "shares border with": "neighbor",
+    "capital of": "region with the capital",
+    "cast member": "actor",
+    "work location": "place of work",
+    "position held": "position",
+    "followed by": "successor",
+    "contains administrative territorial entity": "district",
+}
+"""Natural names of relations with technical names in Wikidata."""
+_WORDS: Mapping[str, str] = {
+    "director": "directed by",
+    "performer": "song by",
+    "composer": "music composed by",
+    "date of birth": "born",
+    "place of birth": "born",
+    "date of death": "died",
+    "place of death": "died",
+    "cause of death": "died",
+    "country of citizenship": "",
+    "country": "",
+    "country of origin": "",
+    "publication date": "released",
+    "inception": "founded",
+    "founded by": "founded by",
+    "spouse": "married",
+    "child": "children",
+    "educated at": "educated",
+    "employer": "worked",
+    "located in the administrative territorial entity": "located in",
+    "shares border with": "border",
+    "member of sports team": "team",
+}
+"""Words that pages use for relations, for keyword search, which finds the wrong pages for ``date of birth``."""
+
+
+def task_text(relation: str, of: str) -> str:
+    """Return a task: ``director of Devotion``."""
+    return f"{_phrase(relation)} of {of}"
+
+
+def query_text(relation: str, of: str) -> str:
+    """Return a query: ``Devotion directed by``."""
+    plain = _plain_relation(relation)
+    return f"{of} {_WORDS.get(plain, _phrase(plain))}".strip()
+
+
+def sentence(relation: str, of: str, value: str) -> str:
+    """Return a sentence: ``The director of Devotion is Guido Brignone.``"""
+    return f"The {task_text(relation, of)} is {value.rstrip('.')}."
+
+
+def _phrase(relation: str) -> str:
+    plain = _plain_relation(relation)
+    return _PHRASES.get(plain, plain)
+
+
+def _plain_relation(relation: str) -> str:
+    return " ".join(relation.lower().split())
+
+
+def gold_titles(row: QuestionRow) -> tuple[str, ...]:
+    """Return the titles of the gold passages of a row."""
+    return tuple(dict.fromkeys(_plain_title(one.title) for one in row.passages if one.gold))
+
+
+def has_passages(results: Iterable[str], titles: Iterable[str]) -> bool:
+    """Return True if results of ``tools.retrieval.tool`` contain passages with all titles."""
+    all_titles = {_plain_title(title) for result in results for title in titles_in(result)}
+    return all_titles.issuperset(map(_plain_title, titles))
+
+
+def _plain_title(title: str) -> str:
+    return " ".join(title.split())
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An environment with expert traces of its tasks."""
+
+    def trace(self, task: Task) -> Trace:
+        """Return the expert trace of a training task.
+
+        Raises:
+            NoTrace: no sound trace exists.
+        """
+        ...
+
+    def grounded(self, task: Task, results: Sequence[str]) -> bool:
+        """Return True if tool results contain the facts that the answer depends on."""
+        ...
+
+
+NOT_TWO = "it does not rest on two pages"
+UNNAMED_PAGE = "the question does not name what it compares"
+APART = "neither page names the other"
+NO_ANSWER = "the answer is not in the pages"
+BACKWARDS = "the answer is on the page that comes first"
+MOST_WORDS = 20
+"""Maximum words of a page's sentence in a thought."""
+MOST_ASKED = 12
+"""Maximum words of the question in a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A gold page."""
+
+    title: str
+    text: str
+    clause: str
+    """Beginning of the sentence that supports the answer."""
+
+
+def trace_of_hotpot(row: HotpotRow) -> Trace:
+    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
+    pages = _pages(row)
+    if len(pages) != 2:
+        raise NoTrace(NOT_TWO)
+    if not any(_has_answer(row, one) for one in pages):
+        raise NoTrace(NO_ANSWER)
+    names = {one.title: _page_name(row.question, one.title) for one in pages}
+    if all(names.values()):
+        sides = [
+            Step(name, name, page.title, page.clause)
+            for page, name in zip(pages, names.values(), strict=True)
+        ]
+        return make_trace(row.question, row.answer, sides, compare=row.type == "comparison")
+    if row.type == "comparison":
+        raise NoTrace(UNNAMED_PAGE)
+    return make_trace(row.question, row.answer, _bridge(row, pages, names))
+
+
+def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> list[Step]:
+    one, other = sorted(
+        pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
+    )
+    orders = [(first, second) for first, second in ((one, other), (other, one))
+              if says(first.text, bare(second.title))]  # fmt: skip
+    if not orders:
+        raise NoTrace(APART)
+    order = next((order for order in orders if _has_answer(row, order[1])), None)
+    if order is None:
+        raise NoTrace(BACKWARDS)
+    first, second = order
+    name, title = names[first.title], bare(second.title)
+    query = " ".join((name, *_rest(row.question, name))).strip()
+    fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
+    return [
+        Step(query, query, second.title, f"{bare(first.title)} leads to {title}."),
+        Step("what {T1} says of the question", title, row.answer, fact, ("T1",)),
+    ]
+
+
+def _has_answer(row: HotpotRow, page: Page) -> bool:
+    text = f"{page.title}\n{page.text}"
+    return is_yes_or_no(row.answer) or says(text, row.answer) or alike(page.title, row.answer)
+
+
+def _page_name(question: str, title: str) -> str:
+    return spelling_in(question, title) or spelling_in(question, bare(title))
+
+
+def _overlap(question: str, page: Page) -> int:
+    asks = set(words(" ".join(telling(question))))
+    return len(asks & set(words(f"{page.title} {page.text}")))
+
+
+def _rest(question: str, name: str) -> list[str]:
+    left = set(words(name))
+    return [one for one in telling(question) if not set(words(one)) <= left][:MOST_ASKED]
+
+
+def _pages(row: HotpotRow) -> list[Page]:
+    texts = {one.title: one.sentences for one in row.context}
+    places: dict[str, int] = {}
+    for fact in row.supporting_facts:
+        places.setdefault(fact.title, fact.sentence)
+    return [
+        Page(title, row.glue.join(texts[title]), _clause(texts[title], place))
+        for title, place in places.items()
+        if title in texts
+    ]
+
+
+def _clause(sentences: Sequence[str], place: int) -> str:
+    """Return the beginning of a sentence, or of the first sentence if the index is out of range upstream."""
+    sentence_words = (sentences[place] if place < len(sentences) else sentences[0]).split()
+    if len(sentence_words) <= MOST_WORDS:
+        return " ".join(sentence_words)
+    return f"{' '.join(sentence_words[:MOST_WORDS]).rstrip(',;:')}..."
+
+
+NO_HOPS = "it has no decomposition"
+LATER = "a hop waits for a later one"
+NOWHERE = "a hop leads nowhere"
+OTHER_LAST_HOP = "the answer is not what the last hop finds"
+SAYS_MORE = "a hop names what the question does not"
+_REFERENCE = re.compile(r"#([1-9])(\s+(?='s\b))?")
+_RELATION = ">>"
+
+
+def trace_of_musique(row: MusiqueRow) -> Trace:
+    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
+    if not row.hops:
+        raise NoTrace(NO_HOPS)
+    steps: list[Step] = []
+    for number, hop in enumerate(row.hops):
+        steps.append(_hop_step(row, hop, number, steps))
+    waited = {other for one in steps for other in one.after}
+    if any(name_of(place) not in waited for place in range(len(steps) - 1)):
+        raise NoTrace(NOWHERE)
+    if not any(alike(one, steps[-1].result) for one in row.answers):
+        raise NoTrace(OTHER_LAST_HOP)
+    return make_trace(row.question, row.answer, steps)
+
+
+def _hop_step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> Step:
+    text = " ".join(hop.question.split()).rstrip("?. ")
+    places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
+    if any(place >= number for place in places):
+        raise NoTrace(LATER)
+    if not places and _names_more(row, text):
+        raise NoTrace(SAYS_MORE)
+    filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
+    template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
+    after = tuple(map(name_of, places))
+    subject, divided, relation = filled.partition(_RELATION)
+    if not divided:
+        fact = f"{filled[:1].upper()}{filled[1:]}: {hop.answer.rstrip('.')}."
+        return Step(template, filled, hop.answer, fact, after)
+    unknown, _, unknown_relation = template.partition(_RELATION)
+    subject = subject.strip()
+    return Step(
+        task_text(unknown_relation, unknown.strip()),
+        query_text(relation, subject),
+        hop.answer,
+        sentence(relation, subject, hop.answer),
+        after,
+    )
+
+
+def _names_more(row: MusiqueRow, hop: str) -> bool:
+    """Return True if a hop without dependencies has a name or a number that is not in the question.
+
+    Many hops have no capital letters, so a word counts as a name if the row's paragraphs never write it in lower case.
+    """
+    subject, divided, _ = hop.partition(_RELATION)
+    if divided:
+        return not says(row.question, subject)
+    texts = [one.text for one in row.paragraphs]
+    all_words = {word for text in texts for word in re.findall(r"[^\W_]+", text)}
+    small = {word for word in all_words if word.islower()}
+    large = {word.casefold() for word in all_words if word[:1].isupper()} - small
+    question_words = set(words(row.question))
+    return any(
+        word not in question_words and (word in large or any(sign.isdigit() for sign in word))
+        for word in words(hop)
+    )
+
 
 CHAINS = ("compositional", "inference")
 COMPARISONS = ("comparison", "bridge_comparison")

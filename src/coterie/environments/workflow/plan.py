@@ -1,14 +1,27 @@
-"""Plans: acyclic graphs of tasks.
+"""Plans as graphs: a checked graph without cycles, reading it as a model writes it, and running its tasks.
 
 A model writes a plan as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``). The module
 ``plan_parser`` reads both.
+
+It is lenient about case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of
+the text.
+
+A failed task is recorded, and its dependents are not run; other tasks continue. The numbers of parallel tasks and of
+all tasks are limited.
 """
 
+import asyncio
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import Literal
+from xml.parsers import expat
+
+from coterie.config.settings import Settings, key
+from coterie.tools.calls import ToolError
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """Placeholder for the result of another task, such as ``{s1}``."""
@@ -118,3 +131,238 @@ def _check(task: Task, known: set[str]) -> None:
         raise BrokenPlan(
             f"its placeholder {{{unbound}}} is not one of the tasks that it waits for", task.id
         )
+
+
+_TASK = re.compile(r"[\s\-*•#>]*T([0-9]{1,6})[ \t*]*[:.)](.*)", re.IGNORECASE | re.DOTALL)
+_WAITS = re.compile(r"\b(?:dependency|dependencies|depends on)\b[ \t*]*:", re.IGNORECASE)
+_ID = re.compile(r"T([0-9]{1,6})", re.IGNORECASE)
+_WRITTEN = re.compile(r"\{[ \t]{0,4}T([0-9]{1,6})[ \t]{0,4}\}", re.IGNORECASE)
+_SPLIT = re.compile(r"[\s,;&+]+")
+_NONE = {"none", "nothing", "n/a", "na", "-", "–", "no", "null"}
+_AROUND = " \t-–*([])."
+_LONE = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});)")
+_CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63})\((.*)\)", re.DOTALL)
+_NODE_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+def parse_plan(text: str) -> Plan:
+    """Parse a plan, with or without ``<plan>`` around it. Raise only :class:`BrokenPlan`."""
+    _, tag, inside = text.partition("<plan>")
+    body = (inside if tag else text).partition("</plan>")[0]
+    start = body.find("<graph")
+    return Plan(_graph(body[start:]) if start >= 0 else _list(body))
+
+
+# -- a list of tasks ------------------------------------------------------------------------------
+
+
+def _list(body: str) -> tuple[Task, ...]:
+    ids: list[str] = []
+    texts: list[list[str]] = []
+    after: list[tuple[str, ...] | None] = []
+    for number, line in enumerate(body.splitlines(), 1):
+        if task := _TASK.match(line):
+            ids.append(f"T{int(task[1])}")
+            texts.append([])
+            after.append(None)
+            line = task[2]
+        waits = _WAITS.search(line)
+        text = (line[: waits.start()] if waits else line).strip()
+        text = text.rstrip("-–([* \t") if waits else text
+        if ids and after[-1] is None and text.strip(_AROUND):
+            texts[-1].append(text.strip(" \t*"))
+        if waits:
+            if not ids:
+                raise BrokenPlan("dependencies before the first task", f"line {number}")
+            if after[-1] is not None:
+                raise BrokenPlan("a second list of dependencies", ids[-1])
+            after[-1] = _dependencies(line[waits.end() :], ids[-1])
+    plain = (_WRITTEN.sub(lambda one: f"{{T{int(one[1])}}}", " ".join(text)) for text in texts)
+    return tuple(Task(*one) for one in zip(ids, plain, (one or () for one in after), strict=True))
+
+
+def _dependencies(text: str, id_: str) -> tuple[str, ...]:
+    text = text.strip(_AROUND)
+    if not text or text.lower() in _NONE or text.lower().startswith(("none ", "none,", "none(")):
+        return ()
+    ids: dict[str, None] = {}
+    for word in _SPLIT.split(text):
+        name = _ID.fullmatch(word.strip(_AROUND))
+        if name:
+            ids[f"T{int(name[1])}"] = None
+        elif word.lower() not in ("and", ""):
+            raise BrokenPlan(f"{word[:80]!r} is not the id of a task", id_)
+    return tuple(ids)
+
+
+# -- an XML graph ---------------------------------------------------------------------------------
+
+
+class _Graph:
+    """Handler of expat's events that collects the nodes."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.depth = 0
+        self.node: tuple[str, tuple[str, ...]] | None = None
+        self.pieces: list[str] = []
+
+    def start_element(self, name: str, attributes: dict[str, str]) -> None:
+        if name != ("graph", "node")[min(self.depth, 1)] or self.node is not None:
+            raise BrokenPlan(f"<{name[:80]}> can't stand here", self.node[0] if self.node else "")
+        self.depth += 1
+        if name == "node":
+            id_ = attributes.get("id", "").strip()
+            if not _NODE_ID.fullmatch(id_):
+                raise BrokenPlan(f"{id_[:80]!r} can't be the id of a node")
+            waits = attributes.get("depends", "").strip()
+            listed = () if waits.lower() in _NONE else _SPLIT.split(waits)
+            self.node = id_, tuple(dict.fromkeys(one for one in listed if one))
+            self.pieces = []
+
+    def text(self, data: str) -> None:
+        if self.node is not None:
+            self.pieces.append(data)
+
+    def end_element(self, name: str) -> None:
+        self.depth -= 1
+        if self.node is not None:
+            tool, text = _parse_call("".join(self.pieces).strip())
+            self.tasks.append(Task(self.node[0], text, self.node[1], tool))
+            self.node = None
+
+
+def _graph(body: str) -> tuple[Task, ...]:
+    """Parse a text that begins with ``<graph``, so it can't declare entities; named entities stay text."""
+    end = body.find("</graph>")
+    if end < 0:
+        raise BrokenPlan("<graph> is not closed")
+    graph, parser = _Graph(), expat.ParserCreate()
+    parser.StartElementHandler = graph.start_element
+    parser.CharacterDataHandler = graph.text
+    parser.EndElementHandler = graph.end_element
+    source = _LONE.sub("&amp;", body[: end + len("</graph>")])
+    try:
+        parser.Parse(source.encode(errors="replace"), True)
+    except expat.ExpatError as error:
+        raise BrokenPlan(
+            f"not XML: {expat.ErrorString(error.code)}", f"line {error.lineno}"
+        ) from None
+    return tuple(graph.tasks)
+
+
+def _parse_call(text: str) -> tuple[str | None, str]:
+    """Return the tool and the argument of ``search("...")``, or ``None`` and the plain text."""
+    call = _CALL.fullmatch(text)
+    if not call:
+        return None, text
+    argument = call[2].strip()
+    if len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'":
+        argument = argument[1:-1]
+    return call[1], argument
+
+
+Run = Callable[[str, str], Awaitable[str]]
+"""Function that runs a task, from its id and its text with bound placeholders to its result."""
+State = Literal["done", "failed", "not run"]
+
+
+class PlanLimits(Settings):
+    """Limits of the execution of a plan."""
+
+    width: int = key(8, "Maximum parallel tasks of a plan.", ge=1)
+    calls: int = key(64, "Maximum tasks of a plan; further tasks are not run.", ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of a task."""
+
+    id: str
+    state: State
+    text: str
+    """The result, or the reason for the lack of a result."""
+    began: float = 0.0
+    """Start in seconds after the start of the plan."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Duration of a plan in seconds, from the durations of its tasks."""
+
+    serial: float
+    """Duration of all tasks in sequence."""
+    critical: float
+    """Duration of the longest chain of dependent tasks, without a limit of width."""
+
+
+def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
+    """Return the serial and the critical-path time. The default duration is 0. Raise ``ValueError`` for unknown ids."""
+    took = dict.fromkeys(plan.by_id, 0.0)
+    for id_, seconds in durations:
+        if id_ not in took:
+            raise ValueError(f"{id_!r} is not a task of the plan")
+        took[id_] += seconds
+    ends: dict[str, float] = {}
+    for id_ in plan.order:
+        begin = max((ends[one] for one in plan.by_id[id_].after), default=0.0)
+        ends[id_] = begin + took[id_]
+    return Times(sum(took.values()), max(ends.values()))
+
+
+async def run_plan(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
+    """Run each task as soon as its dependencies are done. Return outcomes in the order of the plan's tasks.
+
+    A task fails with ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
+    after the cancellation of the running tasks.
+    """
+    place = {task.id: number for number, task in enumerate(plan.tasks)}
+    allowed = set(plan.order[: limits.calls])  # the same tasks, however long each takes
+    outcomes: dict[str, Outcome] = {}
+    waiting: list[str] = []
+    running: dict[asyncio.Task[Outcome], str] = {}
+    sorter, start = plan.sorter(), time.monotonic()
+    sorter.prepare()
+    try:
+        while sorter.is_active():
+            waiting = sorted((*waiting, *sorter.get_ready()), key=place.__getitem__)
+            while waiting and len(running) < limits.width:
+                task = plan.by_id[waiting.pop(0)]
+                why = _obstacle(task, allowed, outcomes, limits)
+                if why:
+                    outcomes[task.id] = Outcome(task.id, "not run", f"not run: {why}")
+                    sorter.done(task.id)
+                else:
+                    running[asyncio.create_task(_one(task, run, outcomes, start))] = task.id
+            if running:
+                completed, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for one in completed:
+                    outcomes[running[one]] = one.result()
+                    sorter.done(running.pop(one))
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return tuple(outcomes[task.id] for task in plan.tasks)
+
+
+def _obstacle(
+    task: Task, allowed: set[str], outcomes: Mapping[str, Outcome], limits: PlanLimits
+) -> str:
+    for other in task.after:
+        if outcomes[other].state != "done":
+            return f"{other} {'failed' if outcomes[other].state == 'failed' else 'was not run'}"
+    return "" if task.id in allowed else f"a plan has at most {limits.calls} calls"
+
+
+async def _one(task: Task, run: Run, outcomes: Mapping[str, Outcome], start: float) -> Outcome:
+    results = {other: outcomes[other].text for other in task.after}
+    began = time.monotonic()
+    state: State = "done"
+    try:
+        text = await run(task.id, task.bound(results))
+    except (ToolError, TimeoutError) as error:
+        state, text = "failed", f"{error}" or "no answer in time"
+    took = time.monotonic() - began
+    return Outcome(task.id, state, text, round(began - start, 6), round(took, 6))

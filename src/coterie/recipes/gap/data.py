@@ -15,9 +15,8 @@ from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import Openers, agents_of
 from coterie.environments.workflow.agent import AgentSettings
-from coterie.environments.workflow.demonstration import Demonstrates
-from coterie.environments.workflow.steps import NoTrace
-from coterie.environments.workflow.trace import SEARCH
+from coterie.environments.workflow.expert import Demonstrates
+from coterie.environments.workflow.trace import SEARCH, NoTrace
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer

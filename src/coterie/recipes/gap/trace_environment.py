@@ -22,8 +22,7 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import agents_of
-from coterie.environments.workflow.answers import final_answer
-from coterie.environments.workflow.trace import tagged
+from coterie.environments.workflow.trace import final_answer, tagged
 from coterie.recipes.gap.traces import ANSWER, TraceRow, observations
 from coterie.rollout.scripted_sampler import stopped_at
 from coterie.tools.tags import Tags
