@@ -45,8 +45,7 @@ from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.exchange import Exchange
-from coterie.environments.protocol import Shared
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import Shared, agents_of
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima.recipe import TreeJudge
 from coterie.recipes.optima.settings import OptimaDPOSettings

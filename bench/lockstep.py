@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import agents_of
 from coterie.models.loading import LoadedModel
 from coterie.rollout.grower import Rollout
 from coterie.rollout.tree_search import TreeSearch

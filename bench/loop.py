@@ -40,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.lockstep import Turns, generate, score
 from bench.timing import Times, rounds
 from bench.trl_side import arguments, sft_trainer
+from coterie.environments.protocol import agents_of
 from coterie.environments.registry import task_word
-from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima

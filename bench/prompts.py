@@ -38,9 +38,8 @@ from coterie.engines.protocol import Sampling
 from coterie.engines.run_engines import Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
-from coterie.environments.protocol import WELL_FORMED, Shared
+from coterie.environments.protocol import WELL_FORMED, Shared, agents_of, persons_of
 from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
-from coterie.environments.traits import agents_of, persons_of
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load

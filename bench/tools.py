@@ -35,8 +35,7 @@ from bench.timing import rounds
 from coterie.datasets.catalogue import Split
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.protocol import ActorKind, Grade, Shared, State, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import ActorKind, Grade, Pure, Shared, State, Transition
 from coterie.environments.with_tools import with_tools
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver

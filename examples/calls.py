@@ -3,8 +3,7 @@ coterie evaluate examples/calls.py:Products 'tools=[examples/tool.py:multiply]' 
 
 import re
 
-from coterie.environments.protocol import Grade, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import Grade, Pure, Transition
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Message

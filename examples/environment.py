@@ -2,8 +2,7 @@
 coterie run optima/isft environment=examples/environment.py:Guess environment.most=20"""
 
 from coterie.config.settings import key
-from coterie.environments.protocol import Grade, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import Grade, Pure, Transition
 from coterie.environments.settings import EnvironmentSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending

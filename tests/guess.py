@@ -5,8 +5,7 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.protocol import Grade, Observation, State, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import Grade, Observation, Pure, State, Transition
 from coterie.environments.settings import EnvironmentSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending

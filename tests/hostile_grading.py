@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coterie.environments.code_text import MARKER
-from coterie.environments.coding import coding_task
+from coterie.environments.coding import MARKER, coding_task
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import Grade, Shared
 from coterie.tools.sandbox.pool import Sandbox

@@ -25,8 +25,8 @@ from coterie.environments.babyai import (
     new_level,
     view_of,
 )
-from coterie.environments.micro_splits import split_of_key
 from coterie.environments.protocol import Shared, State
+from coterie.environments.settings import split_of_key
 from coterie.errors import UserError
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import (
     AutoForm,
     Method,
@@ -19,8 +20,7 @@ from coterie.environments.baselines import (
 )
 from coterie.environments.coding import Coding
 from coterie.environments.exchange import Exchange
-from coterie.environments.gold import gold_answer
-from coterie.environments.protocol import Environment, State
+from coterie.environments.protocol import Environment, Formats, Graded, Scripted, State, Votes
 from coterie.environments.registry import (
     CODING,
     NAMES,
@@ -28,7 +28,6 @@ from coterie.environments.registry import (
     WEB,
 )
 from coterie.environments.talk import Talk
-from coterie.environments.traits import Formats, Graded, Scripted, Votes
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.environments.code_text import MARKER, answer_in, code_of, visible
+from coterie.environments.coding import MARKER, answer_in, code_of, visible
 
 DOCUMENTED = (
     'def f(x):\n    """Gives x.\n\n    ```python\n    OUTPUT: 1\n    ```\n'

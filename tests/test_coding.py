@@ -12,16 +12,16 @@ import pytest
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.baselines import SingleTurn
-from coterie.environments.code_text import MARKER
 from coterie.environments.coding import (
     AGENT,
+    MARKER,
     TESTS,
     Coding,
     coding_task,
+    compared,
     hidden_calls,
     transcript,
 )
-from coterie.environments.colbench import compared
 from coterie.environments.persona import CHOICES, HIDDEN, Persona, PersonaSettings
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.user_simulator import (

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.cli.data_filter import RateRule
 from coterie.datasets.load import load_rows
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.rollout.samplers import AgentContext, Prompt, Response

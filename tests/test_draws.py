@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.environments.registry import task_word
-from coterie.environments.rows import draws
+from coterie.environments.settings import draws
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings

@@ -27,7 +27,7 @@ from coterie.environments.encyclopedia import (
     paths,
     user_message,
 )
-from coterie.environments.micro_splits import split_of_key
+from coterie.environments.settings import split_of_key
 from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import TraceForm, scan, violations
 from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever

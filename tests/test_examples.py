@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.protocol import Shared, State
-from coterie.environments.traits import Opens
+from coterie.environments.protocol import Opens, Shared, State
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe

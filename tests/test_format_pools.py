@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.format_pool import MAX_LENGTH, read_pool
-from coterie.environments.format_writer import RejectedFormat, clean
-from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.environments.formats import (
+    DEBATE_FORMATS,
+    EXCHANGE_FORMATS,
+    MAX_LENGTH,
+    RejectedFormat,
+    clean,
+    read_pool,
+)
 from coterie.errors import UserError
 from tests.conftest import Cli
 from tests.played import talk_in

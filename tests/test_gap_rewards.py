@@ -16,7 +16,7 @@ import yaml
 
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.environments.workflow.environment import AnswerJudge
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from coterie.environments.answers import gold_answer
 from coterie.environments.encyclopedia import (
     EncyclopediaQuestions,
     EncyclopediaSearch,
     EncyclopediaSearchSettings,
 )
-from coterie.environments.gold import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of

@@ -7,7 +7,7 @@ import pytest
 from math_verify import LatexExtractionConfig, parse, verify
 
 from coterie.environments import mathematics
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
 from coterie.tools import line_process
 from tests.played import talk_in

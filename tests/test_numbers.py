@@ -5,9 +5,8 @@ r"""What counts as the number of an answer, in scores, agreement and votes, on t
 
 import pytest
 
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import Vote, gold_answer
 from coterie.environments.numbers import number, same_number
-from coterie.environments.votes import Vote
 from coterie.trajectories.task import Task
 from tests.played import talk_in
 

@@ -9,8 +9,7 @@ import pytest
 
 from coterie.environments.plan_domains import pages_of
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
-from coterie.environments.protocol import Grade, Shared
-from coterie.environments.traits import openers_of
+from coterie.environments.protocol import Grade, Shared, openers_of
 from coterie.errors import UserError
 from coterie.runs.actors import open_actors
 from coterie.tools.actions.questions import ChatReader, FewPages

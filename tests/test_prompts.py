@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import Method, SingleTurn, by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
 from coterie.environments.debate import NO_MISTAKE, Debate
-from coterie.environments.format_writer import _request
-from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.gold import gold_answer
+from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS, _request
 from coterie.environments.persona import Persona
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, agents_of
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.talk import Talk
-from coterie.environments.traits import agents_of
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import store_name
@@ -235,7 +233,7 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
 ) -> None:
     settings = played("gsm8k")
     names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
-    monkeypatch.setattr("coterie.environments.debate.LENGTH", "- Take your time.\n")
+    monkeypatch.setattr("coterie.environments.debate.LENGTH_RULE", "- Take your time.\n")
     assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2
 
 

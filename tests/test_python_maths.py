@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from coterie.environments.acting import SOLVED, drop_shots
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Shared

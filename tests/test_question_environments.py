@@ -7,7 +7,7 @@ import pytest
 
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow
-from coterie.environments.contexts import deal_paragraphs
+from coterie.environments.information_exchange import deal_paragraphs
 from coterie.environments.protocol import State
 from coterie.environments.talk import FORMAT_SOURCE, Talk
 from coterie.rollout.first_prompts import first_prompts

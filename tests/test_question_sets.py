@@ -7,9 +7,9 @@ import pytest
 
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import CbtRow, Paragraph, SupportingFact, TriviaRow, TwoWikiRow
-from coterie.environments.contexts import deal, deal_parts, deal_snippets
+from coterie.environments.answers import gold_answer, gold_answers
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.gold import gold_answer, gold_answers
+from coterie.environments.information_exchange import deal, deal_parts, deal_snippets
 from coterie.environments.protocol import Shared, State
 from coterie.environments.registry import (
     EXCHANGES,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.cli.figures import scaling_section
-from coterie.environments.answers import exact_match, f1
-from coterie.environments.votes import Vote
+from coterie.environments.answers import Vote, exact_match, f1
 from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
 from coterie.reports.charts import svg
 from coterie.runs.benchmark import Consistency

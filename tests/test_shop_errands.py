@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from coterie.environments.micro_splits import split_of_key
 from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, plan_text
 from coterie.environments.protocol import Grade
+from coterie.environments.settings import split_of_key
 from coterie.environments.shop import (
     WISH,
     Errand,

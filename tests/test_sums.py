@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.micro_splits import split_of_key
 from coterie.environments.protocol import Shared
+from coterie.environments.settings import split_of_key
 from coterie.environments.sums import (
     MOST,
     PROMPT,

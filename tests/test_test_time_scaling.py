@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.evaluation.picker import PickerSettings, read_pick
 from coterie.evaluation.self_consistency import Draw, scaling
 from coterie.progress import Silent

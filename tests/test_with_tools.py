@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from coterie import api
-from coterie.environments.protocol import Environment, Shared
-from coterie.environments.traits import Formats, Graded, Votes, most_turns
+from coterie.environments.protocol import Environment, Formats, Graded, Shared, Votes, most_turns
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.gold import GRADER
+from coterie.environments.answers import GRADER
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError

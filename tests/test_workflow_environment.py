@@ -14,7 +14,7 @@ import yaml
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
 from coterie.engines.messages import Utterance
-from coterie.environments.gold import gold_answer
+from coterie.environments.answers import gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.with_tools import SPENT
 from coterie.environments.workflow.agent import measures

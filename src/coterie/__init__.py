@@ -23,8 +23,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from coterie.api import Played, by_task, demonstrate, environment, play
     from coterie.engines.inprocess import InProcessEngine
-    from coterie.environments.protocol import Environment, Grade, Transition
-    from coterie.environments.pure import Pure
+    from coterie.environments.protocol import Environment, Grade, Pure, Transition
     from coterie.errors import UserError
     from coterie.evaluation.statistics import bootstrap_interval
     from coterie.models.loading import LoadedModel, load
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api": ("Played", "by_task", "demonstrate", "environment", "play"),
     "engines.inprocess": ("InProcessEngine",),
-    "environments.protocol": ("Environment", "Grade", "Transition"),
-    "environments.pure": ("Pure",),
+    "environments.protocol": ("Environment", "Grade", "Transition", "Pure"),
     "errors": ("UserError",),
     "evaluation.statistics": ("bootstrap_interval",),
     "models.loading": ("LoadedModel", "load"),

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, agents_of
 from coterie.environments.registry import PlayedSettings, make_environment
-from coterie.environments.traits import agents_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.rollout.episodes import Episode, EpisodeResult

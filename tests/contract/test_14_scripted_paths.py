@@ -15,8 +15,7 @@ import pytest
 from coterie.datasets.load import distinct_passages, load_rows, write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
-from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
 from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
 from coterie.environments.workflow.trace import TraceForm

@@ -119,16 +119,16 @@ FAULTS = (
     Fault(f"{E}workflow.trace:overlap", result(float.__ceil__), [F1_OVERLAP]),
     # A vote of several dialogues.
     Fault(
-        f"{E}votes:Vote._alike",
+        f"{E}answers:Vote._alike",
         around(lambda original, self, answer, other: answer == other),
         [HAND_F1],
     ),
     Fault(
-        f"{E}votes:Vote.winners",
+        f"{E}answers:Vote.winners",
         around(lambda original, self: tuple(self._groups[-1]) if self._groups else ()),
         [HAND_EQUAL],
     ),
-    Fault(f"{E}votes:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
+    Fault(f"{E}answers:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
     # Verdicts of the sandbox.
     Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
     Fault(f"{B}sandbox.results:same", given(strict=True), [VALUES]),
@@ -142,7 +142,7 @@ FAULTS = (
         result(lambda limits: {name: most + 1 for name, most in limits.items()}),
         [DIALOGUE_ENDS],
     ),
-    Fault(f"{E}code_text:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
+    Fault(f"{E}coding:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
     Fault(f"{E}user_simulator:overlap", returns(0), [WHAT_REPLY]),
     # Plans: levels, schedule, budget, what a call is given.
     Fault(f"{E}workflow.plan:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),

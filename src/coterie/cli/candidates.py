@@ -14,7 +14,7 @@ from pathlib import Path
 from coterie.engines.protocol import POLICY
 from coterie.engines.servers.settings import OptionValue
 from coterie.engines.settings import EngineSettings
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import agents_of
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model

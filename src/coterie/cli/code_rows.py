@@ -22,7 +22,7 @@ from coterie.datasets.catalogue import DataSet
 from coterie.datasets.code_rows import CodeRow, signature
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import load
-from coterie.environments.colbench import compared
+from coterie.environments.coding import compared
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.terminal.console import results

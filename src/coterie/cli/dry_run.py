@@ -15,9 +15,9 @@ from coterie.cli.running import plan_table
 from coterie.config.file import nested
 from coterie.config.resolve import flatten
 from coterie.datasets.catalogue import Split
+from coterie.environments.answers import known_answers
 from coterie.environments.checks import draw_tasks
-from coterie.environments.gold import known_answers
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import agents_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration

@@ -38,6 +38,7 @@ from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
+from coterie.environments.protocol import Scripted, check_graded
 from coterie.environments.registry import (
     CODING,
     Choice,
@@ -46,7 +47,6 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.traits import Scripted, check_graded
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
 from coterie.evaluation.picker import NOBODY, PickerSettings

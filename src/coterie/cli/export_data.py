@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.folders import check_new_folder, whole_folder
-from coterie.environments.gold import GRADER, known_answers, question_of
+from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer

@@ -19,8 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
-from coterie.environments.protocol import WELL_FORMED
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import WELL_FORMED, agents_of
 from coterie.evaluation.self_consistency import Estimate
 from coterie.models.chat import ChatRenderer
 from coterie.reports import sections

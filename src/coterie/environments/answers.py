@@ -1,16 +1,63 @@
-"""Extraction of answers from messages, and their scores (exact match and token F1, as in SQuAD).
+"""Answers: right ones as secrets, marks in an utterance, exact match and F1, and votes.
 
 Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1, and its
 evaluation script. Tokens are words of the normalized answer, so scores do not depend on a model's tokenizer.
+
+Answers are grouped greedily, and the largest group wins. Exact equality would separate answers that F1 rates as nearly
+equal.
 """
 
+import json
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coterie.datasets.problems import boxed_answer
+from coterie.datasets.rows import QuestionRow
 from coterie.environments.numbers import number
+from coterie.trajectories.task import Secret, Task
+
+GRADER = "grader"
+"""The only role that may read a gold answer."""
+
+
+def secret_answers(row: QuestionRow) -> dict[str, Secret]:
+    """Return the right answer of a row and its aliases (if any) as secrets for graders."""
+    aliases: tuple[str, ...] = getattr(row, "aliases", ())
+    readers = frozenset({GRADER})
+    answer = Secret(row.answer, name="answer", readers=readers)
+    if not aliases:
+        return {"answer": answer}
+    text = json.dumps(aliases, ensure_ascii=False)
+    return {"answer": answer, "aliases": Secret(text, name="aliases", readers=readers)}
+
+
+def gold_answer(task: Task) -> str:
+    """Return the right answer of a task, for graders and reports."""
+    return task.secrets["answer"].reveal(GRADER)
+
+
+def question_of(task: Task) -> str:
+    """Return the question of a task, or all its public fields, for reports."""
+    question = task.public.get("question")
+    return (
+        str(question)
+        if question
+        else ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    )
+
+
+def known_answers(task: Task) -> tuple[str, ...]:
+    """Return the right answers of a task, for reports; it may have none."""
+    return tuple(gold_answers(task)) if "answer" in task.secrets else ()
+
+
+def gold_answers(task: Task) -> list[str]:
+    """Return the right answer of a task and its aliases, for graders."""
+    aliases = task.secrets.get("aliases")
+    return [gold_answer(task), *(json.loads(aliases.reveal(GRADER)) if aliases else ())]
+
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -96,3 +143,42 @@ def boxed_number(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}``; a number is normalized."""
     box = boxed_answer(text)
     return None if box is None else (number(box) or box)
+
+
+ALIKE = 0.9
+"""Minimum similarity at which two answers count as equal."""
+
+Similarity = Callable[[str, str], float]
+"""Similarity of two answers, in [0, 1] (:class:`~coterie.environments.protocol.Votes`)."""
+
+
+class Vote:
+    """Incremental count of answers.
+
+    An answer joins the first group with a similar member, or else starts a group. In a tie the oldest group wins.
+    """
+
+    def __init__(self, similarity: Similarity) -> None:
+        self._similarity = similarity
+        self._groups: list[list[int]] = []
+        self._answers: dict[int, str] = {}
+
+    def add(self, voter: int, answer: str | None) -> None:
+        """Count the answer of ``voter``, a unique number. ``None`` (no answer) is not a vote."""
+        if answer is None:
+            return
+        self._answers[voter] = answer
+        for group in self._groups:
+            if any(self._alike(answer, self._answers[member]) for member in group):
+                group.append(voter)
+                return
+        self._groups.append([voter])
+
+    @property
+    def winners(self) -> tuple[int, ...]:
+        """Voters of the largest group; empty without answers."""
+        largest = max(map(len, self._groups), default=0)
+        return next((tuple(group) for group in self._groups if len(group) == largest), ())
+
+    def _alike(self, answer: str, other: str) -> bool:
+        return answer == other or self._similarity(answer, other) >= ALIKE

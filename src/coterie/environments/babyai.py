@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, saying
-from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.settings import MicroSplit, check_split, split_of_key
 from coterie.errors import UserError, did_you_mean
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending

@@ -29,9 +29,9 @@ from coterie.environments.acting import (
     Move,
     read,
 )
+from coterie.environments.answers import Vote
 from coterie.environments.coding import AGENT, Coding
 from coterie.environments.exchange import Exchange, ExchangeAlone
-from coterie.environments.mixins import ForwardedPlay, ForwardedTasks
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
@@ -39,7 +39,7 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
-from coterie.environments.votes import Vote
+from coterie.environments.with_tools import ForwardedPlay, ForwardedTasks
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox

@@ -1,4 +1,7 @@
-"""Backend programming: an agent asks a user about the behavior of a Python function, then writes it.
+"""Backend programming: an agent asks a person what a Python function is to do; ColBench's environment.
+
+Marks divide a message: one before the answer, one after thoughts, and fences. In an answer or a fence, marks inside
+strings, docstrings and comments of the code are ignored.
 
 ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1) with rules in our own words. The user makes a
 vague request, knows the right function and can't write code. The agent has ten turns and writes a marker before its
@@ -6,30 +9,34 @@ answer. An answer succeeds if it agrees with the reference on all hidden calls. 
 """
 
 import ast
+import builtins
 import json
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from coterie.datasets.catalogue import Split
+from coterie.datasets.code_rows import CodeRow
+from coterie.datasets.load import Rows
+from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import EngineError
-from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
-from coterie.environments.gold import GRADER
+from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
     Grade,
     Observation,
+    Pure,
     State,
     Transition,
 )
-from coterie.environments.pure import Pure
-from coterie.environments.rules import LENGTH
-from coterie.environments.settings import CodingSettings
-from coterie.environments.talk import ANSWERED
+from coterie.environments.settings import CodingSettings, draw
+from coterie.environments.talk import ANSWERED, LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -43,6 +50,112 @@ from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
+
+MARKER = "I WANT TO ANSWER:"
+"""Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""
+OUTPUT = "OUTPUT:"
+"""Marker after thoughts, which other actors do not see and the history drops."""
+_PYTHON = ("python", "python3", "py", "py3")
+
+_LEXER = r"""
+    (?P<literal>
+        \"""(?:\\.|{stop}[^\\])*?\""" | '''(?:\\.|{stop}[^\\])*?'''
+        | (?<!\w)[rbfuRBFU]{{0,2}}"(?:\\.|{stop}[^"\\\n])*" | (?<!\w)[rbfuRBFU]{{0,2}}'(?:\\.|{stop}[^'\\\n])*'
+        | \#(?:{stop}[^\n])*
+    )
+    | (?P<marker>{marker}) | (?P<output>{output}) | (?P<opening>```[ \t]*(?P<language>\w*)[ \t]*\n) | (?P<ticks>```)
+"""
+
+
+def _lexer(stop: str) -> re.Pattern[str]:
+    marker, output = (re.escape(mark) for mark in (MARKER, OUTPUT))
+    text = _LEXER.format(marker=marker, output=output, stop=stop)
+    return re.compile(text, re.VERBOSE | re.DOTALL)
+
+
+_CODE = _lexer("")
+_PROSE = _lexer(f"(?!{re.escape(MARKER)})")
+"""In prose the marker always counts, since models put it in quotes or headings."""
+
+
+class _Mark(NamedTuple):
+    kind: Literal["marker", "output", "opening", "closing", "ticks"]
+    start: int
+    end: int
+    language: str = ""
+
+
+def _marks(text: str, *, code: bool) -> Iterator[_Mark]:
+    fenced, at = False, 0
+    while match := (_CODE if code or fenced else _PROSE).search(text, at):
+        kind, at = match.lastgroup, match.end()
+        if match["marker"]:
+            code = True
+            yield _Mark("marker", match.start(), at)
+        elif match["output"]:
+            yield _Mark("output", match.start(), at)
+        elif fenced and not match["literal"]:
+            fenced, at = False, match.start() + 3
+            yield _Mark("closing", match.start(), at)
+        elif match["opening"]:
+            fenced = True
+            yield _Mark("opening", match.start(), at, match["language"].lower())
+        elif kind == "ticks":
+            yield _Mark("ticks", match.start(), at)
+
+
+def visible(text: str) -> str:
+    """Return the text after ``OUTPUT:`` (up to a second one). An answer marker before it is kept."""
+    marks = list(_marks(text, code=False))
+    outputs = [mark for mark in marks if mark.kind == "output"]
+    if not outputs:
+        return text
+    end = outputs[1].start if len(outputs) > 1 else len(text)
+    result = text[outputs[0].end : end].strip()
+    markers = [mark.start for mark in marks if mark.kind == "marker"]
+    has_earlier = any(start < outputs[0].start for start in markers)
+    has_later = any(outputs[0].end <= start < end for start in markers)
+    return f"{MARKER} {result}" if has_earlier and not has_later else result
+
+
+def answer_in(text: str) -> str | None:
+    """Return the visible text after the answer marker, up to a second one; ``None`` without a marker."""
+    visible_text = visible(text)
+    markers = [mark for mark in _marks(visible_text, code=False) if mark.kind == "marker"]
+    if not markers:
+        return None
+    end = markers[1].start if len(markers) > 1 else len(visible_text)
+    return visible_text[markers[0].end : end].strip()
+
+
+def code_of(answer: str) -> str:
+    """Return the code of an answer: its first Python fence, else its first fence, else all of it."""
+    marks = list(_marks(answer, code=True))
+    fences = [mark for mark in marks if mark.kind == "opening"]
+    if not fences:
+        inline = any(mark.kind == "ticks" for mark in marks)
+        return legacy_code_of(answer) if inline else answer.strip()
+    fence = next((one for one in fences if one.language in _PYTHON), fences[0])
+    ends = [mark.start for mark in marks if mark.kind == "closing" and mark.start >= fence.end]
+    return answer[fence.end : ends[0] if ends else len(answer)].strip()
+
+
+def python_blocks(text: str) -> list[str]:
+    """Return the closed fenced blocks of Python or of no named language, in order."""
+    marks = list(_marks(text, code=False))
+    return [
+        text[one.end : other.start].strip()
+        for one, other in pairwise(mark for mark in marks if mark.kind in ("opening", "closing"))
+        if (one.kind, other.kind) == ("opening", "closing") and one.language in ("", *_PYTHON)
+    ]
+
+
+def legacy_code_of(answer: str) -> str:
+    """Return the code as ColBench's grader extracts it: another fence (``py``, ``Python``) becomes part of the code."""
+    _, fence, after = answer.partition("```python")
+    if not fence:
+        _, fence, after = answer.partition("```")
+    return (after.partition("```")[0] if fence else answer).strip()
 
 
 def functions(code: str) -> frozenset[str]:
@@ -83,7 +196,7 @@ def work(turns: int, marker: str) -> str:
         "- First ask the person about everything that the request leaves open. Do not guess.\n"
         "- Ask one simple question in each message. The person knows no Python and answers in a sentence or two.\n"
         f"- Number of messages that you can send, your answer included: {turns}. Answer before they are used up.\n"
-        f"{LENGTH}"
+        f"{LENGTH_RULE}"
         f"- As soon as you know enough, send your answer. {_form(marker)}"
     )
 
@@ -93,7 +206,7 @@ def at_once(marker: str) -> str:
         "You write Python functions. A person asks you for one function. You cannot ask questions: your first message "
         "is your answer.\n"
         "Rules:\n"
-        f"{LENGTH}"
+        f"{LENGTH_RULE}"
         f"- {_form(marker)}"
     )
 
@@ -340,3 +453,58 @@ def _results(graded: Graded) -> str:
             for test in graded.tests
         ]
     )
+
+
+class BackendProgramming(Coding):
+    """Backend Programming, with a model as the user. Rows without a reference or tests are left out."""
+
+    row_types: tuple[type[QuestionRow], ...] = (CodeRow,)
+
+    def __init__(self, settings: CodingSettings, rows: Rows) -> None:
+        super().__init__(settings)
+        self.name = rows.name
+        self.rows = rows
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        """Return tasks of a split, or fewer if the data set has fewer."""
+        tasks = []
+        for row in draw(self.rows, split, count, seed, after):
+            assert isinstance(row, CodeRow), "the data set has code rows"
+            tasks.append(self.task(row))
+        return tasks
+
+    def task(self, row: CodeRow) -> Task:
+        """Return the task of a row, which may come from outside the data set."""
+        calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
+        return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
+
+
+def compared(call: str) -> str:
+    """Return the calls that a test compares with expected values, such as ``f(2)`` for ``f(2) == 4``.
+
+    The reference program gives the expected values, so an ``__eq__`` of the answer never decides. Other tests, such as
+    ``f(2)``, stay unchanged.
+    """
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return call
+    sides = _compared_calls(tree)
+    if not sides:
+        return call
+    return ast.unparse(sides[0] if len(sides) == 1 else ast.Tuple(sides, ast.Load()))
+
+
+def _compared_calls(node: ast.expr) -> list[ast.expr]:
+    """Return the calls in comparisons by ``==``, possibly joined by ``and``; [] for other expressions."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        parts = [_compared_calls(value) for value in node.values]
+        return [side for part in parts for side in part] if all(parts) else []
+    if not isinstance(node, ast.Compare) or any(type(op) is not ast.Eq for op in node.ops):
+        return []
+    return [side for side in (node.left, *node.comparators) if _calls_more_than_builtins(side)]
+
+
+def _calls_more_than_builtins(side: ast.expr) -> bool:
+    calls = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
+    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in calls)

@@ -9,12 +9,10 @@ from coterie.datasets.conversations import ChatMessage, Conversation
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow
-from coterie.environments.answers import f1
+from coterie.environments.answers import f1, gold_answers, secret_answers
 from coterie.environments.debate import asked
-from coterie.environments.gold import gold_answers, secret_answers
-from coterie.environments.protocol import ActorKind, Grade, State, Transition
-from coterie.environments.pure import Pure
-from coterie.environments.rows import draw
+from coterie.environments.protocol import ActorKind, Grade, Pure, State, Transition
+from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
 from coterie.tools.calls import NativeCalls
 from coterie.trajectories.calls import Tool

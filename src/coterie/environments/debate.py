@@ -13,25 +13,22 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.agents import NAMES as AGENTS
-from coterie.environments.agents import named, others
 from coterie.environments.answers import (
     boxed_answer,
     boxed_number,
+    gold_answers,
     marked_answer,
     option_of,
     same_text,
     same_words,
+    secret_answers,
 )
 from coterie.environments.formats import DEBATE_FORMATS
-from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.rows import draw
-from coterie.environments.rules import LENGTH, answer_rule
-from coterie.environments.settings import TalkSettings
-from coterie.environments.solo import solo_prompt
-from coterie.environments.talk import Talk
+from coterie.environments.settings import TalkSettings, draw
+from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
+from coterie.environments.talk import NAMES as AGENTS
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -174,7 +171,7 @@ class Debate(Talk):
             f"{read} your messages and {point} out mistakes.\n",
             "- Solve the problem step by step.\n"
             "- If you are told of a mistake, check that step. Correct it if it is wrong, and give your answer again.\n"
-            f"{LENGTH}{self.subject.ending}",
+            f"{LENGTH_RULE}{self.subject.ending}",
         )
 
     def _critic(self, agent: str) -> tuple[str, str]:
@@ -185,7 +182,7 @@ class Debate(Talk):
             f"You are {agent}. {solver} solves the problem below. You read the solution{also} and look for mistakes.\n",
             "- Check the solution step by step. Name each mistake and say how to correct it.\n"
             "- Do not give an answer to the problem yourself.\n"
-            f"{LENGTH}"
+            f"{LENGTH_RULE}"
             f"- If there is no mistake, reply with this sentence only:\n{NO_MISTAKE}",
         )
 

@@ -31,8 +31,8 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.gold import secret_answers
-from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, check_split, split_of_key
+from coterie.environments.answers import secret_answers
+from coterie.environments.settings import SPLIT_SHARES, MicroSplit, check_split, split_of_key
 from coterie.environments.workflow.environment import Workflow, WorkflowSettings
 from coterie.environments.workflow.expert import has_passages
 from coterie.environments.workflow.plan import Plan

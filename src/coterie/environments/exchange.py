@@ -17,11 +17,9 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import exact_match, marked_answer
-from coterie.environments.gold import GRADER, gold_answer
-from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
+from coterie.environments.answers import GRADER, exact_match, gold_answer, marked_answer
 from coterie.environments.protocol import State, Transition
-from coterie.environments.settings import FormatSettings
+from coterie.environments.settings import FormatSettings, MicroSplit, check_split, split_of_key
 from coterie.environments.talk import ANSWERED, Talk
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH

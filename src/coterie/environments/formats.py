@@ -1,9 +1,97 @@
-"""Packaged pools of formats for the messages of the first iteration.
+"""Pools of formats that agents are asked to speak in: those of files, those that ship, and writing more.
 
 Optima (arXiv 2410.08115, section 3.1) samples a format for each dialogue, which gives selection more variety. Training
-rows omit the instruction. Debates on mathematics have no pool (appendix H.3). ``environments.format_pool`` reads other
+rows omit the instruction. Debates on mathematics have no pool (appendix H.3). ``environments.formats`` reads other
 pools from files.
+
+Optima's authors generated their pool with a stronger model, which saw the existing formats (arXiv 2410.08115, section
+3.1). Here a format is rejected if it is empty, too long, truncated, or similar to another.
 """
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, StringConstraints, ValidationError
+from rapidfuzz import fuzz
+
+from coterie.config.plain import wrong_at
+from coterie.config.settings import Settings, key
+from coterie.datasets.files import append_line, numbered, resume_lines
+from coterie.engines.endpoint import Endpoint, EndpointSettings
+from coterie.engines.messages import Utterance
+from coterie.errors import UserError
+
+MAX_LENGTH = 400
+"""Maximum characters of a format, which is a short instruction in every prompt."""
+
+
+class FormatLine(BaseModel):
+    """One line of a pool file."""
+
+    index: int = 0
+    """Index for readers of the file; only the order of the lines counts."""
+    format: Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LENGTH)
+    ]
+    """Instruction for an agent, such as ``Write key = value pairs.``"""
+
+
+def read_pool(file: Path) -> tuple[str, ...]:
+    """Return the formats of a file, in order.
+
+    Raises:
+        UserError: the file is missing or empty, or a line is invalid, empty, too long or a duplicate.
+    """
+    pool: dict[str, str] = {}
+    for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
+        try:
+            one = FormatLine.model_validate({"format": raw} if isinstance(raw, str) else raw)
+        except ValidationError as error:
+            raise _broken(file, place, wrong_at(error.errors()[0])) from error
+        if one.format in pool:
+            raise _broken(file, place, f"it repeats the format of {pool[one.format]}")
+        pool[one.format] = place
+    if not pool:
+        raise UserError(f"the format pool {file} is empty", _ADVICE)
+    return tuple(pool)
+
+
+_ADVICE = (
+    'use a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."}, or a YAML '
+    "list of texts; `coterie data prompt-pool` writes one"
+)
+
+
+def _broken(file: Path, place: str, why: object) -> UserError:
+    return UserError(f"{file}, {place} is broken: {why}", _ADVICE)
+
+
+def _yaml(file: Path) -> Iterator[tuple[str, object]]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise _broken(file, f"line {line}", error.problem or "no YAML") from error
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: dates
+        raise UserError(f"the format pool {file} can't be read: {error}", _ADVICE) from error
+    if node is None:
+        return
+    if not isinstance(node, yaml.SequenceNode):
+        raise _broken(file, f"line {node.start_mark.line + 1}", "this is not a list")
+    for item, value in zip(node.value, values, strict=True):
+        yield f"line {item.start_mark.line + 1}", value
+
 
 EXCHANGE_FORMATS: tuple[str, ...] = (
     "Write facts with arrows, such as: Lima -> capital of -> Peru.",
@@ -55,3 +143,108 @@ DEBATE_FORMATS: tuple[str, ...] = (
     "Write like function calls: known(x), rules_out(x, y), choose(z).",
 )
 """For a solver of questions with options, who must show how it got there."""
+
+FormatSetting = Literal["exchange", "debate"]
+NEAR = 85.0
+"""Similarity in percent (100: the same words in any order) from which two formats are duplicates."""
+TRIES = 5
+"""Maximum average number of replies for each new format."""
+MAX_TOKENS = 200
+_FRAME = re.compile(r"^(?:[-*]|\d+[.)])\s+|^[\"'`]+|[\"'`]+$")
+
+
+class FormatPoolSettings(Settings):
+    """Settings of the model that writes formats."""
+
+    endpoint: EndpointSettings
+    temperature: float = key(1.0, "Sampling temperature.", ge=0, le=2)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedFormat:
+    """Reason why a reply was rejected."""
+
+    why: str
+
+
+def clean(reply: str, known: Sequence[str]) -> str | RejectedFormat:
+    """Return the format in a reply, on one line without list marks and quotation marks, or why it is rejected."""
+    text = _FRAME.sub("", _FRAME.sub("", " ".join(reply.split())).strip()).strip()
+    if not text:
+        return RejectedFormat("it is empty")
+    if len(text) > MAX_LENGTH:
+        return RejectedFormat(f"it has {len(text)} characters, more than {MAX_LENGTH}")
+    for other in known:
+        if fuzz.token_sort_ratio(text.lower(), other.lower()) >= NEAR:
+            return RejectedFormat(f"it is too similar to {other!r}")
+    return text
+
+
+async def write_pool(
+    endpoint: Endpoint,
+    file: Path,
+    count: int,
+    setting: FormatSetting,
+    temperature: float,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Add formats to a pool file, as they arrive, until it has ``count``.
+
+    The model sees the packaged pool of the setting too, and formats similar to it are rejected.
+
+    Raises:
+        UserError: the file is invalid, or the model returns too few usable formats.
+        EngineError: the model fails.
+    """
+    pool = list(read_pool(file)) if resume_lines(file) else []
+    packaged = EXCHANGE_FORMATS if setting == "exchange" else DEBATE_FORMATS
+    tries = TRIES * (count - len(pool))
+    attempt = len(pool)
+    while len(pool) < count:
+        if not tries:
+            raise UserError(
+                f"{endpoint.settings.model} wrote only {len(pool)} of {count} usable formats",
+                f"they are in {file}; run the command again with another model or a higher temperature",
+            )
+        tries -= 1
+        attempt += 1
+        known = (*packaged, *pool)
+        reply = await endpoint.chat(
+            _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=attempt
+        )
+        truncated = reply.finish == "length"
+        new = RejectedFormat("it is truncated") if truncated else clean(reply.text, known)
+        if isinstance(new, RejectedFormat):
+            tell(f"rejected: {new.why}")
+            continue
+        line = FormatLine(index=len(pool), format=new)
+        append_line(file, line.model_dump())
+        pool.append(new)
+        tell(f"{len(pool)} of {count}: {new}")
+    return pool
+
+
+def _request(setting: FormatSetting, known: Sequence[str]) -> list[Utterance]:
+    return [
+        Utterance("system", _TASK[setting]),
+        Utterance("user", "\n".join(["These are there:", *(f"- {one}" for one in known), _LAST])),
+    ]
+
+
+_TASK: dict[FormatSetting, str] = {
+    "exchange": (
+        "Language models solve a task together: each knows a part of the facts, and they write short messages to each "
+        "other. You invent forms in which such messages can be written. A form is shorter than plain sentences, and "
+        "the reader still understands it."
+    ),
+    "debate": (
+        "A language model answers a question with options and shows its steps to another one, which looks for "
+        "mistakes. You invent forms in which the steps can be written. A form is shorter than plain sentences, and "
+        "still easy to check."
+    ),
+}
+_LAST = (
+    "Write one more instruction, for a form that is unlike all of these. It has one sentence, and a short example if "
+    "it needs one. Do not use codes that a reader must decipher, such as Morse or binary. A reply that is cut off is "
+    "lost. Reply with the instruction alone, in this form:\nWrite key = value pairs, one to a line."
+)

@@ -1,29 +1,107 @@
-"""Information exchange on real questions: each agent has a part of the context.
+"""Split of a question's context between agents.
+
+Optima (arXiv 2410.08115, section 4.1) gives each agent a part of the context, so that they must talk. The split is
+seeded by the question's key, so it is the same in every run, before and after training. (Optima's released code draws
+a new split each time.) With three agents (table 7) alternating items go to each in turn, and halves become thirds.
 
 Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same instructions
 and different notes. They must exchange their information, and the dialogue ends when they mark the same answer.
 """
 
+import random
 from collections.abc import Sequence
 from typing import Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
-from coterie.datasets.rows import BLANK, CbtRow, HotpotRow, QuestionRow, TriviaRow
-from coterie.environments.agents import NAMES as AGENTS
-from coterie.environments.agents import named, others
-from coterie.environments.answers import f1, marked_answer
-from coterie.environments.contexts import deal
+from coterie.datasets.rows import (
+    BLANK,
+    CbtRow,
+    HotpotRow,
+    Paragraph,
+    QuestionRow,
+    TriviaRow,
+    TwoWikiRow,
+)
+from coterie.environments.answers import f1, gold_answers, marked_answer, secret_answers
 from coterie.environments.formats import EXCHANGE_FORMATS
-from coterie.environments.gold import gold_answers, secret_answers
-from coterie.environments.rows import draw
-from coterie.environments.rules import LENGTH, answer_rule
-from coterie.environments.settings import TalkSettings
-from coterie.environments.solo import solo_prompt
-from coterie.environments.talk import Talk
+from coterie.environments.settings import TalkSettings, draw
+from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
+from coterie.environments.talk import NAMES as AGENTS
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
+
+Deal = dict[str, list[str]]
+"""Texts by agent, in the order of the original context."""
+
+
+def deal(
+    row: QuestionRow, agents: Sequence[str], *, key: str, first_sentence: bool = False
+) -> Deal:
+    """Split the context of a question by the rule of its data set; ``key`` seeds random choices."""
+    match row:
+        case HotpotRow():
+            return deal_paragraphs(row, agents, key=key, first_sentence=first_sentence)
+        case TriviaRow():
+            return deal_snippets(row.snippets, agents, key=key)
+        case CbtRow():
+            return deal_parts(row.sentences, agents)
+    raise TypeError(f"a {type(row).__name__} has no context to split")
+
+
+def deal_paragraphs(
+    row: HotpotRow, agents: Sequence[str], *, key: str, first_sentence: bool = False
+) -> Deal:
+    """Split paragraphs of HotpotQA and 2WikiMultiHopQA.
+
+    Titles of supporting facts go to the agents in turn, other paragraphs to a random agent. HotpotQA's titles are
+    shuffled, and 2Wiki's keep their order, which follows the reasoning. As in Optima's released code, a title with two
+    supporting facts counts twice, so both agents may have it, and ``first_sentence`` keeps only the first sentence of
+    each paragraph, which often loses the sentence that supports the answer.
+    """
+    rng = random.Random(f"deal/{key}")
+    titles = [fact.title for fact in row.supporting_facts]
+    if not isinstance(row, TwoWikiRow):
+        rng.shuffle(titles)
+    holders: dict[str, set[str]] = {}
+    for place, title in enumerate(titles):
+        holders.setdefault(title, set()).add(agents[place % len(agents)])
+    for paragraph in row.context:
+        if paragraph.title not in holders:
+            holders[paragraph.title] = {rng.choice(list(agents))}
+    return {
+        agent: [
+            _text(paragraph, row.glue, first_sentence)
+            for paragraph in row.context
+            if agent in holders[paragraph.title]
+        ]
+        for agent in agents
+    }
+
+
+def deal_snippets(snippets: Sequence[str], agents: Sequence[str], *, key: str) -> Deal:
+    """Split snippets of TriviaQA: each agent in turn gets a random one."""
+    places = list(range(len(snippets)))
+    random.Random(f"deal/{key}").shuffle(places)
+    return {
+        agent: [snippets[place] for place in sorted(places[first :: len(agents)])]
+        for first, agent in enumerate(agents)
+    }
+
+
+def deal_parts(sentences: Sequence[str], agents: Sequence[str]) -> Deal:
+    """Split sentences of CBT into consecutive parts, whose lengths differ by at most one."""
+    ends = [len(sentences) * place // len(agents) for place in range(len(agents) + 1)]
+    return {
+        agent: list(sentences[ends[place] : ends[place + 1]]) for place, agent in enumerate(agents)
+    }
+
+
+def _text(paragraph: Paragraph, glue: str, first_sentence: bool) -> str:
+    sentences = paragraph.sentences[:1] if first_sentence else paragraph.sentences
+    return f"{paragraph.title}: {glue.join(sentences).strip()}"
+
 
 Context = Literal["paragraph", "first_sentence"]
 EXAMPLE = "Lake Geneva"
@@ -121,7 +199,7 @@ def _rules(agents: int) -> str:
         f"- Tell your {partner} which facts in your notes matter for the question, and ask for the facts that you "
         "need. Think step by step.\n"
         f"- Use only the facts in your notes and in the messages of your {partner}.\n"
-        f"{LENGTH}"
+        f"{LENGTH_RULE}"
         f"- The conversation is over when {both} of you have given the same answer.\n"
         f"{_ending('As soon as you know the answer, end your message')}"
     )

@@ -16,8 +16,7 @@ from functools import lru_cache
 from itertools import accumulate, product
 from pathlib import Path
 
-from coterie.environments.numbers import is_name, number
-from coterie.environments.units import SYMBOLS, is_unit, units_of
+from coterie.environments.numbers import SYMBOLS, is_name, is_unit, number, units_of
 from coterie.tools.line_process import LineProcess
 
 MAX_LENGTH = 1000

@@ -21,8 +21,7 @@ from typing import Literal
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, coding_task
-from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
-from coterie.environments.settings import CodingSettings
+from coterie.environments.settings import CodingSettings, MicroSplit, check_split, split_of_key
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part

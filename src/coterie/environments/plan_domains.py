@@ -13,12 +13,10 @@ from coterie.datasets.plans import Domain as DomainName
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 from coterie.engines.chat_model import ChatModelSettings, check_chat
-from coterie.environments.answers import normalize_answer
-from coterie.environments.gold import GRADER
+from coterie.environments.answers import GRADER, normalize_answer
 from coterie.environments.numbers import same_number
-from coterie.environments.protocol import Shared
+from coterie.environments.protocol import Openers, Shared
 from coterie.environments.settings import EnvironmentSettings
-from coterie.environments.traits import Openers
 from coterie.errors import UserError
 from coterie.tools.actions.executors import (
     CANDIDATES,

@@ -18,7 +18,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.gold import GRADER, gold_answer, secret_answers
+from coterie.environments.answers import GRADER, gold_answer, secret_answers
 from coterie.environments.plan_domains import (
     READ,
     Form,
@@ -36,14 +36,14 @@ from coterie.environments.protocol import (
     ActorKind,
     Grade,
     Observation,
+    Openers,
+    Pure,
     State,
     Transition,
+    openers_of,
 )
-from coterie.environments.pure import Pure
-from coterie.environments.rows import draws
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.settings import EnvironmentSettings, draws
 from coterie.environments.talk import ANSWERED
-from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
 from coterie.tools.actions.grammar import check, describe, parse
 from coterie.trajectories.task import Secret, Task

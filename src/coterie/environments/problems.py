@@ -14,11 +14,10 @@ from typing import Literal
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.numbers import same_number
 from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.settings import EnvironmentSettings, MicroSplit, check_split, split_of_key
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox

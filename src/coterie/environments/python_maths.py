@@ -25,11 +25,11 @@ from coterie.environments.acting import (
     write_action,
     write_answer,
 )
-from coterie.environments.gold import gold_answers, secret_answers
+from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.rows import draw
+from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
 from coterie.trajectories.task import Task

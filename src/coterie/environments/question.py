@@ -42,16 +42,19 @@ from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, SvampRow
 from coterie.datasets.questions import TableRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow
-from coterie.environments.answers import boxed_answer, exact_match, f1, normalize_answer
-from coterie.environments.code_text import code_of, python_blocks
+from coterie.environments.answers import (
+    boxed_answer,
+    exact_match,
+    f1,
+    normalize_answer,
+    secret_answers,
+)
+from coterie.environments.coding import code_of, python_blocks
 from coterie.environments.debate import asked
-from coterie.environments.gold import secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
-from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, State, Transition
-from coterie.environments.pure import Pure
-from coterie.environments.rows import draw
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
+from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow.code import STARTER, measures
 from coterie.errors import UserError, did_you_mean

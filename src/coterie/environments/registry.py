@@ -25,9 +25,8 @@ from coterie.datasets.load import (
     row_type,
 )
 from coterie.environments.checks import check_parts
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, TakesTools
 from coterie.environments.settings import EnvironmentSettings
-from coterie.environments.traits import TakesTools
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.tools.registry import ToolsSettings, sources_of, syntax_of
@@ -46,7 +45,7 @@ ENVIRONMENTS = Kind(
         "shop": "coterie.environments.shop:ShopErrands",
         "python_maths": "coterie.environments.python_maths:PythonMaths",
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
-        "backend_programming": "coterie.environments.colbench:BackendProgramming",
+        "backend_programming": "coterie.environments.coding:BackendProgramming",
         "babyai": "coterie.environments.babyai:BabyAI",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow.environment:Mhqa",

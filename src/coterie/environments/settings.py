@@ -1,11 +1,16 @@
-"""Settings of environments."""
+"""Settings of environments, and which rows of a data set become their tasks."""
 
 import hashlib
-from typing import ClassVar, Literal
+import random
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeVar
 
 from coterie.config.folders import expanded
 from coterie.config.settings import Settings, key
-from coterie.environments.format_pool import read_pool
+from coterie.datasets.catalogue import Split
+from coterie.datasets.load import Rows
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.formats import read_pool
 from coterie.tools.sandbox.results import Mode
 from coterie.trajectories.turn import digest
 
@@ -83,3 +88,62 @@ class CodingSettings(EnvironmentSettings):
         "of its items.",
         source="SWEET-RL's code: Python's ==",
     )
+
+
+MicroSplit = Literal["train", "heldout", "corpus"]
+"""``corpus`` is the pre-training data of the micro-world's model."""
+SPLIT_SHARES: dict[MicroSplit, range] = {
+    "train": range(30),
+    "heldout": range(30, 55),
+    "corpus": range(55, 100),
+}
+"""Residues of the key's hash modulo 100, by split."""
+
+
+def split_of_key(key: str) -> MicroSplit:
+    residue = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % 100
+    return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
+
+
+def check_split(split: str) -> None:
+    """Raise ``ValueError`` for an unknown split."""
+    if split not in SPLIT_SHARES:
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")
+
+
+Row = TypeVar("Row")
+
+
+def draw(
+    rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
+) -> list[QuestionRow]:
+    """Return the first held-out rows, or a draw of training rows (see :func:`draws`).
+
+    Raises:
+        UserError: data is missing or invalid.
+    """
+    all_rows = rows.split(split)
+    return all_rows[:count] if split == "heldout" else draws(all_rows, (*after, count), seed)[-1]
+
+
+def draws(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[list[Row]]:
+    """Return the rows of successive draws: one cursor over all rows, shuffled by ``seed``.
+
+    Rows are shuffled again after all have been drawn. A draw across two shuffles contains no row twice, so it has at
+    most ``len(rows)`` rows; its rows move to the end of the new order.
+    """
+    remaining: list[int] = []
+    epochs, result = 0, []
+    for count in counts:
+        indices = remaining[:count]
+        remaining = remaining[len(indices) :]
+        more = min(count, len(rows)) - len(indices)
+        if more > 0:
+            fresh = list(range(len(rows)))
+            random.Random(f"order/{seed}/{epochs}").shuffle(fresh)
+            epochs += 1
+            present = set(indices)
+            remaining = sorted(fresh, key=present.__contains__)
+            indices, remaining = indices + remaining[:more], remaining[more:]
+        result.append([rows[index] for index in indices])
+    return result

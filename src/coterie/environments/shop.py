@@ -15,12 +15,11 @@ from typing import Any
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.gold import GRADER, gold_answer
-from coterie.environments.micro_splits import split_of_key
+from coterie.environments.answers import GRADER, gold_answer
 from coterie.environments.plan_domains import Form
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.settings import EnvironmentSettings, split_of_key
 from coterie.tools.actions.executors import Executed, Failed
 from coterie.tools.actions.grammar import Action, parse
 from coterie.tools.actions.shop import BUY, Session, Shop, ShopExecutor, Wish, act, reward, wish

@@ -18,8 +18,8 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting import write_action, write_answer
-from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.python_maths import SUBJECTS, AnsweringSettings, PythonMaths, as_task
+from coterie.environments.settings import MicroSplit, check_split, split_of_key
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Role
 

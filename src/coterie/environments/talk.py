@@ -1,17 +1,63 @@
-"""Dialogues of agents that end when two successive answers are equal, as in Optima."""
+"""Names of agents.
+
+Chain of thought without examples (Kojima et al. 2022, "Large Language Models are Zero-Shot
+Reasoners"), for the baselines of ``environments.baselines``.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from coterie.datasets.catalogue import Split
-from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, State, Transition
-from coterie.environments.pure import Pure
+from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Turn
+
+NAMES = ("Alice", "Bob", "Carol")
+"""In speaking order: Optima's two agents, and one for its experiments with three agents."""
+
+
+def named(names: Sequence[str]) -> str:
+    """Join names in a sentence: ``Bob``, or ``Bob and Carol``."""
+    return " and ".join(names)
+
+
+def others(agent: str, agents: Sequence[str]) -> list[str]:
+    return [name for name in agents if name != agent]
+
+
+LENGTH_RULE = (
+    "- Keep every message short. A message that is longer than the token limit is cut off, and a cut-off answer "
+    "counts as wrong.\n"
+)
+"""Cost of length. The rule names no number, because the limit is a setting of the sampler."""
+
+
+def answer_rule(when: str, what: str, meaning: str, example: str) -> str:
+    """Return the rule for the format of an answer, which ends with an example on a line of its own."""
+    return (
+        f"- {when} with your answer on a line of its own: {what}, marked as in this example. Nothing else is read as "
+        f"your answer. If the answer is {meaning}, the line is:\n{example}"
+    )
+
+
+def solo_prompt(question: str, ending: str, notes: Iterable[str] = ()) -> tuple[Part, ...]:
+    """Return the prompt of an agent that has the whole problem; ``ending`` is the rule for its answer."""
+    listed = tuple(Part(f"- {note}\n", source="task") for note in notes)
+    rules = "Rules:\n- Think step by step, and write down the steps before the answer.\n"
+    if listed:
+        listed = (Part("Your notes:\n", source="task"), *listed)
+        rules += "- Use only the facts in the notes.\n"
+    return (
+        Part("Answer the question below.\n", source="task"),
+        *listed,
+        Part(f"{rules}{LENGTH_RULE}{ending}\n\n", source="task"),
+        Part(f"Question: {question}", source="task"),
+    )
+
 
 FORMAT_SOURCE = "format"
 """Source of prompt parts that request a format. :func:`drop_format` removes these parts."""

@@ -1,4 +1,4 @@
-"""Wrapper that adds tools to any environment, so that agents may call them before each answer.
+"""Mixins that forward methods to an inner environment.
 
 The environment itself sees only answers, and its limits count only answers. After a message with calls, the agent gets
 the results and acts again. No other agent sees the calls or the results.
@@ -11,20 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.environments.faults import messages_of
-from coterie.environments.mixins import ForwardedPlay
+from coterie.datasets.catalogue import Split
+from coterie.environments.checks import messages_of
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
     Observation,
+    Openers,
     Session,
     Shared,
     State,
     Syntax,
     Transition,
+    openers_of,
 )
-from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
 from coterie.tools.calls import Function, NativeCalls, SessionSource, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
@@ -33,6 +34,40 @@ from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
+
+
+class ForwardedTasks:
+    """Forward tasks, sessions and grades."""
+
+    environment: Environment
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        return self.environment.tasks(split, count, seed, after)
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        return self.environment.open(task, seed, shared)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        return await self.environment.grade(state, live)
+
+
+class ForwardedPlay(ForwardedTasks):
+    """Forward acts and tools too."""
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        return await self.environment.begin(task, live)
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return self.environment.acting(state)
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return self.environment.tools(state, actor)
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+
+        return await self.environment.act(state, turns, live, recorded=recorded)
 
 
 @dataclass(frozen=True, slots=True)

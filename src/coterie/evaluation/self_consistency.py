@@ -8,7 +8,7 @@ Self-consistency of several agents, as in Optima (arXiv 2410.08115, section 3.3)
   has the i-th dialogue of every task (AFM's five rounds on the web);
 * *tokens* is the total number of tokens.
 
-Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.votes`` groups the answers.
+Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.answers`` groups the answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie.environments.votes import Similarity, Vote
+from coterie.environments.answers import Similarity, Vote
 from coterie.evaluation.statistics import bootstrap_interval
 
 

@@ -12,9 +12,8 @@ from coterie.config.plugins import label
 from coterie.config.resolve import flatten
 from coterie.engines.protocol import POLICY, Engine, Sampling
 from coterie.environments.checks import check_needs
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, Openers, agents_of, openers_of
 from coterie.environments.registry import content, make_environment
-from coterie.environments.traits import Openers, agents_of, openers_of
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress

@@ -10,10 +10,9 @@ import torch
 from coterie.engines.chat_model import check_chat
 from coterie.engines.servers.vllm import check_vllm
 from coterie.engines.settings import EngineSettings
+from coterie.environments.answers import GRADER
 from coterie.environments.checks import draw_tasks
-from coterie.environments.gold import GRADER
-from coterie.environments.protocol import Environment
-from coterie.environments.traits import Scripted, formats_of, most_turns, persons_of
+from coterie.environments.protocol import Environment, Scripted, formats_of, most_turns, persons_of
 from coterie.environments.user_simulator import (
     REFERENCE,
     SCRIPT,

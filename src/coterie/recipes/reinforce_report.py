@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
 from coterie.recipes.plain_report import decoder
 from coterie.recipes.reinforcement import STAGE

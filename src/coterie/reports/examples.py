@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from os.path import commonprefix
 
-from coterie.environments.gold import question_of
+from coterie.environments.answers import question_of
 from coterie.environments.protocol import Environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.faults import faults_of
+from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.environment_proxy import EnvironmentProxy
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler

@@ -7,8 +7,7 @@ a critic. A dialogue and its candidates are one tree; one pass over each turn's 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coterie.environments.protocol import State
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import State, agents_of
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout, TreeGrower, gather_all
 from coterie.rollout.recorded_turns import state_after

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from coterie.environments.faults import (
+from coterie.environments.checks import (
     EnvironmentFault,
     check_return,
     faults_of,

@@ -3,9 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
-from coterie.environments.faults import EnvironmentFault
-from coterie.environments.protocol import Environment, Shared
-from coterie.environments.traits import agents_of
+from coterie.environments.checks import EnvironmentFault
+from coterie.environments.protocol import Environment, Shared, agents_of
 from coterie.errors import UserError
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import SECONDS

@@ -6,7 +6,7 @@ model would have received, so the turn can be trained on.
 
 from dataclasses import replace
 
-from coterie.environments.faults import faults_of
+from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.samplers import AgentContext, Prompt, Response

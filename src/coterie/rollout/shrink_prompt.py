@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from coterie.environments.faults import faults_of
-from coterie.environments.protocol import Environment, State
-from coterie.environments.traits import Shortens
+from coterie.environments.checks import faults_of
+from coterie.environments.protocol import Environment, Shortens, State
 from coterie.rollout.samplers import OutOfContext, Prompt
 
 T = TypeVar("T")

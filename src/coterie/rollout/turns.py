@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coterie.environments.faults import faults_of
+from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment
 from coterie.rollout.samplers import AgentContext, Response
 from coterie.rollout.transitions import Position

@@ -6,7 +6,7 @@ The environment gives each actor's messages; the actor's renderer makes the prom
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coterie.environments.faults import messages_of
+from coterie.environments.checks import messages_of
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
 from coterie.tools.calls import template_tools

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.chat_model import open_chat
-from coterie.environments.protocol import Environment, Shared
-from coterie.environments.traits import Openers, Scripted, openers_of, persons_of
+from coterie.environments.protocol import (
+    Environment,
+    Openers,
+    Scripted,
+    Shared,
+    openers_of,
+    persons_of,
+)
 from coterie.environments.user_simulator import (
     SCRIPT,
     ModelUserSimulator,

@@ -19,7 +19,7 @@ from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, Openers, Votes, agents_of
 from coterie.environments.registry import (
     ENVIRONMENTS,
     Choice,
@@ -32,7 +32,6 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
-from coterie.environments.traits import Openers, Votes, agents_of
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.chat_model import open_chat
-from coterie.environments.gold import question_of
+from coterie.environments.answers import question_of
 from coterie.evaluation.picker import Picker, PickerSettings, Try
 from coterie.evaluation.statistics import bootstrap_interval
 from coterie.trajectories.store import Store

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.folders import whole_file
-from coterie.environments.gold import known_answers
-from coterie.environments.protocol import Environment
-from coterie.environments.traits import agents_of
+from coterie.environments.answers import known_answers
+from coterie.environments.protocol import Environment, agents_of
 from coterie.rollout.first_prompts import first_prompts_async
 from coterie.trajectories.store import Store
 from coterie.trajectories.turn import Message, Turn

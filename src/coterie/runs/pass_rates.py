@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coterie.datasets.rows import QuestionRow, question_key
-from coterie.environments.gold import question_of
+from coterie.environments.answers import question_of
 from coterie.runs.reinforce.loop import step_records
 from coterie.runs.reinforce.sampling import step_stage
 from coterie.trajectories.store import Store

@@ -26,14 +26,13 @@ from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
+    Pure,
     State,
     Transition,
+    agents_of,
 )
-from coterie.environments.pure import Pure
-from coterie.environments.rows import draw
-from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
-from coterie.environments.traits import agents_of
 from coterie.environments.with_tools import WithTools, with_tools
 from coterie.environments.workflow.plan import (
     BrokenPlan,

@@ -19,8 +19,8 @@ from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.code_text import code_of, python_blocks
-from coterie.environments.gold import GRADER, gold_answers, secret_answers
+from coterie.environments.answers import GRADER, gold_answers, secret_answers
+from coterie.environments.coding import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent

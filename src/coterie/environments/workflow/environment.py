@@ -21,15 +21,14 @@ from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.messages import Utterance
-from coterie.environments.answers import f1, normalize_answer
-from coterie.environments.gold import gold_answers, secret_answers
+from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
 from coterie.environments.protocol import (
     WELL_FORMED,
     Grade,
+    Openers,
     State,
 )
-from coterie.environments.solo import solo_prompt
-from coterie.environments.traits import Openers
+from coterie.environments.talk import solo_prompt
 from coterie.environments.workflow.agent import ANSWER, AgentSettings, WorkflowAgent
 from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
 from coterie.environments.workflow.plan import Plan

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.environments.answers import exact_match, f1
-from coterie.environments.code_text import python_blocks
+from coterie.environments.coding import python_blocks
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task, parse_plan
 
 CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")

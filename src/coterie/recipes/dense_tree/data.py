@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from coterie.datasets.conversations import ChatMessage
 from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
-from coterie.environments.traits import Openers, agents_of, most_turns
+from coterie.environments.protocol import Openers, agents_of, most_turns
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from coterie.config.folders import expanded
 from coterie.config.home import sha256
-from coterie.environments.gold import question_of
-from coterie.environments.protocol import Shared
-from coterie.environments.traits import Openers, agents_of
+from coterie.environments.answers import question_of
+from coterie.environments.protocol import Openers, Shared, agents_of
 from coterie.environments.workflow.agent import AgentSettings
 from coterie.environments.workflow.expert import Demonstrates
 from coterie.environments.workflow.trace import SEARCH, NoTrace

@@ -19,9 +19,9 @@ from coterie.environments.protocol import (
     State,
     Syntax,
     Transition,
+    agents_of,
 )
 from coterie.environments.talk import ANSWERED
-from coterie.environments.traits import agents_of
 from coterie.environments.workflow.trace import final_answer, tagged
 from coterie.recipes.gap.traces import ANSWER, TraceRow, observations
 from coterie.rollout.scripted_sampler import stopped_at

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 
 from coterie.engines.chat_model import check_chat
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
+from coterie.environments.protocol import Openers
 from coterie.environments.registry import check_no_tools
-from coterie.environments.traits import Openers
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer

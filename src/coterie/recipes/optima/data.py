@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
+from coterie.environments.protocol import agents_of, formats_of
 from coterie.environments.talk import drop_format
-from coterie.environments.traits import agents_of, formats_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima.reward import score

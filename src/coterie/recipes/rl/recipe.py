@@ -19,7 +19,7 @@ for long answers. PPO has a critic V. The steps are in :mod:`coterie.runs.reinfo
 """
 
 from coterie.engines.protocol import POLICY
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import agents_of
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan

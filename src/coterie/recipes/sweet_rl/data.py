@@ -8,10 +8,9 @@ from pathlib import Path
 from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.engines.chat_model import check_chat
-from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
-from coterie.environments.colbench import BackendProgramming
+from coterie.environments.coding import AGENT, CRITIC, BackendProgramming, Coding, with_reference
+from coterie.environments.protocol import Openers
 from coterie.environments.registry import check_no_tools
-from coterie.environments.traits import Openers
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

@@ -23,9 +23,8 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Frozen, SetRow
 from coterie.engines.protocol import EngineError
-from coterie.environments.coding import AGENT
-from coterie.environments.colbench import BackendProgramming
-from coterie.environments.faults import faults_of
+from coterie.environments.checks import faults_of
+from coterie.environments.coding import AGENT, BackendProgramming
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON
