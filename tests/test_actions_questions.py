@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.engines.chat_model import Answer
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.errors import UserError
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse

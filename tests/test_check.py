@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.compiled.paged import PagedRows
+from coterie.engines.compiled.llama import CompiledLlama, PagedRows
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.padded import PaddedRows
 from coterie.engines.protocol import Sampling

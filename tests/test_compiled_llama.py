@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from coterie.engines.compiled import kernels
-from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.compiled.paged import PagedRows
-from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.compiled.llama import CompiledLlama, PagedRows
+from coterie.engines.inprocess import InProcessEngine, Runner
 from coterie.engines.protocol import Sampling
-from coterie.engines.runner import Runner
 from tests.engine_models import COMPILED, PLAIN, PROMPT, loaded, recomputed, sampled
 
 

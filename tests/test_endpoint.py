@@ -15,9 +15,18 @@ import pytest
 from pydantic import ValidationError
 
 from coterie.config.resolve import resolve
-from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage
-from coterie.engines.limits import MAX_WAIT, Bucket, Limits, retry_after
-from coterie.engines.messages import Reply, Utterance, read_reply
+from coterie.engines.endpoint import (
+    MAX_WAIT,
+    Bucket,
+    Endpoint,
+    EndpointSettings,
+    EndpointUsage,
+    Limits,
+    Reply,
+    Utterance,
+    read_reply,
+    retry_after,
+)
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 

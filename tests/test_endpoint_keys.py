@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.keys import configured, find_key
+from coterie.engines.endpoint import Endpoint, EndpointSettings, configured, find_key
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 from tests.conftest import Cli

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.drawing import NONE, draw, draw_by_torch
 from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.sequence import NONE, draw, draw_by_torch
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 
 POISON = 211

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.drawing import draw, draw_by_torch, uniforms
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.sequence import draw, draw_by_torch, uniforms
 from coterie.errors import UserError
 from tests.templates import model
 

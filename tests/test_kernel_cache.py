@@ -11,7 +11,7 @@ MODULE = """
 from pathlib import Path
 from typing import NamedTuple
 from numba import njit
-from coterie.engines.compiled.kernel_cache import drop_stale
+from coterie.engines.compiled.kernels import drop_stale
 
 class {name}(NamedTuple):
     one: float

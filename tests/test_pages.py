@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.engines.compiled.llama import Pages
-from coterie.engines.prefixes import BLOCK, BlockIndex, PrefixCache
+from coterie.engines.rows import BLOCK, BlockIndex, PrefixCache
 
 
 def pages() -> Pages:

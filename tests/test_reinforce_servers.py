@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from coterie.engines import run_engines
-from coterie.engines.servers.opening import running_servers
-from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.pool import ServerPool, running_servers
 from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
@@ -47,7 +46,7 @@ class Servers:
     async def pool(
         self, model: str | Path, renderer: Any, own: Any, logs: Path, *, policy: str, version: str
     ) -> AsyncIterator[ServerPool]:
-        """In the place of :func:`coterie.engines.servers.opening.vllm_pool`."""
+        """In the place of :func:`coterie.engines.servers.pool.vllm_pool`."""
         self.opened.append(Path(model).name)
         async with (
             served(resolve(model), policy) as url,

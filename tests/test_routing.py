@@ -2,8 +2,8 @@
 
 import random
 
-from coterie.engines.prefixes import BLOCK, block_keys
-from coterie.engines.servers.routing import FACTOR, SLACK, PrefixRouter
+from coterie.engines.rows import BLOCK, block_keys
+from coterie.engines.servers.pool import FACTOR, SLACK, PrefixRouter
 
 
 def ids(seed: int, blocks: int) -> list[int]:

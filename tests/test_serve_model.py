@@ -15,10 +15,9 @@ import torch
 from transformers.utils import import_utils
 
 from coterie.cli import serve_model
-from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.messages import Reply, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointSettings, Reply, Utterance
 from coterie.engines.servers import vllm
-from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import load
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of

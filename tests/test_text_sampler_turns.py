@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from coterie.engines.endpoint import Endpoint
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Sampling
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.trajectories.calls import ToolResult

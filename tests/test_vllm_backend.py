@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.vllm import INSIDE, VLLMBackend
+from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 
 

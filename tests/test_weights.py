@@ -7,8 +7,8 @@ import pytest
 import torch
 from peft import PeftModel
 
+from coterie.engines.inprocess import WatchedWeights
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.weights import WatchedWeights
 from coterie.models.adapters import activate, add_lora
 from coterie.models.checksums import checksums, sum_by_torch
 from coterie.models.loading import LoadedModel

@@ -13,7 +13,7 @@ import yaml
 
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.with_tools import SPENT

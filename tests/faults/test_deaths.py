@@ -15,9 +15,8 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.engines.servers import child, client
-from coterie.engines.servers.opening import own_servers, running_servers
-from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.pool import ServerPool, own_servers, running_servers
+from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import MODEL, QUICK, at

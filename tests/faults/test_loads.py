@@ -9,7 +9,7 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.servers.opening import running_servers
+from coterie.engines.servers.pool import running_servers
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load

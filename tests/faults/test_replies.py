@@ -9,13 +9,11 @@ from email.utils import format_datetime
 
 import pytest
 
-from coterie.engines import limits
+from coterie.engines import endpoint
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.client import ServerClient
-from coterie.engines.servers.faults import FinalFault
-from coterie.engines.servers.opening import running_servers
-from coterie.engines.servers.pool import PoolStats
-from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.client import FinalFault, ServerClient
+from coterie.engines.servers.pool import PoolStats, running_servers
+from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import QUICK, at
 from tests.faults.dialogues import Played, play
@@ -85,7 +83,7 @@ def test_a_reply_that_is_bad_for_now_changes_nothing(
     quiet: Played,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_WAIT", 1.0)
+    monkeypatch.setattr(endpoint, "MAX_WAIT", 1.0)
 
     def plan(number: int, body: Body) -> Bad | None:
         return FAULTS[name] if number in (OPENING, OPENING + 5) else None

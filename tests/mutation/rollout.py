@@ -161,7 +161,7 @@ FAULTS = (
     Fault(f"{M}adapters:untie", returns(None), [ADAPTERS]),
     Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
     # What an engine draws.
-    Fault("coterie.engines.drawing:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
-    Fault("coterie.engines.drawing:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
-    Fault("coterie.engines.drawing:uniforms", given(seed=0), [SEEDS_DIFFER]),
+    Fault("coterie.engines.sequence:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
+    Fault("coterie.engines.sequence:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
+    Fault("coterie.engines.sequence:uniforms", given(seed=0), [SEEDS_DIFFER]),
 )

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.servers.opening import vllm_pool
-from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.pool import ServerPool, vllm_pool
+from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import LoadedModel, load
 
 MODEL = "tiny-exchange"

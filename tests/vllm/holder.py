@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.engines.servers.opening import own_servers
+from coterie.engines.servers.pool import own_servers
 from coterie.engines.servers.vllm import VLLMBackend
 from coterie.models.loading import load
 from tests.vllm.conftest import MODEL, SETTINGS

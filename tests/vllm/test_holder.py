@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coterie.engines.servers.opening import vllm_pool
+from coterie.engines.servers.pool import vllm_pool
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm import holder

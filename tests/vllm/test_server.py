@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.opening import vllm_pool
-from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.pool import ServerPool, vllm_pool
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
 from tests.vllm.conftest import SETTINGS

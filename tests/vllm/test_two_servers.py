@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from coterie.engines.protocol import Sampling
-from coterie.engines.servers.opening import running_servers, vllm_pool
-from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.pool import ServerPool, running_servers, vllm_pool
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm.conftest import MODEL, SETTINGS

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from coterie.engines.protocol import POLICY
-from coterie.engines.servers.settings import OptionValue
-from coterie.engines.settings import EngineSettings
+from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.protocol import agents_of
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import LoadedModel, load

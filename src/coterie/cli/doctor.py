@@ -15,8 +15,8 @@ import psutil
 import torch
 
 from coterie.cli.plugin_check import check_all
+from coterie.engines.endpoint import configured
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.keys import configured
 from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
 from coterie.models.compiling import NUMBA_ERROR

@@ -20,7 +20,7 @@ from coterie.terminal.console import notes
 
 if TYPE_CHECKING:
     from coterie.cli.export_model import Export
-    from coterie.engines.servers.settings import VLLMSettings
+    from coterie.engines.settings import VLLMSettings
 
 HOST = "127.0.0.1"
 GRACE = 10.0
@@ -77,7 +77,7 @@ def model(
     from coterie.cli.export_model import export
     from coterie.engines.servers.child import free_port, port_taken
     from coterie.engines.servers.member import absolute
-    from coterie.engines.servers.settings import VLLMSettings
+    from coterie.engines.settings import VLLMSettings
     from coterie.models.loading import resolve
 
     port = port or free_port()

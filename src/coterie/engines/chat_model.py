@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings
-from coterie.engines.keys import find_key
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import (
+    Endpoint,
+    EndpointSettings,
+    RequestSettings,
+    Utterance,
+    find_key,
+)
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError, did_you_mean

@@ -1,5 +1,7 @@
-"""Client of an OpenAI-compatible server, for models that are not trained: judges, simulated users, policies in
-evaluation.
+"""OpenAI-compatible servers: keys, rate limits, messages, and a client for models that are only talked to.
+
+The environment has priority. ``.env`` is read from the working folder only. Settings, which are written to run folders,
+have the name of the variable, never the key.
 
     async with Endpoint(EndpointSettings(url="http://127.0.0.1:8000/v1", model="tiny")) as judge:
         reply = await judge.chat([Utterance("user", "Hello")], max_tokens=50)
@@ -8,24 +10,347 @@ evaluation.
 
 import asyncio
 import json
+import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import httpx2
-from pydantic import field_validator
+from dotenv import dotenv_values
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
-from coterie.engines.keys import find_key
-from coterie.engines.limits import MAX_WAIT, Limits, retry_after
-from coterie.engines.messages import Reply, Utterance, estimate, read_reply
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.engines.servers.settings import OptionValue
+from coterie.engines.settings import OptionValue
+from coterie.errors import UserError
 from coterie.models.tool_calls import openai_tool
 from coterie.trajectories.calls import Tool
+
+FILE = ".env"
+ENDING = "_API_KEY"
+USUAL = "OPENAI_API_KEY"
+"""Listed by ``coterie doctor`` even if it is not set."""
+
+
+class ApiKey:
+    """API key that is redacted when printed; ``name`` is the name of its variable."""
+
+    __slots__ = ("_text", "name")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._text = text
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._text}"}
+
+    def in_header(self, name: str) -> dict[str, str]:
+        """Return a header with the bare key."""
+        return {name: self._text}
+
+    def redact(self, text: str) -> str:
+        return text.replace(self._text, str(self))
+
+    def __str__(self) -> str:
+        return f"<{self.name}>"
+
+    __repr__ = __str__
+
+
+def find_key(name: str, folder: Path) -> ApiKey:
+    """Read the key of a variable from the environment or the ``.env`` of a folder.
+
+    Raises :class:`UserError` if it is not set or not a valid key (the message does not have its value).
+    """
+    text = (os.environ.get(name) or _file(folder).get(name) or "").strip()
+    if not text:
+        raise UserError(
+            f"{name} is not set",
+            f"export {name}=..., or write the line {name}=... into {folder.resolve() / FILE}",
+        )
+    if not all("!" <= letter <= "~" for letter in text):
+        raise UserError(
+            f"the value of {name} is not a key: it has spaces or characters other than ASCII",
+            "copy the key again",
+        )
+    return ApiKey(name, text)
+
+
+def configured(folder: Path) -> dict[str, bool]:
+    """Return the names of all ``..._API_KEY`` variables of the environment and ``.env``, with True if set."""
+    values = {**_file(folder), **os.environ}
+    names = sorted({USUAL, *(name for name in values if name.endswith(ENDING))})
+    return {name: bool(values.get(name)) for name in names}
+
+
+def _file(folder: Path) -> dict[str, str | None]:
+    return dotenv_values(folder / FILE, interpolate=False, encoding="utf-8-sig")
+
+
+BURST = 12
+"""Divisor of the amount per minute that gives the size of a bucket."""
+ROUNDING = 1e-6
+"""Rounding error of an amount, which is not a reason to wait."""
+MAX_WAIT = 120.0
+"""Upper bound in seconds for a server's ``Retry-After``."""
+LOOK = 0.5
+"""Seconds between checks while waiting, because other requests may return amounts."""
+
+
+class Bucket:
+    """Token bucket with a limit per minute.
+
+    Its size is a twelfth of the limit, at least 1. It fills at a rate such that the size and the inflow of a minute are
+    ``per_minute`` together. An amount larger than the bucket can be taken from a full one, which then has a debt.
+    """
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self._size = max(1.0, per_minute / BURST)
+        self._rate = (per_minute - self._size + 1) / 60
+        self._level = self._size
+        self._at = now
+
+    def missing(self, amount: float, now: float) -> float:
+        """Return the seconds until the amount is available; 0 if it is now."""
+        self._level = min(self._size, self._level + (now - self._at) * self._rate)
+        self._at = now
+        short = min(amount, self._size) - self._level
+        return short / self._rate if short > ROUNDING else 0.0
+
+    def take(self, amount: float) -> None:
+        self._level -= amount
+
+
+class Limits:
+    """Limits of requests and tokens per minute, first come, first served."""
+
+    def __init__(self, requests: float | None, tokens: float | None) -> None:
+        now = time.monotonic()
+        self._requests = Bucket(requests, now) if requests else None
+        self._tokens = Bucket(tokens, now) if tokens else None
+        self._not_before = now
+        self._turn = asyncio.Lock()
+
+    async def admit(self, tokens: float) -> None:
+        """Wait until a request with this number of tokens is allowed."""
+        async with self._turn:
+            while (wait := self._wait(tokens, time.monotonic())) > 0:
+                await asyncio.sleep(min(wait, LOOK))
+            for bucket, amount in self._amounts(tokens):
+                bucket.take(amount)
+
+    def settle(self, estimated: float, used: float) -> None:
+        """Correct the estimated tokens of an admitted request."""
+        if self._tokens is not None:
+            self._tokens.take(used - estimated)
+
+    def pause(self, seconds: float) -> None:
+        """Stop all requests for this time, as the server requests."""
+        self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    def _wait(self, tokens: float, now: float) -> float:
+        waits = [bucket.missing(amount, now) for bucket, amount in self._amounts(tokens)]
+        return max(self._not_before - now, *waits, 0.0)
+
+    def _amounts(self, tokens: float) -> list[tuple[Bucket, float]]:
+        both = ((self._requests, 1.0), (self._tokens, tokens))
+        return [(bucket, amount) for bucket, amount in both if bucket is not None]
+
+
+def retry_after(value: str | None, date: str | None) -> float | None:
+    """Parse a ``Retry-After`` header to bounded seconds; ``None`` if it is missing or invalid.
+
+    A date is compared with the ``Date`` of the reply, which has the same clock.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            until, since = parsedate_to_datetime(value), parsedate_to_datetime(date or "")
+            seconds = (until - since).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a time zone
+            return None
+    return min(max(seconds, 0.0), MAX_WAIT) if seconds == seconds else None
+
+
+BYTES_PER_TOKEN = 4
+"""Estimate for a server that does not report tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """Tool call."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text from the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """Message of a chat."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str
+    calls: tuple[EndpointCall, ...] = ()
+    """Tool calls of an assistant message."""
+    call_id: str = ""
+    """Call that a tool message answers."""
+    images: tuple[str, ...] = ()
+    """URLs (also ``data:`` URLs) of images before the text, for vision models."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        calls = [
+            {"id": one.id, "type": "function",
+             "function": {"name": one.name, "arguments": one.arguments}}
+            for one in self.calls
+        ]  # fmt: skip
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {
+            "role": self.role,
+            "content": [*images, {"type": "text", "text": self.text}] if images else self.text,
+            **({"tool_calls": calls} if calls else {}),
+            **({"tool_call_id": self.call_id} if self.call_id else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply of a model."""
+
+    text: str
+    finish: Literal["stop", "length", "other"]
+    """``other``: for example a content filter."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    estimated: bool
+    """True if the server reports no tokens, and they are estimated from the bytes."""
+    stop: str = ""
+    """Stop string that ended the reply, which ``text`` does not have; empty if the server does not report it."""
+    calls: tuple[EndpointCall, ...] = ()
+    thought: str = ""
+    """Thought of the reply with its tags, from the server's field or the text."""
+    thought_tokens: int = 0
+    """Completion tokens of the thought, reported by the server."""
+
+
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Cached(BaseModel):
+    cached_tokens: int | None = Field(None, ge=0)
+
+
+class _Completion(BaseModel):
+    reasoning_tokens: int | None = Field(None, ge=0)
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(0, ge=0)
+    prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: _Completion | None = None
+
+
+class _Answer(BaseModel):
+    """Fields of a server's reply that coterie reads."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def _parse(content: bytes) -> _Answer | None:
+    """Parse a server's reply; ``None`` if it is invalid. The error is dropped, because it may quote the API key."""
+    try:
+        return _Answer.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _call(one: _ToolCall) -> EndpointCall:
+    """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
+    arguments = one.function.arguments or "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return EndpointCall(one.id or "", one.function.name or "", text)
+
+
+def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
+    return (
+        "stop" if reason in ("stop", "tool_calls") else "length" if reason == "length" else "other"
+    )
+
+
+def read_reply(content: bytes, prompt: int) -> Reply | None:
+    """Parse the reply in a server's answer; ``None`` if it has none.
+
+    If the server reports no usage it is estimated, with ``prompt`` as the estimate of the prompt tokens.
+    """
+    body = _parse(content)
+    if body is None or not body.choices:
+        return None
+    choice = body.choices[0]
+    message, finish = choice.message, _finish(choice.finish_reason)
+    thought, text = split_thought(message.content or "")
+    if own := message.reasoning_content or message.reasoning:
+        thought = f"<think>\n{own}\n</think>\n\n"
+    stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
+    calls = tuple(map(_call, choice.message.tool_calls or ()))
+    if (usage := body.usage) is None:
+        output = text + "".join(one.name + one.arguments for one in calls)
+        output += thought
+        return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
+    details = usage.prompt_tokens_details
+    cached = (details.cached_tokens if details else None) or 0
+    tokens = usage.prompt_tokens, usage.completion_tokens
+    completion = usage.completion_tokens_details
+    reasoning = (completion.reasoning_tokens if completion else None) or 0
+    return Reply(text, finish, *tokens, cached, False, stop, calls, thought, reasoning)
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """Split a text into its thought and the rest; the start tag of the thought may be in the prompt."""
+    thought, closed, content = text.partition("</think>")
+    has_start = thought.lstrip().startswith("<think>")
+    if not has_start and (not closed or "<think>" in thought):
+        return "", text
+    content = content.lstrip()
+    return text[: len(text) - len(content)], content
+
+
+def estimate(text: str) -> int:
+    return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
 
 SHOWN = 300
 """Maximum characters of a server's message in an error."""

@@ -15,8 +15,7 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import POLICY, Engine, EngineError
-from coterie.engines.servers.opening import vllm_pool
-from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.pool import ServerPool, vllm_pool
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

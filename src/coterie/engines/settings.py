@@ -1,9 +1,73 @@
-"""Settings of engines."""
+"""Settings of engines and of pools of vLLM servers."""
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from coterie.config.settings import Settings, key
-from coterie.engines.servers.settings import OptionValue, VLLMSettings
+
+OptionValue = bool | int | float | str
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's ``max-lora-rank``."""
+
+
+class VLLMSettings(Settings):
+    """Settings of a pool of vLLM servers, started by coterie or external (``urls``)."""
+
+    servers: int = key(1, "number of servers to start", ge=1)
+    requests_per_server: int = key(128, "maximum number of concurrent requests to a server", ge=1)
+    attempts: int = key(6, "maximum number of attempts for a request, on any server", ge=1)
+    restarts: int = key(3, "maximum number of restarts of a server that died", ge=0)
+    stall_seconds: float = key(
+        300.0,
+        "seconds without an answer after which a request is retried on another server, and a server started "
+        "by coterie is restarted unless it is healthy",
+        gt=0,
+    )
+    start_seconds: float = key(900.0, "maximum seconds for the start of a server", gt=0)
+    grace_seconds: float = key(20.0, "seconds from terminating to killing a server", ge=0)
+    seed: int = key(0, "seed of the jitter between attempts; results do not depend on it")
+    urls: tuple[str, ...] = key((), "external servers to use; coterie never stops them")
+    served_name: str | None = key(
+        None, "name of the model on external servers; default: their only model"
+    )
+    python: str | None = key(
+        None, "Python interpreter with vLLM; default: the interpreter of coterie"
+    )
+    devices: tuple[str, ...] = key(
+        (), 'devices of each server, such as ("0,1", "2,3"); default: the visible ones in turn'
+    )
+    tensor_parallel_size: int = key(1, "number of devices per server", ge=1)
+    gpu_memory_utilization: float | None = key(
+        None, "share of each device's memory for a server; default: vLLM's", gt=0, le=1
+    )
+    max_model_len: int | None = key(None, "maximum sequence length; default: the model's", ge=1)
+    dtype: str = key("auto", "dtype of weights and activations; auto: the dtype of the checkpoint")
+    enforce_eager: bool = key(False, "disable CUDA graphs: faster start, slower sampling")
+    lora_rank: int = key(0, "maximum rank of adapters; 0: no adapters", ge=0, le=LORA_RANKS[-1])
+    lora_modules: tuple[str, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "layers that adapters may change; not lm_head, whose adapter vLLM ignores in log-probs of prompts",
+        min_length=1,
+    )
+    arguments: dict[str, OptionValue] = key(
+        {}, "other options of vllm serve by name, such as max_num_seqs: 64"
+    )
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> "VLLMSettings":
+        sizes = {len(devices.split(",")) for devices in self.devices}
+        if self.devices and (
+            len(self.devices) != self.servers or sizes != {self.tensor_parallel_size}
+        ):
+            raise ValueError(
+                f"devices={self.devices} is invalid; give {self.tensor_parallel_size} devices to each of "
+                f"{self.servers} servers"
+            )
+        if "lm_head" in self.lora_modules:
+            raise ValueError("lora_modules: vLLM can't score with adapters of lm_head; remove it")
+        return self
+
 
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 

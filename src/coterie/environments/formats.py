@@ -21,8 +21,7 @@ from rapidfuzz import fuzz
 from coterie.config.plain import wrong_at
 from coterie.config.settings import Settings, key
 from coterie.datasets.files import append_line, numbered, resume_lines
-from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
 from coterie.errors import UserError
 
 MAX_LENGTH = 400

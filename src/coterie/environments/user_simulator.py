@@ -13,7 +13,7 @@ from unicodedata import normalize
 
 from coterie.config.settings import key
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from coterie.config.settings import key
 from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.trajectories.turn import digest
 
 NOBODY = "nobody"

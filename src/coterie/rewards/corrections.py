@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 
 Verdict = Literal["accepted", "corrected", "unreadable"]
 Chat = Callable[[list[Utterance]], Awaitable[str]]

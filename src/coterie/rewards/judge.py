@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 
 Chat = Callable[[list[Utterance]], Awaitable[str]]
 """Chat model: messages -> reply. Raises ``EngineError``."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coterie.config.text import shallow
-from coterie.engines.endpoint import Endpoint
-from coterie.engines.messages import EndpointCall, Reply, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.models.call_syntaxes import whole_text
 from coterie.tools.tags import closing

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.settings import Settings, key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
-from coterie.engines.keys import find_key
+from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.sandbox.inside.program import RUNNER

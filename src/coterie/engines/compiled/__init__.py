@@ -12,8 +12,7 @@ from coterie.models.compiling import NUMBA_ERROR
 
 if not NUMBA_ERROR:
     from coterie.engines.compiled import kernels
-    from coterie.engines.compiled.llama import CompiledLlama
-    from coterie.engines.compiled.paged import PagedRows
+    from coterie.engines.compiled.llama import CompiledLlama, PagedRows
 
 
 def fits(model: Any) -> bool:
@@ -27,7 +26,7 @@ def compiled_rows(model: Any, cache_bytes: int) -> ScoringRows:
 
 
 def draw(logits: np.ndarray, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Implement :func:`coterie.engines.drawing.draw` with numba. ``logits`` is float32 ``[N, V]``."""
+    """Implement :func:`coterie.engines.sequence.draw` with numba. ``logits`` is float32 ``[N, V]``."""
     ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
     kernels.draw(np.ascontiguousarray(logits), settings, ids, logprobs)
     return ids, logprobs

@@ -1,5 +1,7 @@
 """Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
 
+Numba checks if an index is stale only after reading it, and reading fails if a class in it was renamed.
+
 :func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
 synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
 order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
@@ -10,6 +12,7 @@ sequentially. :mod:`coterie.engines.compiled.llama` packs them and calls these f
 because numba's cache of a function depends only on the function's own file.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +22,19 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from coterie.engines.compiled.kernel_cache import drop_stale
-from coterie.engines.prefixes import BLOCK
+from coterie.engines.rows import BLOCK
+
+
+def drop_stale(source: Path, cache: str | None) -> None:
+    """Remove the indexes of the file ``source`` in the folder ``cache`` (if any) that are older than the file."""
+    if cache is None:
+        return
+    changed = source.stat().st_mtime
+    for index in Path(cache).glob(f"{source.stem}.*.nbi"):
+        with suppress(OSError):  # removed by another process, or read-only
+            if index.stat().st_mtime < changed:
+                index.unlink()
+
 
 _WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 LANES = 16 if _WIDE else 8
@@ -179,6 +193,15 @@ def _as_float_code(_: Any, bits: Any) -> Any:
 _many, _two, _single = (_tile(rows, 2, LANES) for rows in (TILE, 2, 1))
 _more_many, _more_two, _more_single = (_tile(rows, 2, LANES, more=True) for rows in (TILE, 2, 1))
 _more_narrow = _tile(1, 1, SPAN, more=True)
+
+
+@njit(cache=True, nogil=True)
+def fetch(x: np.ndarray, first: int, count: int) -> None:
+    """Prefetch ``count`` floats."""
+    for i in range(first, first + count, 16):
+        _fetch(x, i)
+
+
 _fetch: Any = intrinsic(_fetch_code)
 _as_float: Any = intrinsic(_as_float_code)
 _LOG2E = np.float32(1.44269504)
@@ -304,13 +327,6 @@ def start_of(pages: np.ndarray, block: int, layer: int, head: int, store: np.nda
     """Return the start index of a key head's block in ``store`` (keys or values)."""
     _, layers, heads, width, length = store.shape
     return ((pages[block] * layers + layer) * heads + head) * width * length
-
-
-@njit(cache=True, nogil=True)
-def fetch(x: np.ndarray, first: int, count: int) -> None:
-    """Prefetch ``count`` floats."""
-    for i in range(first, first + count, 16):
-        _fetch(x, i)
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
@@ -624,7 +640,7 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """Implement :func:`~coterie.engines.drawing.draw` with output arrays ``ids`` and ``logprobs``."""
+    """Implement :func:`~coterie.engines.sequence.draw` with output arrays ``ids`` and ``logprobs``."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]

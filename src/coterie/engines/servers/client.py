@@ -1,7 +1,9 @@
-"""Client of one inference server, with token ids as input and validated token ids and log-probs as output.
+"""A client of one inference server: token ids in, token ids and log-probs out.
 
-A failure is a :class:`~coterie.engines.servers.faults.TransientFault` (worth a retry, on another server if possible) or
-a :class:`~coterie.engines.servers.faults.FinalFault`. The caller sets timeouts (``asyncio.timeout``): canceling a call
+Unknown fields are ignored; a missing field or wrong type fails validation.
+
+A failure is a :class:`~coterie.engines.servers.client.TransientFault` (worth a retry, on another server if possible) or
+a :class:`~coterie.engines.servers.client.FinalFault`. The caller sets timeouts (``asyncio.timeout``): canceling a call
 closes its connection, and the server then aborts the request.
 """
 
@@ -13,22 +15,113 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from coterie.engines.limits import retry_after
+from coterie.engines.endpoint import retry_after
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
-from coterie.engines.servers.faults import FinalFault, TransientFault
-from coterie.engines.servers.wire import (
-    CacheReset,
-    CompletionReply,
-    ErrorReply,
-    ReportedChoice,
-    ReportedUsage,
-    ServedModel,
-    ServedModels,
-)
 from coterie.trajectories.turn import Finish
+
+
+class ServerFault(Exception):
+    """Failure of one request to one server."""
+
+
+class TransientFault(ServerFault):
+    """Fault that is worth a retry: lost connection, status 5xx, invalid reply, too many requests.
+
+    ``retry_after`` is the server's requested pause in seconds, if any.
+    """
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class FinalFault(ServerFault):
+    """Fault that would repeat: context overflow, unknown model, malformed request."""
+
+
+class PromptTokensDetails(BaseModel):
+    """Details of the prompt tokens."""
+
+    cached_tokens: int | None = None
+
+
+class ReportedUsage(BaseModel):
+    """Tokens of one request."""
+
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the server's prefix cache."""
+        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities of the sampled ids."""
+
+    token_logprobs: list[float]
+
+
+class Logprob(BaseModel):
+    """One id's log-probability."""
+
+    logprob: float
+
+
+class ReportedChoice(BaseModel):
+    """One completion."""
+
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+class CompletionReply(BaseModel):
+    """``POST /v1/completions``."""
+
+    model: str
+    choices: list[ReportedChoice] = Field(min_length=1, max_length=1)
+    usage: ReportedUsage
+
+
+class ServedModel(BaseModel):
+    """Model or adapter of a server."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ServedModels(BaseModel):
+    """``GET /v1/models``."""
+
+    data: list[ServedModel]
+
+
+class CacheReset(BaseModel):
+    """``POST /reset_prefix_cache``."""
+
+    success: bool = True
+
+
+class ErrorInfo(BaseModel):
+    """Error of a refused request."""
+
+    message: str
+
+
+class ErrorReply(BaseModel):
+    """Body of a reply with a status of 400 or above."""
+
+    error: ErrorInfo
+
 
 # Connection pool with constant time per request.
 #

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from coterie.engines.protocol import EngineError
 from coterie.engines.servers.child import Child, Launch
-from coterie.engines.servers.client import ServerClient
-from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
+from coterie.engines.servers.client import (
+    FinalFault,
+    ServedModel,
+    ServerClient,
+    ServerFault,
+    TransientFault,
+)
 from coterie.engines.servers.vllm import VLLMBackend
-from coterie.engines.servers.wire import ServedModel
 
 logger = logging.getLogger(__name__)
 MAX_PAUSE = 10.0

@@ -1,6 +1,16 @@
-"""A pool of inference servers as one engine.
+"""A pool of inference servers as one engine: opening it, routing prompts, checking log-probs.
 
-Each request goes to the server with the longest cached prefix (:mod:`coterie.engines.servers.routing`). After a
+Prompts are split into blocks (:mod:`coterie.engines.rows`), and the router records which servers have seen each
+block's key. The rule:
+
+* The servers that have seen the longest prefix of the prompt are its *holders*. The least loaded holder gets the prompt
+  if the prefix has at least ``SHARE`` of the whole blocks (a common system prompt is not enough), and if its load is at
+  most ``FACTOR`` times the load of the least loaded server, plus ``SLACK``.
+* Otherwise the least loaded server gets it; among equals the server with the fewest prompts so far.
+
+The time per prompt is linear in its blocks. Memory is bounded: least recently used prefixes are dropped first.
+
+Each request goes to the server with the longest cached prefix (:mod:`coterie.engines.servers.pool`). After a
 transient failure it is retried after a pause, on another server if possible, a bounded number of times. A final failure
 raises :class:`~coterie.engines.protocol.EngineError` with the reason. A request carries its seed, so its completion
 does not depend on the server or the attempt.
@@ -8,22 +18,129 @@ does not depend on the server or the attempt.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coterie.engines.prefixes import block_keys
 from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampling, Stats
-from coterie.engines.servers.client import ServerClient
-from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.member import Member, ServedWeights, absolute
-from coterie.engines.servers.probe import compare_weights
-from coterie.engines.servers.routing import PrefixRouter
-from coterie.engines.servers.settings import VLLMSettings
-from coterie.engines.servers.wire import ReportedUsage
+from coterie.engines.rows import block_keys
+from coterie.engines.servers.client import (
+    FinalFault,
+    ReportedUsage,
+    ServedModel,
+    ServerClient,
+    ServerFault,
+    TransientFault,
+)
+from coterie.engines.servers.member import Member, OwnMember, ServedWeights, absolute
+from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
+from coterie.engines.settings import VLLMSettings
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import is_adapter, resolve
+
+TEXT = "The river is blue, and nobody but the two of us knows why it is so."
+PROBE_IDS = 16
+TOLERANCE = 0.02
+"""Nats per token: larger than differences between servers of one dtype, smaller than between other weights."""
+TEMPERATURE = 2.0
+
+
+async def compare_weights(clients: Sequence[ServerClient], ids: Sequence[int]) -> str:
+    """Return a message if servers have different weights, else "". Raises a ``ServerFault``."""
+    scores = await asyncio.gather(*(client.score(ids, 1) for client in clients))
+    first = scores[0].logprobs
+    for client, score in zip(clients[1:], scores[1:], strict=True):
+        pairs = zip(first, score.logprobs, strict=True)
+        difference = sum(abs(one - other) for one, other in pairs) / len(first)
+        if difference > TOLERANCE:
+            return (
+                f"{clients[0].url} and {client.url} have different weights: the log-probs of a "
+                f"fixed text differ by {difference:.3f} nats per token"
+            )
+    return ""
+
+
+async def has_processed_logprobs(client: ServerClient, ids: Sequence[int]) -> bool:
+    """Return True if log-probs of sampled tokens are after temperature. Raises a ``ServerFault``."""
+    sampling = Sampling(temperature=TEMPERATURE, max_tokens=8)
+    completion, _ = await client.complete(ids, 0, sampling)
+    raw = await client.score((*ids, *completion.ids), len(ids))
+    pairs = zip(completion.logprobs, raw.logprobs, strict=True)
+    return max(abs(one - other) for one, other in pairs) > TOLERANCE / 2
+
+
+SHARE = 0.5
+FACTOR = 1.5
+SLACK = 8
+
+
+class PrefixRouter:
+    """Router that records the prefixes of each server, at most ``capacity`` blocks."""
+
+    def __init__(self, servers: int, capacity: int = 1 << 17) -> None:
+        self._capacity = capacity
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        """Bit set of the servers that have seen the block, by key."""
+        self._counts = [0] * servers
+
+    def choose(self, keys: Sequence[bytes], loads: Sequence[int], among: Collection[int]) -> int:
+        """Return the server for a prompt.
+
+        Args:
+            keys: Keys of the prompt's blocks.
+            loads: Requests in flight of every server.
+            among: Servers to choose from, at least one.
+        """
+        least = min(among, key=lambda server: (loads[server], self._counts[server], server))
+        depth, holders = self._holders(keys, among)
+        chosen = least
+        if keys and depth >= SHARE * len(keys):
+            holder = min(holders, key=lambda server: (loads[server], server))
+            if loads[holder] <= FACTOR * loads[least] + SLACK:
+                chosen = holder
+        self._counts[chosen] += 1
+        return chosen
+
+    def remember(self, server: int, keys: Sequence[bytes]) -> None:
+        for key in reversed(keys):  # first blocks last, so that they are dropped last
+            self._seen[key] = self._seen.get(key, 0) | 1 << server
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+
+    def forget(self, server: int) -> None:
+        for key in list(self._seen):
+            self._seen[key] &= ~(1 << server)
+            if not self._seen[key]:
+                del self._seen[key]
+
+    def clear(self) -> None:
+        self._seen.clear()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def _holders(self, keys: Sequence[bytes], among: Collection[int]) -> tuple[int, list[int]]:
+        allowed = sum(1 << server for server in among)
+        depth, holders = 0, allowed
+        for key in keys:
+            if not (still := self._seen.get(key, 0) & holders):
+                break
+            depth, holders = depth + 1, still
+        return depth, [server for server in among if holders >> server & 1]
+
 
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
@@ -40,7 +157,7 @@ class PoolStats(Stats):
 
 
 class ServerPool:
-    """:class:`~coterie.engines.protocol.Engine` over servers, created by :mod:`coterie.engines.servers.opening`.
+    """:class:`~coterie.engines.protocol.Engine` over servers, created by :mod:`coterie.engines.servers.pool`.
 
     ``probe`` has a few ids whose log-probs show if servers have the same weights.
     """
@@ -289,3 +406,164 @@ async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def vllm_pool(
+    model: str | Path,
+    renderer: ChatRenderer,
+    settings: VLLMSettings,
+    log_folder: Path,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """Open an engine over vLLM servers of a model; servers that it starts are stopped at the end.
+
+    Raises ``UserError`` for problems that the user can fix.
+
+    Args:
+        model: Folder or hub name of the model.
+        renderer: Renderer of the model.
+        settings: Settings of the servers.
+        log_folder: Folder of the servers' logs.
+        policy: Role of the policy.
+        version: Version of the weights.
+    """
+    if settings.urls:
+        servers = running_servers(renderer, settings, policy=policy, version=version)
+    else:
+        check_vllm(settings)
+        backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
+        servers = own_servers(backend, model, renderer, log_folder, policy=policy, version=version)
+    async with servers as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def own_servers(
+    backend: VLLMBackend,
+    model: str | Path,
+    renderer: ChatRenderer,
+    log_folder: Path,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """Start all servers of ``model`` concurrently, and stop them at the end. Logs go to ``log_folder``.
+
+    Raises ``UserError`` if a server can't be started.
+    """
+    settings = backend.settings
+    weights = ServedWeights(absolute(resolve(model)), version)
+
+    def connect(url: str, name: str) -> ServerClient:
+        return ServerClient(url, name, renderer.decode, renderer.end_ids)
+
+    def went_down(index: int) -> None:
+        pool.forget(index)
+
+    members = [
+        OwnMember(index, policy, backend, weights, connect, log_folder.resolve(), went_down)
+        for index in range(settings.servers)
+    ]
+    pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+    try:
+        starts = [asyncio.ensure_future(member.start()) for member in members]
+        try:
+            await asyncio.gather(*starts)
+        except EngineError as error:
+            raise UserError(
+                f"a server of {weights.model} did not start: {error}",
+                "fix the problem in its log, or change the settings of the servers",
+            ) from error
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        yield pool
+    finally:
+        await asyncio.shield(asyncio.gather(*(member.close() for member in members)))
+
+
+@asynccontextmanager
+async def running_servers(
+    renderer: ChatRenderer, settings: VLLMSettings, *, policy: str, version: str
+) -> AsyncIterator[ServerPool]:
+    """Use the external servers at ``settings.urls``.
+
+    Raises ``UserError`` if a server does not answer, lacks the model, has other weights than the first server, or
+    returns log-probs before temperature.
+    """
+    urls = settings.urls
+    cards = [
+        await _card(url, settings.served_name, renderer, settings.stall_seconds) for url in urls
+    ]
+    if len({card.id for card in cards}) > 1:
+        models = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
+        raise UserError(
+            f"the servers serve different models: {models}",
+            "use servers of one model, or set served_name to a model of all servers",
+        )
+    weights = ServedWeights(cards[0].root or cards[0].id, version)
+    clients = [
+        ServerClient(url, card.id, renderer.decode, renderer.end_ids)
+        for url, card in zip(urls, cards, strict=True)
+    ]
+    backend = VLLMBackend(settings, [])
+    members = [Member(client.url, client.model, backend, weights, client) for client in clients]
+    try:
+        await _check(members, probe_ids(renderer), settings.stall_seconds)
+        yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+    finally:
+        await asyncio.gather(*(member.close() for member in members))
+
+
+def probe_ids(renderer: ChatRenderer) -> list[int]:
+    """Return the first ids of a fixed text."""
+    ids: list[int] = renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    return ids[:PROBE_IDS]
+
+
+async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ServedModel:
+    client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
+    try:
+        async with asyncio.timeout(seconds):
+            cards = await client.models()
+    except (ServerFault, TimeoutError) as error:
+        raise UserError(
+            f"no inference server answers at {url}: {error!r}", "start it, or correct the address"
+        ) from error
+    finally:
+        await client.close()
+    matches = [card for card in cards if card.id == model or (model is None and not card.parent)]
+    if len(matches) != 1:
+        names = ", ".join(card.id for card in cards)
+        what = f"not {model}" if model else "not one model"
+        raise UserError(f"{url} serves {names}, {what}", "set served_name to one of its models")
+    return matches[0]
+
+
+async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float) -> None:
+    clients = [member.client for member in members]
+    try:
+        async with asyncio.timeout(seconds):
+            for member in members:
+                await member.card(member.client)
+            different = await compare_weights(clients, probe)
+            exact = [await has_processed_logprobs(client, probe) for client in clients]
+    except (TransientFault, TimeoutError) as error:
+        raise UserError(f"a server does not work: {error!r}", "see its log") from error
+    except ServerFault as error:
+        raise UserError(
+            f"a server refuses token ids or log-probs: {error}", "see its log"
+        ) from error
+    if different:
+        raise UserError(
+            f"two servers have different weights: {different}", "load the same checkpoint on all"
+        )
+    if not all(exact):
+        raise UserError(
+            f"{clients[exact.index(False)].url} returns log-probs before temperature and top-p",
+            "start vLLM with --logprobs-mode processed_logprobs",
+        )

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from coterie.config.folders import expanded
 from coterie.engines.servers.child import HOST
 from coterie.engines.servers.client import ServerClient
-from coterie.engines.servers.settings import LORA_RANKS, OptionValue, VLLMSettings
+from coterie.engines.settings import LORA_RANKS, OptionValue, VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import ADAPTER_FILE
 

@@ -20,7 +20,7 @@ from coterie.config.text import read_json
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
 from coterie.environments.protocol import (
     WELL_FORMED,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coterie.engines.chat_model import open_chat
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import CRITIC, Coding, transcript
 from coterie.environments.user_simulator import REFERENCE

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.engines.messages import Utterance
+from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.expressions import NoValue, Unreadable
 from coterie.tools.actions.grammar import Action, Argument

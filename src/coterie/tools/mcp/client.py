@@ -25,7 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
-from coterie.engines.keys import find_key
+from coterie.engines.endpoint import find_key
 from coterie.engines.servers import leash
 from coterie.errors import UserError
 from coterie.tools.calls import ToolError, ToolUnavailable, check_tools, cut_text

@@ -22,7 +22,7 @@ from coterie.config.folders import expanded
 from coterie.config.home import home, new_folder, sha256
 from coterie.config.settings import key
 from coterie.config.urls import server_url
-from coterie.engines.limits import retry_after
+from coterie.engines.endpoint import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.tools.calls import Function, ToolError, ToolUnavailable

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.settings import key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
-from coterie.engines.keys import find_key
+from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.tools.calls import MESSAGE, Function, ToolError, cut_text
 from coterie.tools.line_process import LineProcess

@@ -19,8 +19,7 @@ from coterie.config.home import sha256
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
 from coterie.datasets.files import numbered
-from coterie.engines.keys import find_key
-from coterie.engines.limits import Limits, retry_after
+from coterie.engines.endpoint import Limits, find_key, retry_after
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
