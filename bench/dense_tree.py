@@ -53,16 +53,14 @@ from coterie.models.packing import CostRule
 from coterie.recipes.dense_tree.data import by_score
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.registry import settings
+from coterie.record.rows import Pair, prompts
+from coterie.record.tree import Credit, Tree
 from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.dense_search import DenseSearch
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
 from coterie.selection.dense_pairs import count_pairs
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import prompts
 
 TASKS, RUNS, BASE, WINDOW = 4, 16, 4, 4
 PROMPT, STEP, ANSWER, PAIRS = 192, 24, 8, 8

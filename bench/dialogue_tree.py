@@ -50,15 +50,14 @@ from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima.recipe import TreeJudge
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.registry import settings
+from coterie.record.rows import view
+from coterie.record.tree import Credit, Tree
 from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import growth
 from coterie.rollout.tree_search import TreeSearch
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 
 SEED = 5
 MAX_TOKENS = 120

@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie.record.rows import Row, Target
 from coterie.training.memory import ModelShape, TrainedModel, training_memory
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target
 
 SIZES = {
     "tiny": (300, 64, 128, 2, 2, 2),

@@ -34,10 +34,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie.record.rows import Row, Target
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target
 
 SIZES = {
     "0.5b": {

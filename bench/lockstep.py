@@ -12,9 +12,9 @@ import torch
 
 from coterie.environments.protocol import agents_of
 from coterie.models.loading import LoadedModel
+from coterie.record.rows import prompts, view
 from coterie.rollout.grower import Rollout
 from coterie.rollout.tree_search import TreeSearch
-from coterie.trajectories.view import prompts, view
 
 SCORED = 32
 """Sequences of a forward pass."""

@@ -47,13 +47,11 @@ from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.record.rows import Row, prompts
+from coterie.record.tree import Selection, Tree
 from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.loop import run_steps
 from coterie.training.batches import Order
-from coterie.trajectories.row import Row
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import prompts
 
 STEPS = [Step(0, name) for name in ("rollout", "reward", "select", "train")] + [Step(1, "evaluate")]
 REPEATS = 3

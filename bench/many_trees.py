@@ -35,8 +35,8 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
     from coterie.recipes.dense_tree.recipe import DenseTree
     from coterie.recipes.registry import recipe as recipe_of
     from coterie.recipes.registry import settings
+    from coterie.record.tree import ItemKey
     from coterie.runs.folder import Step, open_run, write_config
-    from coterie.trajectories.item import ItemKey
 
     own = settings("dense_tree/tiny", [*WORDS, f"rollout.shard={list(shard)}"])
     recipe = recipe_of(own)
@@ -71,9 +71,9 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
 
 def grown(task: str):
     """A tree, and the rollouts that made it."""
+    from coterie.record.tree import Ending, Outcome, Tree
+    from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
     from coterie.rollout.grower import Rollout
-    from coterie.trajectories.tree import Ending, Outcome, Tree
-    from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
 
     rng = random.Random(task)
     tree = Tree(task, "rollout", 0)

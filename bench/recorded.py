@@ -10,10 +10,9 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
+from coterie.record.rows import Pair, View, recontext, trajectory_pair
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.trajectories.pair import Pair, trajectory_pair
-from coterie.trajectories.view import View, recontext
 
 WORDS = ["rollout.tasks=2", "rollout.samples=8", "evaluate.tasks=1", "engine.device=cpu"]
 PAIRS_A_TASK = 2

@@ -74,10 +74,10 @@ from bench.trl_side import arguments
 from coterie.models.logprobs import body
 from coterie.models.packing import CostRule
 from coterie.models.trie import build
+from coterie.record.rows import Row, Target
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.recomputed import with_old
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.row import Row, Target
 
 PATHS, PROMPT, OWN = 8, 600, 200
 LOSS = PolicyGradientSettings(

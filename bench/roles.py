@@ -32,10 +32,10 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.models.adapters import ATTENTION, add_lora
 from coterie.models.loading import LoadedModel
+from coterie.record.rows import Row, Target
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target
 
 RANK, STEPS, ROUNDS = 16, 2, 2
 ROWS, LENGTH = 8, 256

@@ -42,10 +42,10 @@ from coterie.engines.settings import VLLMSettings
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
+from coterie.record.tree import Task
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
-from coterie.trajectories.task import Task
 
 DIALOGUES, TURNS, MAX_TOKENS = 512, 6, 96
 AT_A_TIME = 32

@@ -33,7 +33,7 @@ from bench.smollm2 import model as make_model
 from bench.timing import Times, rounds
 from bench.trie_training import BATCHES, REPEATS, Ours, tokens, trl_step
 from coterie.models.packing import CostRule
-from coterie.trajectories.row import Row, Target
+from coterie.record.rows import Row, Target
 
 LONGEST = 1024
 COUNT = 8

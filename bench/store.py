@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Ending, Outcome, Tree
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
+from coterie.record.store import Store
+from coterie.record.tree import Ending, ItemKey, Outcome, Tree
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
 
 SIZES = (1_000, 10_000, 100_000)
 LENGTH = 10

@@ -38,16 +38,14 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import ActorKind, Grade, Pure, Shared, State, Transition
 from coterie.environments.with_tools import with_tools
 from coterie.models.loading import LoadedModel, load
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Finish, Message, Tool, ToolCall, ToolResult, call_id
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.tools.calls import Function
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Finish, Message
 
 WAIT, SIDE_BY_SIDE, AGENTS, ROUNDS, TOKENS = 0.2, 8, 512, 3, 8
 MODEL = "tiny-exchange"

@@ -13,8 +13,8 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.trl_side import InOrder
+from coterie.record.rows import Row
 from coterie.training.policy_gradient import PolicyGradientSettings
-from coterie.trajectories.row import Row
 
 LOSSES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 

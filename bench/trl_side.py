@@ -13,9 +13,8 @@ from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from coterie.record.rows import Pair, Row
 from coterie.training.dpo import DPOSettings
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 SIDES = ("chosen", "rejected")
 LOSSES = {"none": "sigmoid", "tokens": "sigmoid_norm"}

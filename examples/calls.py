@@ -4,9 +4,8 @@ coterie evaluate examples/calls.py:Products 'tools=[examples/tool.py:multiply]' 
 import re
 
 from coterie.environments.protocol import Grade, Pure, Transition
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message
 
 
 class Products(Pure):

@@ -4,9 +4,8 @@ coterie run optima/isft environment=examples/environment.py:Guess environment.mo
 from coterie.config.settings import key
 from coterie.environments.protocol import Grade, Pure, Transition
 from coterie.environments.settings import EnvironmentSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message
 
 
 class GuessSettings(EnvironmentSettings):

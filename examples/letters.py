@@ -3,7 +3,7 @@
 import random
 
 from coterie import Grade, Pure, Task, Transition
-from coterie.trajectories.tree import Ending
+from coterie.record.tree import Ending
 
 NAMES = ("Nora", "Omar", "Ines", "Hugo", "Mira", "Theo")
 CITIES = ("Dublin", "Lisbon", "Oslo", "Cairo", "Lima", "Rome")

@@ -5,9 +5,9 @@ from coterie.config.settings import key
 from coterie.recipes.base import Recipe
 from coterie.recipes.settings import RecipeSettings
 from coterie.recipes.trainings import imitate
+from coterie.record.tree import Selection
 from coterie.rollout.episodes import Episode
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.selection import Selection
 
 
 class BestOfNSettings(RecipeSettings):

@@ -10,13 +10,12 @@ from pathlib import Path
 import coterie
 from coterie.environments.protocol import Shared
 from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.record.rows import rows, view
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
 
 source, model, folder = sys.argv[1], coterie.load(sys.argv[2]), Path(sys.argv[3])
 count, batch, step = int([*sys.argv, "480"][4]), 16, re.compile(r"<<(.*?)=.*?>>")

@@ -27,13 +27,13 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import micro_world, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
+from coterie.record.store import Store
+from coterie.record.tree import Metrics
 from coterie.runs.evaluation_results import STAGE, HeldOutResult, grade_means, held_out_results
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.terminal.console import results
 from coterie.terminal.progress import ConsoleProgress
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.store import Store
 
 NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-sft")
 SIGNIFICANCE = 0.05

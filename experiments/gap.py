@@ -29,12 +29,11 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.tree import Metrics, Selection
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import summary
 from coterie.runs.reinforce.loop import DRAWS, step_records
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.selection import Selection
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"

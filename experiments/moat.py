@@ -29,6 +29,8 @@ from coterie.recipes.moat.data import DATA, HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.settings import MoatSettings
 from coterie.recipes.trainings import train_role
+from coterie.record.store import Store
+from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
 from coterie.rollout.scripted_sampler import ScriptedSampler
@@ -37,8 +39,6 @@ from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import play
 from coterie.runs.stage import Stage
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.store import Store
 from experiments.experiment import (
     Claim,
     Experiment,

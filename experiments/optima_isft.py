@@ -14,9 +14,9 @@ from dataclasses import replace
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
+from coterie.record.rows import Row
 from coterie.runs.folder import Run, Step
 from coterie.runs.stage import Stage
-from coterie.trajectories.row import Row
 from experiments.experiment import Claim, Experiment, above, make_recipe
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus

@@ -3,7 +3,7 @@
 import torch
 
 from coterie.models.loading import LoadedModel
-from coterie.trajectories.view import View
+from coterie.record.rows import View
 
 
 @torch.no_grad()

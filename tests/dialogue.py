@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.trajectories.tree import TURNS, Outcome, Tree
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
+from coterie.record.tree import TURNS, Outcome, Tree
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
 
 AGENTS = ("Alice", "Bob")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torch.distributed.tensor import DTensor
 
+from coterie.record.rows import Pair
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair
 from tests.training_models import SETTINGS, some_pairs, tiny_llama
 
 OBJECTIVE = DPOSettings(beta=0.5, nll=0.2)

@@ -16,13 +16,11 @@ from coterie.environments.protocol import (
     Syntax,
     Transition,
 )
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message, Part, Speaker, Tool, Turn, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.calls import CallLimits, run_calls
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
 GAME = Speaker("environment", "game")
 TOOLS = Speaker("tool", "tools")

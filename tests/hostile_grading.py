@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from coterie.environments.coding import MARKER, coding_task
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import Grade, Shared
+from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.task import Task
 from tests.hostile_answers import HOSTILE
 from tests.hostile_cheats import CHEATS
 from tests.hostile_suite import CALLS, HONEST, SETTINGS

@@ -16,15 +16,13 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling, Stats
 from coterie.environments.protocol import Observation, Shared, State, Syntax, Transition
 from coterie.models.chat import ChatRenderer
+from coterie.record.tree import Ending, Task, Tree
+from coterie.record.turn import Message, Part, Role, Tool, Turn
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.calls import CallLimits, NativeCalls, run_calls
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Tree
-from coterie.trajectories.turn import Message, Part, Role, Turn
 from tests.games import GAME, TOOLS, Base
 
 Call = tuple[str, str]

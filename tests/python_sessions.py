@@ -9,11 +9,10 @@ import psutil
 from coterie.environments.acting import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.python_maths import PythonMaths
+from coterie.record.tree import Task, Tree
 from coterie.rollout.driver import Driver
 from coterie.tools.sandbox.pool import CellResult, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 from tests.playing import Says
 
 ONE = SandboxSettings(workers=1)

@@ -2,16 +2,17 @@
 
 import random
 
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import TURNS, Ending, Outcome, Tree, hash_of
-from coterie.trajectories.turn import (
+from coterie.record.store import Store
+from coterie.record.tree import TURNS, Ending, ItemKey, Outcome, Tree, hash_of
+from coterie.record.turn import (
     Message,
     Part,
     Request,
     Sample,
     Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
     Turn,
     make_turn,
 )

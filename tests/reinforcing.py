@@ -8,11 +8,11 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.reinforce.loop import step_records
 from coterie.training.checkpoint import weight_hash
-from coterie.trajectories.item import Metrics
 
 SMALL = (
     "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",

@@ -7,9 +7,8 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import Grade, Observation, Pure, State, Transition
 from coterie.environments.settings import EnvironmentSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message, Part, Speaker, Turn
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message, Part, Speaker, Turn
 
 
 class SayingSettings(EnvironmentSettings):

@@ -5,14 +5,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 from tests.games import Script
 
 SECONDS = 60.0

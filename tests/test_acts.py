@@ -16,13 +16,12 @@ from coterie.environments.babyai import BabyAI, BabyAISettings, Game, games, new
 from coterie.environments.protocol import Shared, State
 from coterie.environments.sums import Sums, generate, right_play, sums_task
 from coterie.models.loading import load, load_renderer
+from coterie.record.tree import Task, Tree
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 from scripts.tiny.acts import LEVEL, game_row, sums_row
 from scripts.tiny.acts_player import FORWARD, Room, Step, play
 from tests.games import Script

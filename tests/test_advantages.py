@@ -8,6 +8,8 @@ from statistics import fmean, stdev
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.rows import Row, Target
+from coterie.record.tree import CONTEXT, LENGTH, TURNS, Ending
 from coterie.rewards.advantages import (
     STD_FLOOR,
     SampledPath,
@@ -23,8 +25,6 @@ from coterie.rewards.row_advantages import (
     with_advantage,
     with_advantages,
 )
-from coterie.trajectories.row import Row, Target
-from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Ending
 
 BASELINES = ("mean", "mean_std", "leave_one_out")
 

@@ -28,13 +28,12 @@ from coterie.environments.babyai import (
 from coterie.environments.protocol import Shared, State
 from coterie.environments.settings import split_of_key
 from coterie.errors import UserError
+from coterie.record.tree import TURNS, Ending, Task, Tree
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import sessions_of
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending, Tree
 from tests.games import Script
 
 ROOT = Path(__file__).parent.parent

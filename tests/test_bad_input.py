@@ -141,7 +141,7 @@ def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     holder = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys; from coterie.trajectories.store import Store; "
+         "import sys; from coterie.record.store import Store; "
          "store = Store.open('mine/store.sqlite'); print('held', flush=True); sys.stdin.read()"],
         cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

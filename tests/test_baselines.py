@@ -29,9 +29,8 @@ from coterie.environments.registry import (
 )
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, TURNS, Ending
-from coterie.trajectories.turn import Message, Part
+from coterie.record.tree import LENGTH, TURNS, Ending, Task
+from coterie.record.turn import Message, Part
 from tests import talking
 from tests.conftest import Cli
 from tests.played import coding_in, environment_of, talk_in

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Sample, Speaker, make_turn
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Sample, Speaker, make_turn
 from tests.forging import tokenizer as forgeable
 from tests.templates import TEMPLATES, tokenizer
 

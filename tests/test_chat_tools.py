@@ -9,10 +9,10 @@ from coterie.cli.chatting import Conversation, Manner, open_tools, tools_of
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
+from coterie.record.tree import Tree
+from coterie.record.turn import Message
 from coterie.rollout.first_prompts import FirstPrompt
 from coterie.tools.registry import ToolsSettings
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
 from tests.templates import model
 
 MULTIPLY = "examples/tool.py:multiply"

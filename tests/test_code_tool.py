@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
+from coterie.record.turn import ToolCall
 from coterie.tools.builtin import CodeTool, CodeToolSettings, split_fences
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.calls import ToolCall
 
 PROGRAMS = [
     ("print(int(input()) * 2)", "21\n", 0,

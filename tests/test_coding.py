@@ -32,14 +32,13 @@ from coterie.environments.user_simulator import (
     overlap,
     role,
 )
+from coterie.record.tree import TURNS, Ending, Task
+from coterie.record.turn import PrivilegeError
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.user_sampler import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import PrivilegeError
 from scripts.tiny.persona_dialogues import ASKS
 from tests.played import coding_in
 from tests.playing import Says, converse

@@ -11,6 +11,8 @@ import pytest
 from coterie import api
 from coterie.environments.protocol import Environment, Shared
 from coterie.progress import Silent
+from coterie.record.store import Store
+from coterie.record.tree import CONTEXT, Outcome, Tree
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
@@ -18,8 +20,6 @@ from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.runs.play import play
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import CONTEXT, Outcome, Tree
 from tests.games import Counting, Rounds, Script
 from tests.test_branches import TASK, branches
 

@@ -16,6 +16,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reload
 from coterie.models.saved import reading
+from coterie.record.rows import Pair, Row, Target
 from coterie.training.checkpoint import (
     load_checkpoint,
     load_final,
@@ -25,8 +26,6 @@ from coterie.training.checkpoint import (
 )
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, Target
 from tests.conftest import FEW, Cli, refused
 
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))

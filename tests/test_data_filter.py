@@ -12,11 +12,11 @@ from coterie.datasets.load import load_rows
 from coterie.environments.answers import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.store import Store
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings, evaluate
 from coterie.runs.pass_rates import pass_rates
-from coterie.trajectories.store import Store
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
 
 CLOSED = ["dataset=2wiki", "dataset.source=sample", "environment.prompt=closed", "tools=[]"]

@@ -14,10 +14,10 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import resolve
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.tree import Tree
+from coterie.record.turn import Message
 from coterie.runs.folder import open_run, read_config, write_config
 from coterie.runs.loop import fork
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
 
 MADE = date(2025, 1, 2)
 CLOCK = "{{ '<|system|>It is ' + strftime_now('%d %b %Y %H:%M') + '.<|end|>' }}"

@@ -2,6 +2,8 @@
 
 import pytest
 
+from coterie.record.tree import Tree
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.tree_values import NodeValue
 from coterie.selection.budget import BudgetSettings, densest
 from coterie.selection.dense_pairs import (
@@ -11,8 +13,6 @@ from coterie.selection.dense_pairs import (
     first_differences,
     needed_visits,
 )
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Part, Speaker, make_turn
 
 AGENT, GAME = Speaker("agent", "agent"), Speaker("environment", "environment")
 

@@ -7,8 +7,8 @@ from coterie.environments.settings import draws
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
+from coterie.record.tree import Task
 from coterie.runs.folder import Step
-from coterie.trajectories.task import Task
 from tests.played import talk_in
 
 METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")

@@ -18,15 +18,13 @@ from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
+from coterie.record.rows import Row, rows, view
+from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches
 from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 from scripts.tiny.encyclopedia import FORMS, TAGS, TOPK, Block, trace_row
 from tests.talking import go_on
 

@@ -18,13 +18,11 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.errors import UserError
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Finish, Part, Tool, ToolCall, Turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.trajectories.calls import Tool, ToolCall
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Finish, Part, Turn
 from tests.games import GAME, Asking, Base, Counting, Rounds, Script
 
 OVER = Ending("over")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.record.store import Store
 from coterie.runs.evaluation_results import STAGE
-from coterie.trajectories.store import Store
 from tests.conftest import Cli
 from tests.published_templates import published
 from tests.templates import random_model

@@ -13,10 +13,10 @@ from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.store import Store
+from coterie.record.turn import Turn
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
-from coterie.trajectories.store import Store
-from coterie.trajectories.turn import Turn
 from tests.conftest import Cli, CliResult, refused
 
 SET = f"{Path(__file__).with_name('plans.py')}:Plans"

@@ -17,10 +17,10 @@ from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.export import import_
+from coterie.record.store import Store
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.trajectories.jsonl import import_
-from coterie.trajectories.store import Store
 from tests.conftest import Cli, refused
 from tests.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote
 

@@ -12,9 +12,9 @@ from coterie.cli.refusing import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
+from coterie.record.store import Store
 from coterie.runs import loop
 from coterie.training import trackers
-from coterie.trajectories.store import Store
 from tests.conftest import FEW, Cli, refused
 
 SAMPLE = Path(str(resources.files("coterie") / "assets/data/gsm8k"))

@@ -19,7 +19,7 @@ FLOORS = [
     "progress",
     "terminal",
     "config",
-    "trajectories",
+    "record",
     "datasets",
     "models",
     "engines",

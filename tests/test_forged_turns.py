@@ -9,9 +9,19 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Role, Sample, Speaker, Turn, make_turn
+from coterie.record.tree import Tree
+from coterie.record.turn import (
+    Message,
+    Part,
+    Role,
+    Sample,
+    Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
 from tests.forging import NAMES, control_ids, control_texts, nasty, tokenizer
 from tests.native_templates import NATIVE
 from tests.native_templates import tokenizer as native_tokenizer

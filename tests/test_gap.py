@@ -23,14 +23,12 @@ from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.gap.trace_environment import format_error, split_trace
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
+from coterie.record.rows import Row, Target, rows, view
+from coterie.record.tree import Task, Tree
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.tools.tags import Tags
-from coterie.trajectories.row import Row, Target, rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 
 WORDS = [
     "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8",

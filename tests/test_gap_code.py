@@ -15,10 +15,9 @@ from coterie.recipes.gap.data import format_row
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.rows import rows, view
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 

@@ -11,6 +11,9 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import Environment, Grade, State, Transition
+from coterie.record.store import Store
+from coterie.record.tree import Credit, ItemKey, Outcome, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.branches import Branches, ReplayMismatch
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import AgentContext, Prompt, Response
@@ -18,11 +21,6 @@ from coterie.rollout.search import SearchSettings, growth
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.rollout.turns import context_at
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn
 from tests.games import Counting, Rounds, Script
 from tests.test_branches import branches
 

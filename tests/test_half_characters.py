@@ -12,9 +12,9 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.trajectories.jsonl import import_
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+from coterie.record.export import import_
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Speaker, make_turn
 
 HALF = "ab\ud800"
 SPELLED = r"ab\ud800"

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+from coterie.record.store import Store
+from coterie.record.tree import LENGTH, Ending, ItemKey, Outcome, Tree
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.runs.evaluation_results import evaluation, held_out_draws
 from coterie.runs.play import summary
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import LENGTH, Ending, Outcome, Tree
-from coterie.trajectories.turn import Part, Speaker, make_turn
 
 SCORES = {"a": 1.0, "b": 0.5, "c": None}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.store import Store
 from coterie.runs.folder import Step
-from coterie.trajectories.store import Store
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[1]

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
-from coterie.trajectories import jsonl
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Credit, Selection, Store
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Tree, hash_of, root_id
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
-from coterie.trajectories.view import view
+from coterie.record import export as jsonl
+from coterie.record.rows import view
+from coterie.record.store import Credit, Selection, Store
+from coterie.record.tree import ItemKey, Secret, Task, Tree, hash_of, root_id
+from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
 from tests.random_trees import PICTURE, episodes, whole
 
 GOLD = "the gold answer"

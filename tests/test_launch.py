@@ -16,6 +16,7 @@ from coterie.models.adapters import add_lora, load_adapter
 from coterie.models.heads import add_head, load_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
+from coterie.record.rows import Row
 from coterie.training import launch
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import read_rows, row_logprobs
@@ -26,7 +27,6 @@ from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trackers import NoTracker
-from coterie.trajectories.row import Row
 from tests.conftest import SMALL, refused
 from tests.fsdp2_side import pairs
 from tests.launching import CONFIGS

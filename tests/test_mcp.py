@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.turn import Tool, ToolCall, ToolResult, call_id
 from coterie.tools.calls import CallLimits, ToolUnavailable, run_calls
 from coterie.tools.mcp import client
 from coterie.tools.mcp.source import McpSettings, McpSource
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 
 SIDE = Path(__file__).with_name("mcp_side.py")
 OLD = Path(__file__).with_name("mcp_old.py")

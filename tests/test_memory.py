@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.recipes import plan as plan_of_run
+from coterie.record.rows import Row, Target
 from coterie.runs.reinforce.settings import UpdateSettings
 from coterie.training.forward import LossModule
 from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
@@ -24,7 +25,6 @@ from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import PolicyGradientSettings, TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer, make_optimizer
-from coterie.trajectories.row import Row, Target
 from tests.conftest import Cli, refused
 from tests.test_bad_input import TINY
 

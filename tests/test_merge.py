@@ -13,10 +13,9 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.tree import Selection, Tree
 from coterie.runs.folder import Run, Step, open_run, write_config
 from coterie.runs.loop import run_steps
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
 from tests.conftest import Cli, refused
 
 SAYING = f"environment={Path(__file__).parent}/saying.py:Saying"

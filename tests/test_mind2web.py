@@ -14,8 +14,8 @@ from coterie.environments.plan_domains import ELEMENTS
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.errors import UserError
+from coterie.record.tree import Task
 from coterie.tools.actions.grammar import check
-from coterie.trajectories.task import Task
 from tests.conftest import Cli, refused
 from tests.played import environment_of
 from tests.test_plan_ground import played, seen

@@ -21,14 +21,13 @@ from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Candidate, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.rows import prompts
+from coterie.record.tree import Ending, Outcome, Task, Tree
+from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rewards.corrections import Correction
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Outcome, Tree
-from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
-from coterie.trajectories.view import prompts
 
 TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
 SMALL = (

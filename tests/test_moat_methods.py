@@ -14,11 +14,11 @@ from coterie.recipes.moat import recipe as moat_recipe
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.record.tree import Task
 from coterie.rewards.corrections import Correction
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.tools.retrieval.index import build_index
-from coterie.trajectories.task import Task
 from tests.test_moat import SMALL
 from tests.web_tasks import write
 

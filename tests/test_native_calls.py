@@ -30,10 +30,9 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Speaker, Tool, ToolCall, ToolResult, make_turn
 from coterie.tools.calls import validate_calls
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Speaker, make_turn
 from tests.native_games import SECTION_END
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 from tests.published_templates import PUBLISHED, published

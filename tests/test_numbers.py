@@ -7,7 +7,7 @@ import pytest
 
 from coterie.environments.answers import Vote, gold_answer
 from coterie.environments.numbers import number, same_number
-from coterie.trajectories.task import Task
+from coterie.record.tree import Task
 from tests.played import talk_in
 
 HONEST = (

@@ -22,17 +22,14 @@ from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima.recipe import PROBE, Optima, probe
 from coterie.recipes.registry import recipe, settings
+from coterie.record.rows import Pair, Row, view
+from coterie.record.tree import ItemKey, Tree
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.tree_growth import rollouts
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, once
 
@@ -357,7 +354,7 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
 def unformatted(walk: Walk, tree: Tree, leaf: str, agent: str) -> Any:
     """What an agent saw of a dialogue, without the format prompt."""
     from coterie.environments.talk import drop_format
-    from coterie.trajectories.view import recontext
+    from coterie.record.rows import recontext
 
     if tree.iteration:
         return view(tree, leaf, agent)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from coterie.record.tree import Tree
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.search import Value
 from coterie.selection.pairs import PairSettings, sibling_pairs
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Part, Speaker, make_turn
 
 ALICE = Speaker("agent", "Alice")
 VALUES = {"a": 0.9, "b": 0.5, "c": 0.1, "a1": 1.0, "a2": 0.6, "only": 2.0}

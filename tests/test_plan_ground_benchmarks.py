@@ -11,11 +11,11 @@ from coterie.environments.plan_domains import pages_of
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import Grade, Shared, openers_of
 from coterie.errors import UserError
+from coterie.record.tree import Task
 from coterie.runs.actors import open_actors
 from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Task
 from tests.played import environment_of
 from tests.played import played as settings_of
 from tests.talking import talk_out

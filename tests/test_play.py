@@ -11,12 +11,12 @@ import pytest
 from coterie.environments.protocol import Environment, Grade, Shared, State, Transition
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.store import Store
+from coterie.record.turn import Turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.play import play
-from coterie.trajectories.store import Store
-from coterie.trajectories.turn import Turn
 from tests.games import Counting, Rounds, Script
 
 STAGE = "rollout"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.trajectories.store import Store
+from coterie.record.store import Store
 from tests.conftest import Cli, refused
 
 SMALL = ("model=tiny-exchange", "evaluate.tasks=2", "engine.device=cpu")

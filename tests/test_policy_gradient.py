@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from coterie.errors import UserError
+from coterie.record.rows import Row, Target
 from coterie.training.forward import LossModule
 from coterie.training.loop import train
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 ONE = TrainingSettings(

@@ -16,6 +16,8 @@ from coterie.errors import UserError
 from coterie.models.logprobs import entropies
 from coterie.models.packed import sequence_entropies
 from coterie.models.packing import CostRule
+from coterie.record.rows import Piece, Row, Segment, Target, View, rows, view
+from coterie.record.turn import Part, Sample, Speaker, make_turn
 from coterie.training.batches import make_batch
 from coterie.training.divergence import divergence
 from coterie.training.forward import LossModule, places, row_logprobs
@@ -24,9 +26,6 @@ from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSetti
 from coterie.training.recomputed import with_old, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target, rows
-from coterie.trajectories.turn import Part, Sample, Speaker, make_turn
-from coterie.trajectories.view import Piece, Segment, View, view
 from tests.dialogue import AGENTS, play
 from tests.templates import model as templated
 from tests.training_models import SETTINGS, some_rows, tiny_llama

@@ -19,12 +19,12 @@ from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, age
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.talk import Talk
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
+from coterie.record.store import Store
+from coterie.record.tree import Task
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
 from tests.conftest import Cli
 from tests.played import coding_in, environment_of, played, talk_in
 from tests.talking import talk_out

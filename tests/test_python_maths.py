@@ -10,15 +10,14 @@ from coterie.environments.protocol import Shared
 from coterie.environments.python_maths import MATHEMATICS, NUMBERS, PythonMaths
 from coterie.environments.sums import Sums
 from coterie.environments.talk import ANSWERED
+from coterie.record.tree import TURNS, Ending, Task, Tree
+from coterie.record.turn import Message
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.first_prompts import first_prompts
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.sandbox.pool import LOST, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending, Tree
-from coterie.trajectories.turn import Message
 from tests.played import environment_of
 from tests.playing import Says
 from tests.python_sessions import act, answer, in_sandbox, killed, played, seen

@@ -10,9 +10,8 @@ from coterie.datasets.rows import HotpotRow
 from coterie.environments.information_exchange import deal_paragraphs
 from coterie.environments.protocol import State
 from coterie.environments.talk import FORMAT_SOURCE, Talk
+from coterie.record.tree import LENGTH, TURNS, Ending, Secret, Task
 from coterie.rollout.first_prompts import first_prompts
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from tests import talking
 from tests.conftest import Cli
 from tests.played import talk_in

@@ -22,13 +22,12 @@ from coterie.environments.registry import (
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
+from coterie.record.tree import Ending, Secret, Task
+from coterie.record.turn import PrivilegeError
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.first_prompts import first_prompts
 from coterie.rollout.samplers import Prompt
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import PrivilegeError
 from tests import talking
 from tests.games import Script
 from tests.played import environment_of, played, talk_in

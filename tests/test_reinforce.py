@@ -16,6 +16,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.reinforcement import STAGE
 from coterie.recipes.rl.recipe import Reinforce
+from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
@@ -34,10 +36,6 @@ from coterie.runs.reinforce.settings import (
 from coterie.training.checkpoint import weight_hash
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.tree import LENGTH, Ending, Outcome
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
 from tests.templates import random_model

@@ -12,6 +12,8 @@ import yaml
 
 from coterie.models.heads import add_head
 from coterie.models.loading import load
+from coterie.record.rows import Row, Target
+from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import PathRewardSettings
 from coterie.runs.reinforce.advantages import critic_batch, group_batch
@@ -20,8 +22,6 @@ from coterie.runs.reinforce.preparation import BatchRules, prepare
 from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
 from coterie.training.settings import PolicyLossSettings
-from coterie.trajectories.row import Row, Target
-from coterie.trajectories.tree import LENGTH, Ending, Outcome
 
 ENDED = Ending("answered")
 

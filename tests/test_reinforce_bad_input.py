@@ -10,9 +10,9 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
 from coterie.runs.reinforce.loop import step_records
-from coterie.trajectories.item import Metrics
 from tests.reinforcing import SMALL, made, run_whole
 
 GRADES = '''

@@ -11,11 +11,11 @@ from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey
 from coterie.runs.folder import open_run
 from coterie.runs.pass_rates import step_rates
 from coterie.runs.reinforce.loop import STEP
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
 from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, Killing, made, run_whole
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.rows import Row, Target
+from coterie.record.tree import Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.runs.reinforce.loop import describe_step, update
 from coterie.runs.reinforce.paths import AgentPath
@@ -24,8 +26,6 @@ from coterie.runs.reinforce.settings import (
 from coterie.training import record
 from coterie.training.recomputed import with_old
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row, Target
-from coterie.trajectories.tree import Ending, Outcome
 from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 
 

@@ -19,10 +19,10 @@ from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.store import Store
 from coterie.runs.folder import Step
 from coterie.runs.reinforce.loop import Reinforcement
 from coterie.training.checkpoint import weight_hash
-from coterie.trajectories.store import Store
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
 from tests.stub_server import served
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from coterie.environments.protocol import Observation, Transition
+from coterie.record.tree import Ending, Outcome, Task
+from coterie.record.turn import Part, Speaker, Turn
 from coterie.rollout.branches import ReplayMismatch
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Outcome
-from coterie.trajectories.turn import Part, Speaker, Turn
 from tests.games import GAME, Counting, Script
 from tests.test_branches import branches, growing, say, step
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from coterie.models.loading import load_renderer
+from coterie.record.rows import Row, Target
 from coterie.reports.charts import Chart, Point, Series, axis, number, svg
 from coterie.reports.examples import Example, Piece, Sample, Shown, Stretch, example
 from coterie.reports.page import GLOSSARY, Headline, Report, Section, duration, signed, write_page
-from coterie.trajectories.row import Row, Target
 from tests.conftest import Cli
 
 HOSTILE = "</p></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -17,6 +17,9 @@ from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
+from coterie.record.store import Store
+from coterie.record.tree import TURNS, Credit, ItemKey, Outcome, Tree
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
@@ -24,11 +27,6 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.items import Done, on_trees
 from coterie.runs.loop import run_steps
 from coterie.runs.play import play, summary
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import TURNS, Outcome, Tree
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import SMALL, Cli
 
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coterie.errors import UserError
+from coterie.record.turn import ToolResult
 from coterie.tools.calls import (
     CallLimits,
     ToolError,
@@ -26,7 +27,6 @@ from coterie.tools.registry import sources_of
 from coterie.tools.retrieval.index import Passage
 from coterie.tools.retrieval.tool import NOTHING, Batches, RetrieverSettings, RetrieverTool
 from coterie.tools.tags import Tags
-from coterie.trajectories.calls import ToolResult
 from tests.listening import listening
 from tests.passages import ROWS, encoded, indexed
 from tests.row_files import jsonl

@@ -18,12 +18,12 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
 from coterie.errors import UserError
+from coterie.record.turn import Tool
 from coterie.tools.calls import CallLimits, Function, ToolError, ToolUnavailable
 from coterie.tools.mcp.server import ToolServer
 from coterie.tools.mcp.source import McpSettings, McpSource
 from coterie.tools.registry import JoinedSource, sources_in
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool
 from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.serving import started

@@ -17,7 +17,7 @@ from coterie.environments.shop import (
 )
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.trajectories.task import Task
+from coterie.record.tree import Task
 from tests.conftest import Cli
 from tests.played import environment_of
 from tests.test_plan_ground import played

@@ -15,16 +15,15 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.models.check import check
 from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel, load
+from coterie.record.rows import Pair, Row, Target
+from coterie.record.tree import Tree
+from coterie.record.turn import Message
 from coterie.rewards.judge import Judge, Situation, question, read_verdict
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, Target
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
 
 SETTINGS = TrainingSettings(max_length=512, mixed_precision="no")
 

@@ -11,11 +11,10 @@ import torch
 from pydantic import ValidationError
 
 from coterie.errors import UserError
+from coterie.record.rows import Pair, Row, Target
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import row_logprobs
 from coterie.training.sides import side_statistic
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, Target
 from tests.training_models import tiny_llama
 
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Credit, Selection, Store
-from coterie.trajectories.table import write_tree
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Ending, Outcome, Tree
-from coterie.trajectories.turn import Part, Request, Sample, Speaker, Turn, make_turn
+from coterie.record.store import Credit, Selection, Store
+from coterie.record.tables import write_tree
+from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree
+from coterie.record.turn import Part, Request, Sample, Speaker, Turn, make_turn
 from tests.random_trees import PICTURE, episodes, key, one_turn, whole
 
 # What goes in comes out

@@ -1,13 +1,8 @@
 """Parts of a store in another one: what is copied is what it was, whatever has been there before."""
 
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.store_copy import copy_step
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Tree, hash_of, shown_images
-from coterie.trajectories.turn import Message, Part, Request, Speaker, make_turn
+from coterie.record.store import Store, copy_step
+from coterie.record.tree import Credit, ItemKey, Secret, Task, Tree, hash_of, shown_images
+from coterie.record.turn import Message, Part, Request, Speaker, Tool, make_turn
 from tests.random_trees import key, whole
 
 SEEDS = {"a": 3, "b": 5, "c": 8, "d": 13}

@@ -17,10 +17,9 @@ import pytest
 
 import coterie
 from coterie.errors import UserError
-from coterie.trajectories.disk import unsafe_filesystem
-from coterie.trajectories.item import Item
-from coterie.trajectories.store import Store
-from coterie.trajectories.table import add_item, write_tree
+from coterie.record.store import Store, unsafe_filesystem
+from coterie.record.tables import add_item, write_tree
+from coterie.record.tree import Item
 from tests.random_trees import fill, key, whole
 
 Mount = namedtuple("Mount", "mountpoint fstype")

@@ -22,8 +22,8 @@ from coterie.environments.sums import (
     right_play,
     sums_task,
 )
+from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Task
 from tests.conftest import Cli
 from tests.python_sessions import dialogue, in_sandbox, seen
 

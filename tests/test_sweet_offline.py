@@ -20,10 +20,10 @@ from coterie.recipes.registry import settings
 from coterie.recipes.sweet_rl.data import rewards
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.recipes.sweet_rl.settings import SweetSettings
+from coterie.record.rows import prompts
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.trajectories.view import prompts
 from tests.conftest import Cli, once
 
 TINY = (

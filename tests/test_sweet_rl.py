@@ -17,14 +17,14 @@ from coterie.recipes.registry import recipe, run_report, settings
 from coterie.recipes.sweet_rl.critic import open_critic
 from coterie.recipes.sweet_rl.data import PRIVILEGED, dialogue_view, dialogues_to_branch, rewards
 from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.record.rows import view
+from coterie.record.store import Store
+from coterie.record.tree import Tree
 from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.selections import load_selections
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 from tests.conftest import Cli
 
 SMALL = (

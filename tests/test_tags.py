@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.turn import Tool, ToolResult
 from coterie.tools.calls import validate_calls
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import Tool, ToolResult
 from tests.test_tools import SEARCH, TOOLS
 
 TAGS = Tags({"search": Tag("query", "|"), "move": Tag("to")})

@@ -10,16 +10,14 @@ import pytest
 from coterie.engines.endpoint import Endpoint
 from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Grade, Shared, State
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Message, Part, Speaker, ToolResult, Turn, make_turn
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import _metrics
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.calls import NativeCalls
 from coterie.tools.tags import closing
-from coterie.trajectories.calls import ToolResult
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 from tests.games import TOOLS, Asking
 from tests.test_endpoint import Answer, says, service, settings
 

@@ -9,10 +9,9 @@ import pytest
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Sampling
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Speaker, ToolResult, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
-from coterie.trajectories.calls import ToolResult
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, make_turn
 
 STOP = ("</answer>", "</look>")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
+from coterie.record.turn import Tool, ToolCall, ToolResult
 from coterie.tools.calls import (
     CallLimits,
     Function,
@@ -20,7 +21,6 @@ from coterie.tools.calls import (
     validate_calls,
 )
 from coterie.tools.registry import own_tools
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = Tool("search", "Finds pages.", QUERY)

@@ -18,6 +18,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import add_lora
 from coterie.models.packing import CostRule, pack
 from coterie.models.splitting import Splitter
+from coterie.record.rows import Row, Target
 from coterie.training import checkpoint
 from coterie.training.batches import Order, make_batch, rank_microbatches
 from coterie.training.checkpoint import weight_hash
@@ -27,7 +28,6 @@ from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trainer import make_optimizer, rate_at
-from coterie.trajectories.row import Row, Target
 from tests.training_models import LOW, SETTINGS, some_pairs, some_rows, started, tiny_llama
 
 SCRIPT = Path(__file__).with_name("training_models.py")

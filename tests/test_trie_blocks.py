@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from coterie.models.blocks import BlockedMask, by_blocks
 from coterie.models.packed import PackedBatch, pack_batch
 from coterie.models.packing import CostRule
+from coterie.record.rows import Row, Target
 from coterie.training.forward import row_logprobs
-from coterie.trajectories.row import Row, Target
 from tests.training_models import tiny_llama
 
 ALWAYS = CostRule(0.0)

@@ -13,6 +13,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter
 from coterie.models.heads import HEAD_FILE, add_head, find_head, load_head, token_values
 from coterie.models.packing import CostRule
+from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
 from coterie.training.checkpoint import weight_hash
 from coterie.training.classifier import Classifier
 from coterie.training.forward import LossModule, places
@@ -20,9 +21,6 @@ from coterie.training.loop import train
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.labeled_trajectory import LabeledTrajectory
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, Target
 from tests import heads_side
 from tests.launching import launch
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama

@@ -8,6 +8,7 @@ import torch
 from coterie.errors import UserError
 from coterie.models.heads import add_head, token_values
 from coterie.models.packing import CostRule
+from coterie.record.rows import Row, Target
 from coterie.rewards.advantages import gae
 from coterie.rewards.row_advantages import trained_values, with_advantages
 from coterie.training.batches import make_batch
@@ -16,7 +17,6 @@ from coterie.training.recomputed import with_values
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 from coterie.training.value_loss import ValueLoss, ValueLossSettings
-from coterie.trajectories.row import Row, Target
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 ONE = TrainingSettings(

@@ -4,21 +4,31 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.labeled_trajectory import labeled_trajectory
-from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
-from coterie.trajectories.row import Row, Target, rows
-from coterie.trajectories.tree import Ending, Outcome, Tree
-from coterie.trajectories.turn import (
+from coterie.record.rows import (
+    Pair,
+    Row,
+    Target,
+    labeled_trajectory,
+    prompts,
+    recontext,
+    rows,
+    trajectory_pair,
+    turn_pair,
+    view,
+)
+from coterie.record.tree import Ending, Outcome, Tree
+from coterie.record.turn import (
     Message,
     Part,
     Request,
     Sample,
     Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
     Turn,
     make_turn,
 )
-from coterie.trajectories.view import prompts, recontext, view
 
 ALICE, BOB = Speaker("agent", "Alice"), Speaker("agent", "Bob")
 OPENING = (Message.of("system", "be kind"), Message.of("user", "hello"))

@@ -17,6 +17,9 @@ from coterie.environments.protocol import Environment, Formats, Graded, Shared, 
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.store import Store
+from coterie.record.tree import TURNS, Task, Tree
+from coterie.record.turn import Tool, ToolCall
 from coterie.reports.sections import tools
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
@@ -30,10 +33,6 @@ from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool, ToolCall
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Tree
 from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
 from tests.talking import go_on

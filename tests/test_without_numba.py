@@ -12,7 +12,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
 from coterie.models.adapters import base_fingerprint
 from coterie.models.loading import LoadedModel, load
-from coterie.trajectories.store import Store
+from coterie.record.store import Store
 
 PROMPT = list(range(3, 40))
 SAMPLING = Sampling(max_tokens=12, top_p=0.95)

@@ -14,6 +14,7 @@ from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
+from coterie.record.tree import Outcome
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.scripted_sampler import ScriptedSampler
@@ -21,7 +22,6 @@ from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.registry import Toolbox
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.tree import Outcome
 from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.row_programs import CODE_CONTESTS, EXAMS, LIVE, METHOD, RIGHT

@@ -21,6 +21,7 @@ from coterie.environments.workflow.agent import measures
 from coterie.environments.workflow.environment import AnswerJudge, read_judgement
 from coterie.environments.workflow.trace import call, final_answer, matches, overlap
 from coterie.errors import UserError
+from coterie.record.turn import Part, Speaker, Tool, ToolResult, make_turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
@@ -28,8 +29,6 @@ from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.calls import Function
 from coterie.tools.registry import Toolbox, ToolsSettings, tags_of_sources
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import Tool, ToolResult
-from coterie.trajectories.turn import Part, Speaker, make_turn
 
 SETS = ["dataset=2wiki", "dataset.source=sample"]
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie.record.rows import Pair, Row, Target
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, Target
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2,

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bench.trl_grpo_side import grpo_trainer
 from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.loading import LoadedModel
+from coterie.record.rows import Row
 from coterie.training.batches import Order, make_batch
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import row_logprobs
@@ -30,7 +31,6 @@ from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSetti
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.row import Row
 from tests.templates import model as make
 from tests.training_models import some_pairs
 

@@ -19,9 +19,9 @@ import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from coterie.models.check import check
+from coterie.record.rows import Row
 from coterie.training.forward import LossModule
 from coterie.training.sft import SFT
-from coterie.trajectories.row import Row
 from scripts.tiny.world import load, tiny_model
 
 NAMES = ("exchange", "persona", "problems", "acts", "encyclopedia")

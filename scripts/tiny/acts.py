@@ -25,7 +25,7 @@ from coterie.environments.babyai import (
     games,
     new_level,
 )
-from coterie.trajectories.row import Row
+from coterie.record.rows import Row
 from scripts.tiny.acts_player import Step, play
 from scripts.tiny.world import World, chat_row, split_by
 

@@ -37,11 +37,11 @@ from coterie.environments.encyclopedia import (
     words,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
+from coterie.record.rows import Row, Target
+from coterie.record.turn import ToolResult, call_id
 from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever
 from coterie.tools.retrieval.tool import format_passages
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import ToolResult, call_id
-from coterie.trajectories.row import Row, Target
 from scripts.tiny.world import END, OPENERS, World, answer_row, chat_row, copy_row, split_by
 
 TOOL = "wiki_search"

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.exchange import AGENTS, prompt_text, system_prompt, words
-from coterie.trajectories.row import Row
+from coterie.record.rows import Row
 from scripts.tiny.exchange_dialogues import ExchangeDialogue, ExchangeMix, corpus
 from scripts.tiny.world import World, chat_row, copy_row
 

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.persona import ASPECTS, CHOICES, KINDS, NAMES, SIZES, source_of, split_of
-from coterie.trajectories.row import Row
+from coterie.record.rows import Row
 from scripts.tiny.persona_dialogues import (
     HABITS,
     SKILL,

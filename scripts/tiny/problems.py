@@ -31,7 +31,7 @@ from coterie.environments.problems import (
     problem_text,
     subgoals,
 )
-from coterie.trajectories.row import Row
+from coterie.record.rows import Row
 from scripts.tiny.world import World, answer_row, chat_row, copy_row, split_by
 
 

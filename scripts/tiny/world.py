@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from coterie.trajectories.row import Row, Target
+from coterie.record.rows import Row, Target
 
 PAD, END = "<|pad|>", "<|end|>"
 OPENERS = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}

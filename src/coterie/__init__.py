@@ -1,7 +1,7 @@
 """coterie: post-train language-model agents that work with others.
 
 One loop (rollout, reward, select, train, evaluate, again) over one record of trees of turns.
-Packages, from the bottom layer: ``config``, ``trajectories``, ``datasets``, ``models``, ``engines``, ``environments``,
+Packages, from the bottom layer: ``config``, ``record``, ``datasets``, ``models``, ``engines``, ``environments``,
 ``rollout``, ``rewards``, ``selection``, ``training``, ``evaluation``, ``runs``, ``recipes``,
 ``reports``, ``cli``. See ``docs/architecture.md``.
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from coterie.errors import UserError
     from coterie.evaluation.statistics import bootstrap_interval
     from coterie.models.loading import LoadedModel, load
+    from coterie.record.rows import Pair, Row
+    from coterie.record.tree import Task
     from coterie.rollout.conversation_rows import pairs_from_messages, rows_from_messages
     from coterie.training.dpo import DPO
     from coterie.training.loop import train
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from coterie.training.settings import TrainingSettings
     from coterie.training.sft import SFT
     from coterie.training.trainer import Trainer
-    from coterie.trajectories.pair import Pair
-    from coterie.trajectories.row import Row
-    from coterie.trajectories.task import Task
 
 _MODULES = {
     "api": ("Played", "by_task", "demonstrate", "environment", "play"),
@@ -46,6 +45,8 @@ _MODULES = {
     "errors": ("UserError",),
     "evaluation.statistics": ("bootstrap_interval",),
     "models.loading": ("LoadedModel", "load"),
+    "record.rows": ("Pair", "Row"),
+    "record.tree": ("Task",),
     "rollout.conversation_rows": ("pairs_from_messages", "rows_from_messages"),
     "training.dpo": ("DPO",),
     "training.loop": ("train",),
@@ -54,9 +55,6 @@ _MODULES = {
     "training.settings": ("TrainingSettings",),
     "training.sft": ("SFT",),
     "training.trainer": ("Trainer",),
-    "trajectories.pair": ("Pair",),
-    "trajectories.row": ("Row",),
-    "trajectories.task": ("Task",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [

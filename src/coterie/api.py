@@ -21,18 +21,16 @@ from coterie.environments.protocol import Environment, agents_of
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
+from coterie.record.export import begin_with_user, chat
+from coterie.record.rows import Row, prompts, rows, view
+from coterie.record.tree import Outcome, Task, Tree
+from coterie.record.turn import Message, Turn
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.rollout.scripted_sampler import Script, ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.export import begin_with_user, chat
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Message, Turn
-from coterie.trajectories.view import prompts, view
 
 Result = TypeVar("Result")
 Engines = InProcessEngine | Mapping[str, InProcessEngine]

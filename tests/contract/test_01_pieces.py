@@ -4,8 +4,7 @@ from collections import Counter
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
+from coterie.record.rows import rows, view
 from tests.dialogue import AGENTS, Played, play
 
 SETTINGS = (

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from coterie.models import packed
+from coterie.record.rows import Row
 from coterie.training.forward import LossModule
 from coterie.training.sft import SFT
-from coterie.trajectories.row import Row
 from tests.training_models import some_rows, tiny_llama
 
 

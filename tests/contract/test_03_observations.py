@@ -12,6 +12,18 @@ import pytest
 import torch
 
 from coterie.models.loading import LoadedModel
+from coterie.record.rows import Pair, Row, rows, view
+from coterie.record.tree import Tree
+from coterie.record.turn import (
+    Message,
+    Part,
+    Request,
+    Sample,
+    Speaker,
+    ToolCall,
+    ToolResult,
+    make_turn,
+)
 from coterie.rewards.advantages import SampledPath, gae
 from coterie.rewards.row_advantages import trained_values, turn_ends, with_advantages
 from coterie.tools.tags import Tag, Tags
@@ -19,12 +31,6 @@ from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.calls import ToolCall, ToolResult
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
-from coterie.trajectories.view import view
 from tests.games import TOOLS
 from tests.templates import model
 

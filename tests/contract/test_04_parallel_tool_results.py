@@ -7,11 +7,9 @@ from itertools import permutations
 import pytest
 
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.calls import ToolCall, ToolResult
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn, make_turn
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey, Tree
+from coterie.record.turn import Message, Part, Role, Speaker, ToolCall, ToolResult, Turn, make_turn
 from tests.templates import TEMPLATES, tokenizer
 
 AGENT, TOOLS = Speaker("agent", "planner"), Speaker("tool", "tools")

@@ -16,11 +16,10 @@ from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.models.check import check
+from coterie.record.rows import Pair, Row
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
 from coterie.training.reference import with_reference
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 from tests.training_models import SETTINGS, main, some_pairs, tiny_llama
 
 SCRIPT = Path(__file__).parents[1] / "training_models.py"

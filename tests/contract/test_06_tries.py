@@ -29,12 +29,12 @@ from coterie.models.check import check
 from coterie.models.packed import pack_batch, sequence_logprobs
 from coterie.models.packing import CostRule, pack
 from coterie.models.trie import build
+from coterie.record.rows import Row, Target
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
 from coterie.training.objective import Objective
 from coterie.training.reference import with_reference
 from coterie.training.sft import SFT
-from coterie.trajectories.row import Row, Target
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 from tests.training_models import SHAPE as TINY
 

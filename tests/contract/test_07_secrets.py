@@ -6,11 +6,9 @@ import pytest
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.trajectories.row import rows
-from coterie.trajectories.task import Secret
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, PrivilegeError
-from coterie.trajectories.view import Edit, recontext, view
+from coterie.record.rows import Edit, recontext, rows, view
+from coterie.record.tree import Secret, Tree
+from coterie.record.turn import Message, Part, PrivilegeError
 from tests.dialogue import AGENTS, Played, opening, play
 
 GOLD = "heliotrope"

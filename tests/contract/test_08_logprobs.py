@@ -7,8 +7,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.models.logprobs import targets, token_logprobs
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
+from coterie.record.rows import rows, view
 from tests.dialogue import AGENTS, play
 from tests.templates import model
 from tests.training_models import SHAPE

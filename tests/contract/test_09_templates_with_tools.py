@@ -17,16 +17,24 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.protocol import Shared, State
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import rows, view
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import (
+    Finish,
+    Message,
+    Part,
+    Role,
+    Sample,
+    Speaker,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import ToolCall, ToolResult
-from coterie.trajectories.row import rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Finish, Message, Part, Role, Sample, Speaker, Turn, make_turn
-from coterie.trajectories.view import view
 from tests.games import TOOLS, Asking
 from tests.templates import TEMPLATES, model, tokenizer
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.chat import ChatRenderer
+from coterie.record import export
+from coterie.record.rows import recontext, rows, view
+from coterie.record.store import Store
+from coterie.record.tree import Ending, ItemKey, Outcome, Tree
+from coterie.record.turn import Message, Turn
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt
-from coterie.trajectories import jsonl
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.row import rows
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Ending, Outcome, Tree
-from coterie.trajectories.turn import Message, Turn
-from coterie.trajectories.view import recontext, view
 from tests.dialogue import AGENTS, opening
 
 SAID = (
@@ -86,8 +84,8 @@ def test_it_goes_through_the_store_and_jsonl_unchanged(
     tree, _ = written(engine.loaded.renderer)
     with Store.open(tmp_path / "a.db") as store:
         store.finish(ItemKey(0, "rollout", "task", "0"), tree=tree)
-        jsonl.export(store, tmp_path / "a.jsonl")
+        export.export(store, tmp_path / "a.jsonl")
         assert store.tree(0, "rollout", "task") == tree
-    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
+    export.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         assert store.tree(0, "rollout", "task") == tree

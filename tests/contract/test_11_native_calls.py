@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.row import rows
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Ending, Outcome
-from coterie.trajectories.view import recontext, view
+from coterie.record.rows import recontext, rows, view
+from coterie.record.store import Store
+from coterie.record.tree import Ending, ItemKey, Outcome
 from tests.native_games import (
     OFFERED,
     THOUGHTS,

@@ -8,12 +8,10 @@ from itertools import pairwise
 import pytest
 
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import recontext, rows, view
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Sample, Speaker, ToolCall, ToolResult, make_turn
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import ToolCall, ToolResult
-from coterie.trajectories.row import rows
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Sample, Speaker, make_turn
-from coterie.trajectories.view import recontext, view
 from tests.contract.test_11_native_calls import played, renderer
 from tests.games import TOOLS
 from tests.native_games import THOUGHTS, odd_ids, syntax_of

@@ -19,6 +19,10 @@ from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.protocol import Shared, State
 from coterie.environments.with_tools import LEFT_OUT, with_tools
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import rows, view
+from coterie.record.store import Store
+from coterie.record.tree import CONTEXT, ItemKey, Outcome, Task, Tree
+from coterie.record.turn import Message, Tool
 from coterie.rollout.branches import Branches
 from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import Prompt, TokenSampler, utterances
@@ -26,14 +30,6 @@ from coterie.rollout.sessions import sessions_of
 from coterie.tools.calls import Function, NativeCalls
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.row import rows
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import CONTEXT, Outcome, Tree
-from coterie.trajectories.turn import Message
-from coterie.trajectories.view import view
 from tests.games import Base
 from tests.native_games import OFFERED, THOUGHTS, WRITE, Prepared, Said, prepared_completion
 from tests.native_templates import NATIVE, SHAPES, tokenizer

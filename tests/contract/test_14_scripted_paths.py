@@ -20,6 +20,9 @@ from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
 from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import Row, recontext, rows, view
+from coterie.record.tree import Ending, Task, Tree
+from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
@@ -28,11 +31,6 @@ from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 from coterie.tools.tags import Tags
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Tree
-from coterie.trajectories.turn import Message, Part, Turn
-from coterie.trajectories.view import recontext, view
 from tests.talking import finished
 from tests.templates import TEMPLATES, model
 

@@ -17,9 +17,8 @@ import coterie
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResult, make_turn
 from tests.published_templates import PLAIN
 from tests.published_templates import PUBLISHED as NAMES
 from tests.published_templates import published as tokenizer

@@ -16,10 +16,10 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reload
+from coterie.record.rows import Row, Target
 from coterie.runs.reinforce.learner import Learner
 from coterie.runs.roles import Role, Roles
 from coterie.training.recomputed import with_old
-from coterie.trajectories.row import Row, Target
 from tests.engine_models import CHATML, engine_of, loaded
 from tests.reinforcing import SMALL, made
 from tests.training_models import LOW

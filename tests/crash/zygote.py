@@ -29,12 +29,11 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.record.rows import rows, view
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
 
 WORDS = [
     "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",

@@ -19,7 +19,7 @@ from tests.mutation.fault import (
     without_last,
 )
 
-R = "coterie.trajectories."
+R = "coterie.record."
 VIEWS = "tests/test_views.py::"
 ENGINE = f"{VIEWS}test_a_view_is_what_went_through_the_engine"
 TURN = f"{VIEWS}test_a_turn_is_told_from_others_by_what_it_is"
@@ -117,50 +117,50 @@ FAULTS = (
     Fault(f"{R}tree:Tree.messages", without_first, [MESSAGES_REQUEST]),
     Fault(f"{R}tree:Outcome.__post_init__", returns(None), [SCORE_ANY]),
     # Views and segments, recontext, rows and their targets.
-    Fault(f"{R}view:assemble", around(_one_segment), [ENGINE]),
-    Fault(f"{R}view:assemble", given(prompts=lambda prompts: prompts[:-1]), [ENGINE]),
-    Fault(f"{R}view:_own", around(_everybodys), [ENGINE]),
-    Fault(f"{R}view:recontext", result(edited(context=None)), [CONTEXT]),
-    Fault(f"{R}view:recontext", given(edit=lambda edit: lambda messages: messages), [CONTEXT]),
-    Fault(f"{R}row:_row", around(_logprobs_under_any_context), [CONTEXT]),
-    Fault(f"{R}row:_row", given(weight=1.0), [ROWS_SEGMENTS]),
+    Fault(f"{R}rows:assemble", around(_one_segment), [ENGINE]),
+    Fault(f"{R}rows:assemble", given(prompts=lambda prompts: prompts[:-1]), [ENGINE]),
+    Fault(f"{R}rows:_own", around(_everybodys), [ENGINE]),
+    Fault(f"{R}rows:recontext", result(edited(context=None)), [CONTEXT]),
+    Fault(f"{R}rows:recontext", given(edit=lambda edit: lambda messages: messages), [CONTEXT]),
+    Fault(f"{R}rows:_row", around(_logprobs_under_any_context), [CONTEXT]),
+    Fault(f"{R}rows:_row", given(weight=1.0), [ROWS_SEGMENTS]),
     Fault(
-        f"{R}row:rows",
+        f"{R}rows:rows",
         result(lambda rows: [replace(row, path_tokens=row.target_count) for row in rows]),
         [SEGMENTS],
     ),
-    Fault(f"{R}row:_target", result(edited(temperature=1.0)), [SEGMENTS]),
-    Fault(f"{R}row:Row.predicted", around(_with_first_token), [FIRST]),
-    Fault(f"{R}row:Row.mask", result(lambda mask: [False, *mask[:-1]]), [ROWS_SEGMENTS]),
-    Fault(f"{R}row:Row.__post_init__", returns(None), [TARGETS_OVERLAP]),
-    Fault(f"{R}pair:trajectory_pair", swap("chosen", "rejected"), [PAIR]),
-    Fault(f"{R}pair:turn_pair", swap("chosen", "rejected"), [PAIR]),
-    Fault(f"{R}pair:_check_agents", returns(None), [PAIR]),
-    Fault(f"{R}pair:_trained", result(lambda sides: [ids for ids, _ in sides]), [SIDES_EQUAL]),
+    Fault(f"{R}rows:_target", result(edited(temperature=1.0)), [SEGMENTS]),
+    Fault(f"{R}rows:Row.predicted", around(_with_first_token), [FIRST]),
+    Fault(f"{R}rows:Row.mask", result(lambda mask: [False, *mask[:-1]]), [ROWS_SEGMENTS]),
+    Fault(f"{R}rows:Row.__post_init__", returns(None), [TARGETS_OVERLAP]),
+    Fault(f"{R}rows:trajectory_pair", swap("chosen", "rejected"), [PAIR]),
+    Fault(f"{R}rows:turn_pair", swap("chosen", "rejected"), [PAIR]),
+    Fault(f"{R}rows:_check_agents", returns(None), [PAIR]),
+    Fault(f"{R}rows:_trained", result(lambda sides: [ids for ids, _ in sides]), [SIDES_EQUAL]),
     Fault(
-        f"{R}labeled_trajectory:labeled_trajectory",
+        f"{R}rows:labeled_trajectory",
         given(success=lambda success: not success),
         [LABELLED_TRAJECTORY],
     ),
     # Secrets.
-    Fault(f"{R}task:Secret.__str__", around(lambda original, self: self._text), [SECRET_REDACTS]),
+    Fault(f"{R}tree:Secret.__str__", around(lambda original, self: self._text), [SECRET_REDACTS]),
     Fault(
-        f"{R}task:Secret.reveal", around(lambda original, self, role: self._text), [ONLY_READERS]
+        f"{R}tree:Secret.reveal", around(lambda original, self, role: self._text), [ONLY_READERS]
     ),
-    Fault(f"{R}task:Secret.part", result(edited(audience=None)), [RENDERED]),
-    Fault(f"{R}jsonl:_is_secret", returns(False), [HOME]),
-    Fault(f"{R}jsonl:_shows_secret", returns(False), [IDS_SPELL]),
+    Fault(f"{R}tree:Secret.part", result(edited(audience=None)), [RENDERED]),
+    Fault(f"{R}export:_is_secret", returns(False), [HOME]),
+    Fault(f"{R}export:_shows_secret", returns(False), [IDS_SPELL]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),
     Fault(f"{R}store:Store.together", becomes(_one_by_one), [ITEMS_FINISHED]),
     Fault(f"{R}store:Store.finish", given(failure=None), [ITEMS]),
     Fault(f"{R}store:Store.finish", given(metrics=None), [ITEMS]),
     Fault(f"{R}store:Store.finished", opposite, [ITEMS]),
-    Fault(f"{R}table:item_row", given(key=edited(sample="")), [ITEMS]),
-    Fault(f"{R}table:kind_key", given(settings=""), [CREDIT_OTHER]),
-    Fault(f"{R}table:_check_turn", returns(None), [TURN_HANGS]),
+    Fault(f"{R}tables:item_row", given(key=edited(sample="")), [ITEMS]),
+    Fault(f"{R}tables:kind_key", given(settings=""), [CREDIT_OTHER]),
+    Fault(f"{R}tables:_check_turn", returns(None), [TURN_HANGS]),
     Fault(f"{R}reader:selections", reverse, [SELECTIONS_REFERENCES]),
     Fault(f"{R}reader:tree_keys", given(stage=None), [TREES_STREAM]),
     Fault(f"{R}reader:outcomes", without_last, [EQUAL]),
-    Fault(f"{R}jsonl:export", given(secrets=True), [HOME]),
+    Fault(f"{R}export:export", given(secrets=True), [HOME]),
 )

@@ -126,7 +126,7 @@ FAULTS = (
         given(normalise=lambda n: "none" if n == "tokens" else n),
         [SIDE],
     ),
-    Fault("coterie.trajectories.pair:Pair.equal_sides", returns(False), [DROPPED]),
+    Fault("coterie.record.rows:Pair.equal_sides", returns(False), [DROPPED]),
     Fault(f"{T}regression:logsigmoid", around(lambda f, x: f(-x)), [HEADS]),
     Fault(f"{T}regression:side_statistic", given(normalise="none"), [HEADS]),
     Fault(f"{T}classifier:_loss", given(item=edited(success=lambda s: not s)), [HEADS]),

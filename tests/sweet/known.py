@@ -13,16 +13,15 @@ from coterie.models.heads import find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.record.rows import Row
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.sides import side_statistic
-from coterie.trajectories.row import Row
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 from tests.test_sweet_offline import RIGHT, WRONG, made, row, wrote
 
 BASE = "tiny-exchange"

@@ -18,16 +18,15 @@ from coterie.models.loading import load
 from coterie.recipes.sweet_rl.critic import JudgeCritic, open_critic, score_candidates
 from coterie.recipes.sweet_rl.data import dialogues_to_branch
 from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.record.rows import prompts
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
 from coterie.rewards.judge import Judge
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.candidates import candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.training.dpo import DPO
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
-from coterie.trajectories.view import prompts
 from tests.sweet.known import (
     BASE,
     REWARD,

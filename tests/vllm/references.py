@@ -11,8 +11,8 @@ from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.exchange import Exchange
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import LoadedModel, load
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
+from coterie.record.tree import Tree
+from coterie.record.turn import Message
 
 TOLERANCE = 1e-4
 """Nats, in float32: other kernels sum in another order."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from coterie.trajectories.store import Store
+from coterie.record.store import Store
 from tests.conftest import SMALL, Cli
 
 VLLM = (

@@ -14,13 +14,13 @@ from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.rows import Row
+from coterie.record.store import Store
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.settings import UpdateSettings
 from coterie.training.recomputed import with_old
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row
-from coterie.trajectories.store import Store
 from tests.reinforcing import Killed, Killing, run_whole, telling_words
 from tests.vllm.conftest import MODEL
 from tests.vllm.references import TOLERANCE, apart

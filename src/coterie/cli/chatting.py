@@ -25,15 +25,25 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.record.tree import Tree
+from coterie.record.turn import (
+    Finish,
+    Message,
+    Part,
+    Role,
+    Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
 from coterie.rollout.first_prompts import FirstPrompt, first_prompts
 from coterie.terminal.console import notes
 from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Finish, Message, Part, Role, Speaker, Turn, make_turn
 
 TOOLS = Speaker("tool", "tools")
 

@@ -21,11 +21,11 @@ from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.recipes.reinforcement import STAGE as STEPS
+from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.evaluation_results import STAGE
 from coterie.runs.folder import read_config
 from coterie.runs.pass_rates import PassRates, pass_rates, step_rates
-from coterie.trajectories.store import Store
 
 KEYS = "`coterie data filter --help` has examples"
 Place = Literal["kept", "too_easy", "too_hard", "not_played"]

@@ -21,9 +21,9 @@ from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
 from coterie.models.compiling import NUMBA_ERROR
 from coterie.models.loading import LoadedModel, load, load_renderer
+from coterie.record.store import Store
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.store import Store
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
 TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")

@@ -55,6 +55,9 @@ from coterie.recipes.description import RunCritic
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import critic_of, descriptions, settings
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.record.store import Store
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
@@ -71,10 +74,6 @@ from coterie.runs.export_rows import dialogue_rows, write_rows
 from coterie.runs.folder import Run, read_config
 from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 
 
 class EvaluatedSettings(BenchmarkSettings):

@@ -110,7 +110,7 @@ def import_record(
 
         coterie import runs/optima-isft/export/jsonl/trajectories.jsonl imported.sqlite
     """
-    from coterie.trajectories.jsonl import import_
+    from coterie.record.export import import_
 
     import_(file, store)
     print(store)

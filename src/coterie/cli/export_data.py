@@ -15,10 +15,9 @@ from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.rollout.first_prompts import first_prompts
-from coterie.runs.folder import Run
-from coterie.trajectories import jsonl, reader
-from coterie.trajectories.export import (
+from coterie.record import export as jsonl
+from coterie.record import reader
+from coterie.record.export import (
     LLAMAFACTORY,
     Form,
     TrainedSelection,
@@ -27,7 +26,9 @@ from coterie.trajectories.export import (
     export_pair,
     export_rows,
 )
-from coterie.trajectories.task import Task
+from coterie.record.tree import Task
+from coterie.rollout.first_prompts import first_prompts
+from coterie.runs.folder import Run
 
 ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out"
 

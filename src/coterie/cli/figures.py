@@ -22,6 +22,7 @@ from rich.table import Table
 from coterie.environments.protocol import WELL_FORMED, agents_of
 from coterie.evaluation.self_consistency import Estimate
 from coterie.models.chat import ChatRenderer
+from coterie.record.store import Store
 from coterie.reports import sections
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example, rollout
@@ -33,7 +34,6 @@ from coterie.runs.evaluation_results import STAGE, Evaluation
 from coterie.runs.loop import command_line
 from coterie.terminal.console import results
 from coterie.terminal.means import beside, in_words, means_table, share
-from coterie.trajectories.store import Store
 
 EXAMPLES = 12
 """Tasks that are shown on the page."""

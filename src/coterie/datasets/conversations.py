@@ -31,7 +31,7 @@ from coterie.datasets.load import DatasetSettings
 from coterie.datasets.rows import Frozen, QuestionRow
 from coterie.datasets.sources import source_files, user_splits
 from coterie.errors import UserError
-from coterie.trajectories.calls import Tool, ToolCall, call_id
+from coterie.record.turn import Tool, ToolCall, call_id
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {

@@ -23,8 +23,8 @@ from coterie.engines.endpoint import (
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError, did_you_mean
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
+from coterie.record.tree import Tree
+from coterie.record.turn import Message
 
 if TYPE_CHECKING:
     from coterie.engines.run_engines import Speaking

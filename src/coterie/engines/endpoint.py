@@ -29,7 +29,7 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
 from coterie.models.tool_calls import openai_tool
-from coterie.trajectories.calls import Tool
+from coterie.record.turn import Tool
 
 FILE = ".env"
 ENDING = "_API_KEY"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coterie.trajectories.turn import Finish
+from coterie.record.turn import Finish
 
 POLICY = "policy"
 """Role of a run with one policy, in its record and in its folder."""

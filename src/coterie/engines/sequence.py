@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.engines import compiled
 from coterie.engines.protocol import Completion, Sampling
 from coterie.models.compiling import NUMBA_ERROR
-from coterie.trajectories.turn import Finish
+from coterie.record.turn import Finish
 
 COLDEST = 1e-6
 """At this temperature and below sampling is greedy, because quotients would overflow."""

@@ -35,10 +35,8 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.settings import EnvironmentSettings
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message, Part, Speaker, Turn
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message, Part, Speaker, Tool, Turn
 
 ACTION, END_ACTION, ANSWER = "Action:", "End Action", "Answer:"
 BOTH = (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from coterie.datasets.problems import boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.numbers import number
-from coterie.trajectories.task import Secret, Task
+from coterie.record.tree import Secret, Task
 
 GRADER = "grader"
 """The only role that may read a gold answer."""

@@ -23,9 +23,8 @@ from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.settings import MicroSplit, check_split, split_of_key
 from coterie.errors import UserError, did_you_mean
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import digest
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import digest
 
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel

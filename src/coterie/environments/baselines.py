@@ -41,11 +41,10 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.environments.with_tools import ForwardedPlay, ForwardedTasks
 from coterie.errors import UserError
+from coterie.record.tree import LENGTH, TURNS, Task
+from coterie.record.turn import Message, Part, Turn
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, TURNS
-from coterie.trajectories.turn import Message, Part, Turn
 
 # Other message formats for acting environments:
 #

@@ -9,8 +9,8 @@ from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import ActorKind, Environment, Shared, State
 from coterie.errors import UserError
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Role
+from coterie.record.tree import Task
+from coterie.record.turn import Message, Role
 
 T = TypeVar("T")
 

@@ -44,12 +44,11 @@ from coterie.environments.user_simulator import (
     UserSimulator,
     leaks,
 )
+from coterie.record.tree import TURNS, Ending, Secret, Task
+from coterie.record.turn import Message, Part, Role, Speaker, Turn
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
 
 MARKER = "I WANT TO ANSWER:"
 """Marker before the agent's answer, the same as in ColBench, so that its trajectories can be read."""

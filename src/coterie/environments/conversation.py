@@ -14,10 +14,9 @@ from coterie.environments.debate import asked
 from coterie.environments.protocol import ActorKind, Grade, Pure, State, Transition
 from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
+from coterie.record.tree import Task
+from coterie.record.turn import Message, Part, Tool, Turn
 from coterie.tools.calls import NativeCalls
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Part, Turn
 
 ASSISTANT: Literal["assistant"] = "assistant"
 PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)

@@ -29,8 +29,8 @@ from coterie.environments.numbers import same_number
 from coterie.environments.settings import TalkSettings, draw
 from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
 from coterie.environments.talk import NAMES as AGENTS
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part
+from coterie.record.tree import Task
+from coterie.record.turn import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ from coterie.environments.workflow.expert import has_passages
 from coterie.environments.workflow.plan import Plan
 from coterie.environments.workflow.plan import Task as PlanTask
 from coterie.environments.workflow.trace import Query, Trace
+from coterie.record.tree import Task
+from coterie.record.turn import digest
 from coterie.tools.calls import Function
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import digest
 
 Kind = Literal["person", "town", "firm"]
 Scale = Literal["year", "number"]

@@ -21,9 +21,8 @@ from coterie.environments.answers import GRADER, exact_match, gold_answer, marke
 from coterie.environments.protocol import State, Transition
 from coterie.environments.settings import FormatSettings, MicroSplit, check_split, split_of_key
 from coterie.environments.talk import ANSWERED, Talk
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import LENGTH
-from coterie.trajectories.turn import Part, Turn
+from coterie.record.tree import LENGTH, Secret, Task
+from coterie.record.turn import Part, Turn
 
 
 def _words(text: str) -> tuple[str, ...]:

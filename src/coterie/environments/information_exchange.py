@@ -29,8 +29,8 @@ from coterie.environments.formats import EXCHANGE_FORMATS
 from coterie.environments.settings import TalkSettings, draw
 from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
 from coterie.environments.talk import NAMES as AGENTS
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part
+from coterie.record.tree import Task
+from coterie.record.turn import Part
 
 Deal = dict[str, list[str]]
 """Texts by agent, in the order of the original context."""

@@ -23,8 +23,8 @@ from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, coding_task
 from coterie.environments.settings import CodingSettings, MicroSplit, check_split, split_of_key
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.turn import Part
+from coterie.record.tree import Secret, Task
+from coterie.record.turn import Part
 
 Aspect = Literal["keep", "change", "order", "part", "give"]
 ASPECTS: tuple[Aspect, ...] = ("keep", "change", "order", "part", "give")

@@ -18,6 +18,8 @@ from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Openers, Shared
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
+from coterie.record.tree import Secret, Task
+from coterie.record.turn import digest
 from coterie.tools.actions.executors import (
     CANDIDATES,
     Element,
@@ -40,8 +42,6 @@ from coterie.tools.actions.questions import (
     open_reader,
 )
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.turn import digest
 
 Form = Literal["onetime", "iterative"]
 

@@ -45,10 +45,9 @@ from coterie.environments.protocol import (
 from coterie.environments.settings import EnvironmentSettings, draws
 from coterie.environments.talk import ANSWERED
 from coterie.errors import UserError
+from coterie.record.tree import LENGTH, Ending, Secret, Task
+from coterie.record.turn import Message, Part, Speaker, Turn
 from coterie.tools.actions.grammar import check, describe, parse
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import LENGTH, Ending
-from coterie.trajectories.turn import Message, Part, Speaker, Turn
 
 DONE = "Done."
 """Message of the planner at the end of a task in the form ``iterative``."""

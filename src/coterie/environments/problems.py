@@ -18,11 +18,11 @@ from coterie.environments.numbers import same_number
 from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, MicroSplit, check_split, split_of_key
+from coterie.record.tree import Task
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import format_value
-from coterie.trajectories.task import Task
 
 Wording = Literal["near", "far"]
 """Wording of problems: the same as in training tasks, or different."""

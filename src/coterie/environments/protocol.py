@@ -15,13 +15,11 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from coterie.datasets.catalogue import Split
 from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn
 from coterie.tools.calls import NativeCalls, ToolSource
 from coterie.tools.registry import ToolsSettings
 from coterie.tools.tags import Tags
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
 
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""

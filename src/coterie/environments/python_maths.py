@@ -31,10 +31,9 @@ from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
+from coterie.record.tree import Ending, Task
+from coterie.record.turn import Message, Part, Role
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Message, Part, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,11 +58,10 @@ from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow.code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
+from coterie.record.tree import LENGTH, Task
+from coterie.record.turn import Message, Part, Turn, digest
 from coterie.tools.contest import ContestLimits, judge_program
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH
-from coterie.trajectories.turn import Message, Part, Turn, digest
 
 AGENT = "agent"
 PROMPTS: Mapping[str, str] = {

@@ -29,8 +29,8 @@ from coterie.environments.protocol import Environment, TakesTools
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
+from coterie.record.turn import digest
 from coterie.tools.registry import ToolsSettings, sources_of, syntax_of
-from coterie.trajectories.turn import digest
 
 ENVIRONMENTS = Kind(
     "environment",

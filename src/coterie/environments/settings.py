@@ -11,8 +11,8 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.formats import read_pool
+from coterie.record.turn import digest
 from coterie.tools.sandbox.results import Mode
-from coterie.trajectories.turn import digest
 
 
 class EnvironmentSettings(Settings):

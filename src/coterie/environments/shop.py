@@ -20,11 +20,11 @@ from coterie.environments.plan_domains import Form
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, split_of_key
+from coterie.record.tree import Secret, Task
+from coterie.record.turn import digest
 from coterie.tools.actions.executors import Executed, Failed
 from coterie.tools.actions.grammar import Action, parse
 from coterie.tools.actions.shop import BUY, Session, Shop, ShopExecutor, Wish, act, reward, wish
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.turn import digest
 
 VISIT = "visit"
 """Key of the visit's state among the values of actions. No action can name it."""

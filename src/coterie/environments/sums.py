@@ -20,8 +20,8 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting import write_action, write_answer
 from coterie.environments.python_maths import SUBJECTS, AnsweringSettings, PythonMaths, as_task
 from coterie.environments.settings import MicroSplit, check_split, split_of_key
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Role
+from coterie.record.tree import Task
+from coterie.record.turn import Role
 
 PROMPT = "Count with Python, then answer."
 WRONG = "Wrong."

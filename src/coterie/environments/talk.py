@@ -12,9 +12,8 @@ from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, Ending
-from coterie.trajectories.turn import Message, Part, Turn
+from coterie.record.tree import LENGTH, Ending, Task
+from coterie.record.turn import Message, Part, Turn
 
 NAMES = ("Alice", "Bob", "Carol")
 """In speaking order: Optima's two agents, and one for its experiments with three agents."""

@@ -15,7 +15,7 @@ from coterie.config.settings import key
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
 from coterie.engines.endpoint import Utterance
 from coterie.errors import UserError
-from coterie.trajectories.task import Task
+from coterie.record.tree import Task
 
 PERSON = "person"
 """Name of the user's role, which may read references."""

@@ -27,13 +27,11 @@ from coterie.environments.protocol import (
     openers_of,
 )
 from coterie.errors import UserError
+from coterie.record.tree import TURNS, Task
+from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn, digest
 from coterie.tools.calls import Function, NativeCalls, SessionSource, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
 from coterie.tools.tags import Tags
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
 
 
 class ForwardedTasks:

@@ -13,7 +13,7 @@ from coterie.config.settings import key
 from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
 from coterie.engines.endpoint import Utterance
-from coterie.trajectories.turn import digest
+from coterie.record.turn import digest
 
 NOBODY = "nobody"
 TRIES = 2

@@ -16,8 +16,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from coterie.config.text import shallow
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.turn import Finish
+from coterie.record.turn import Finish, Tool, ToolCall, ToolResult, call_id
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 _DECODER = json.JSONDecoder()

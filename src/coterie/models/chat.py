@@ -34,9 +34,18 @@ from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Slot, TemplateMessage, TextPiece
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ToolTemplate, mapped, safe_call, tool_template
-from coterie.trajectories.calls import Tool, ToolCall, place
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import THOUGHT, Finish, Message, Part, PrivilegeError, Turn
+from coterie.record.tree import Tree
+from coterie.record.turn import (
+    THOUGHT,
+    Finish,
+    Message,
+    Part,
+    PrivilegeError,
+    Tool,
+    ToolCall,
+    Turn,
+    place,
+)
 
 INLINE = "inline"
 PREFILL = "prefill"
@@ -46,7 +55,7 @@ _HOLE = "\0"
 
 
 class ChatRenderer:
-    """Renderer of messages with a tokenizer's chat template. Implements ``trajectories.view.Render``.
+    """Renderer of messages with a tokenizer's chat template. Implements ``record.rows.Render``.
 
     Raises:
         UserError: If prompts for this tokenizer cannot be rendered.

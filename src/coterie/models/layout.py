@@ -20,8 +20,7 @@ from typing import Any, Literal
 from coterie.errors import UserError
 from coterie.models.template import NONCE, WORD, ChatTemplate
 from coterie.models.tool_calls import openai_call, openai_tool
-from coterie.trajectories.calls import Tool, ToolCall
-from coterie.trajectories.turn import Turn
+from coterie.record.turn import Tool, ToolCall, Turn
 
 _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 

@@ -22,8 +22,7 @@ from coterie.models.call_syntaxes import (
     json_text,
 )
 from coterie.models.template import WORD, ChatTemplate
-from coterie.trajectories.calls import Tool, ToolCall
-from coterie.trajectories.turn import Finish
+from coterie.record.turn import Finish, Tool, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

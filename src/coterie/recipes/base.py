@@ -19,6 +19,9 @@ from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
 from coterie.recipes.plan import Plan, make_plan
 from coterie.recipes.settings import RecipeSettings
+from coterie.record.rows import Edit
+from coterie.record.tree import Metrics, Selection, Task, Tree
+from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.actors import Actors, open_actors
@@ -30,12 +33,6 @@ from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, weight_dtype
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import digest
-from coterie.trajectories.view import Edit
 
 Work = (
     Callable[[Run, int, Progress], Metrics | None]

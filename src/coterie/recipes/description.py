@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from coterie.models.chat import ChatRenderer
     from coterie.recipes.base import Recipe
     from coterie.recipes.settings import RecipeSettings
+    from coterie.record.tree import Task, Tree
+    from coterie.record.turn import Turn
     from coterie.reports.page import Report
     from coterie.runs.folder import Run
-    from coterie.trajectories.task import Task
-    from coterie.trajectories.tree import Tree
-    from coterie.trajectories.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

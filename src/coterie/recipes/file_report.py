@@ -10,12 +10,11 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.recipes.file_training import MEASURE, FileTraining
 from coterie.recipes.plain_report import EXAMPLES, decoder, plain_report
+from coterie.record.rows import Pair, Row
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
 from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 POINTS = 100
 UNMEASURED = ("seconds", "settings")

@@ -19,11 +19,11 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.file_settings import FileTrainingSettings
 from coterie.recipes.plan import Plan
+from coterie.record.rows import Row
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
 from coterie.runs.stage import Stage
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.row import Row
 
 MEASURE = "measure"
 SHOWN = 3

@@ -11,16 +11,13 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
+from coterie.record.rows import Row, View, recontext, rows, view
+from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import sections
 from coterie.reports.examples import Example, Shown, described, example, rollout
 from coterie.reports.page import Report, Section
 from coterie.runs.evaluation_results import evaluation, grade_means
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import View, recontext, view
 
 EXAMPLES = 8
 MAX_OF_TASK = 2

@@ -30,6 +30,7 @@ from coterie.models.loading import (
     skeleton,
 )
 from coterie.recipes.settings import RecipeSettings
+from coterie.record.tree import Task
 from coterie.rollout.first_prompts import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.roles import check_roles
@@ -47,7 +48,6 @@ from coterie.training.memory import (
 from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
-from coterie.trajectories.task import Task
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe

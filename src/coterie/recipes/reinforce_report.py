@@ -6,6 +6,7 @@ from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
 from coterie.recipes.plain_report import decoder
 from coterie.recipes.reinforcement import STAGE
+from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
 from coterie.reports.page import Section
@@ -16,7 +17,6 @@ from coterie.runs.reinforce.loop import step_records
 from coterie.runs.reinforce.paths import AgentPath, paths_of
 from coterie.runs.reinforce.sampling import step_stage
 from coterie.runs.reinforce.settings import ReinforceSettings
-from coterie.trajectories.item import Metrics
 
 ROWS, POINTS = 40, 100
 """Steps in the table, and in the chart: evenly spaced ones, the last one always."""

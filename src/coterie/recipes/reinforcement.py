@@ -13,6 +13,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, check_room, check_served, check_training, grown
 from coterie.recipes.settings import RecipeSettings
+from coterie.record.tree import Metrics
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.eta import REINFORCE
 from coterie.runs.folder import Run
@@ -27,7 +28,6 @@ from coterie.training.objective import Reads
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import weight_dtype
 from coterie.training.value_loss import ValueLoss
-from coterie.trajectories.item import Metrics
 
 CRITIC = "critic"
 """Role of the value function."""

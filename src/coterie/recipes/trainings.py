@@ -9,6 +9,8 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.record.rows import Pair, View, rows, view
+from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run
 from coterie.runs.selections import load_selections
 from coterie.training.checkpoint import weight_hash
@@ -20,12 +22,6 @@ from coterie.training.record import TrainingReport
 from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import View, view
 
 
 def train_role(

@@ -15,12 +15,10 @@ from coterie.environments.answers import question_of
 from coterie.environments.protocol import Environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import Row, rows, view
+from coterie.record.tree import CONTEXT, LENGTH, TURNS, Outcome, Task, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.first_prompts import first_prompts
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Outcome, Tree
-from coterie.trajectories.turn import Turn
-from coterie.trajectories.view import view
 
 MAX_SAMPLES = 8
 """Samples of an example: the best and the worst of more."""

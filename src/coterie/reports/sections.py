@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
+from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number
 from coterie.reports.page import Headline, Section, duration, signed
 from coterie.runs.evaluation_results import Evaluation
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.calls import ToolCall, ToolResult
 
 
 def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:

@@ -7,7 +7,7 @@ gets no likelihood term.
 
 from collections.abc import Sequence
 
-from coterie.trajectories.turn import Turn
+from coterie.record.turn import Turn
 
 
 def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:

@@ -16,9 +16,9 @@ from pydantic import field_validator
 
 from coterie.config.plugins import Plugin, absolute_name
 from coterie.config.settings import Settings, key
+from coterie.record.tree import LENGTH, Outcome
+from coterie.record.turn import Turn, digest
 from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
-from coterie.trajectories.tree import LENGTH, Outcome
-from coterie.trajectories.turn import Turn, digest
 
 
 class RewardSettings(Settings):

@@ -7,7 +7,7 @@ initial base model.
 from collections.abc import Iterable
 
 from coterie.engines.protocol import Engine
-from coterie.trajectories.view import Segment, View
+from coterie.record.rows import Segment, View
 
 
 async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:

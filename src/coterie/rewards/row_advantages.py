@@ -7,7 +7,7 @@ Observations are not trained, so they shift nothing.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coterie.trajectories.row import UNPREDICTED, Row
+from coterie.record.rows import UNPREDICTED, Row
 
 
 def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:

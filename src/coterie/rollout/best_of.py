@@ -5,10 +5,10 @@ SWEET-RL (arXiv 2503.15478), figure 3a. The tree keeps all candidates as sibling
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from coterie.record.tree import Tree
+from coterie.record.turn import Turn, digest
 from coterie.rollout.candidates import FIRST_DRAW
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn, digest
 
 Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from coterie.engines.protocol import EngineError
 from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment, Grade, Shared
+from coterie.record.tree import CONTEXT, Task, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.environment_proxy import EnvironmentProxy
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
@@ -21,9 +23,6 @@ from coterie.rollout.shrink_prompt import sample_in_context
 from coterie.rollout.transitions import Position, StepResult, environment_seed
 from coterie.rollout.turns import chain, context_at, contexts_after
 from coterie.tools.calls import template_tools
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import CONTEXT, Tree
-from coterie.trajectories.turn import Turn
 
 T = TypeVar("T", StepResult, Grade)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import State, agents_of
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Turn, digest, make_turn
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout, TreeGrower, gather_all
 from coterie.rollout.recorded_turns import state_after
@@ -15,9 +17,6 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSample
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.transitions import Position
 from coterie.rollout.turns import context_at
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn, digest, make_turn
 
 FIRST_DRAW = 1000
 """First draw number of candidates; the draws of played turns are sample numbers below it."""

@@ -23,12 +23,9 @@ from coterie.datasets.conversations import (
 )
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.calls import Tool, ToolResult
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
-from coterie.trajectories.view import View, assemble
+from coterie.record.rows import Pair, Row, View, assemble, rows
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Part, Speaker, Tool, ToolResult, Turn, make_turn
 
 ASSISTANT: Literal["assistant"] = "assistant"
 Prompts = list[tuple[tuple[int, ...], Turn]]

@@ -15,15 +15,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from coterie.config.settings import Settings, key
+from coterie.record.tree import Credit, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.branches import Branches
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import CandidateSampler
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import PathJudge, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues, ValueRule
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
 """Weights of the terms of a node's priority (DensePolicy's code)."""

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.checks import check_environment
 from coterie.environments.protocol import Environment, Grade, Shared
+from coterie.record.tree import Credit, Metrics, Outcome, Task, Tree
+from coterie.record.turn import digest
 from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import (
@@ -26,11 +28,6 @@ from coterie.rollout.episodes import (
 from coterie.rollout.samplers import OutOfContext, Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.transitions import Position
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import digest
 
 SECONDS = 3600.0
 """Default time limit of each call of an environment, including waits for shared resources."""

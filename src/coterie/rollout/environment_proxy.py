@@ -18,13 +18,12 @@ from coterie.environments.checks import (
     wrong_return,
 )
 from coterie.environments.protocol import Environment, Grade, State, Transition
+from coterie.record.tree import Task
+from coterie.record.turn import Message, Tool, Turn
 from coterie.rollout.samplers import AgentContext
 from coterie.rollout.sessions import SessionError
 from coterie.rollout.transitions import StepResult, check_grade, left_after, make_step_result
 from coterie.tools.calls import check_tools
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Turn
 
 T = TypeVar("T")
 

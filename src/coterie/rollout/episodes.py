@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
+from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
+from coterie.record.turn import Turn
 
 MESSAGES = "messages"
 """Metric: number of messages of the agents."""

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from coterie.environments.checks import EnvironmentFault
 from coterie.environments.protocol import Environment, Shared, agents_of
 from coterie.errors import UserError
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Message, Tool
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import SECONDS
 from coterie.rollout.sessions import sessions_of
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from coterie.record.turn import Message, Part
 from coterie.rollout.grower import gather_all
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
-from coterie.trajectories.turn import Message, Part
 
 REQUEST = "request"
 """Source of the prompt part with the instruction."""

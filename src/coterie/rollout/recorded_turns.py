@@ -9,9 +9,9 @@ from dataclasses import replace
 from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.models.chat import ChatRenderer
+from coterie.record.turn import Speaker, Turn, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.transitions import left_after, make_step_result
-from coterie.trajectories.turn import Speaker, Turn, make_turn
 
 
 async def state_after(

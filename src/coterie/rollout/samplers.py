@@ -13,11 +13,9 @@ from coterie.config.text import shallow
 from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.models.call_syntaxes import whole_text
-from coterie.tools.tags import closing
-from coterie.trajectories.calls import Tool, ToolCall, call_id, place
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import (
+from coterie.record.rows import Render
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import (
     THOUGHT,
     Finish,
     Message,
@@ -26,10 +24,14 @@ from coterie.trajectories.turn import (
     Request,
     Sample,
     Speaker,
+    Tool,
+    ToolCall,
     Turn,
+    call_id,
     make_turn,
+    place,
 )
-from coterie.trajectories.view import Render
+from coterie.tools.tags import closing
 
 SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"

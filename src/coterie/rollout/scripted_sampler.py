@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from coterie.engines.protocol import EngineError
 from coterie.models.chat import ChatRenderer
+from coterie.record.tree import Task
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.trajectories.task import Task
 
 EXPERT = "expert"
 Script = Callable[[Task], Sequence[str]]

@@ -13,10 +13,10 @@ from random import Random
 from rapidfuzz.distance import Levenshtein
 
 from coterie.config.settings import Settings, key
+from coterie.record.tree import Tree
+from coterie.record.turn import Turn
 from coterie.rollout.grower import Rollout
 from coterie.rollout.tree_search import GrowthRule
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 
 
 class SearchSettings(Settings):

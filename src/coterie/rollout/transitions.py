@@ -7,11 +7,9 @@ from types import MappingProxyType
 
 from coterie.environments.protocol import Grade, Observation, State, Syntax, Transition
 from coterie.errors import UserError
+from coterie.record.tree import TURNS, Ending, Task
+from coterie.record.turn import Part, Turn, digest, in_order, make_turn
 from coterie.rollout.samplers import AgentContext
-from coterie.trajectories.calls import in_order
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import Part, Turn, digest, make_turn
 
 CALLS = Ending("calls", truncated=True)
 

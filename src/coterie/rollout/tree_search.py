@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.record.tree import Credit, Outcome, Tree
+from coterie.record.turn import Turn, digest
 from coterie.rollout.branches import Branches
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import CandidateSampler
 from coterie.rollout.transitions import Position
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn, digest
 
 
 @dataclass(frozen=True, slots=True)

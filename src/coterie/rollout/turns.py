@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from coterie.environments.checks import faults_of
 from coterie.environments.protocol import Environment
+from coterie.record.tree import Tree
+from coterie.record.turn import Finish, Speaker, ToolCall, Turn, check_calls, make_turn
 from coterie.rollout.samplers import AgentContext, Response
 from coterie.rollout.transitions import Position
 from coterie.tools.calls import NativeCalls, validate_calls
-from coterie.trajectories.calls import ToolCall, check_calls
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn
 
 
 def chain(

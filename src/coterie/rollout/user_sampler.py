@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from coterie.environments.user_simulator import PERSON, UserSimulator
+from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response, utterance
-from coterie.trajectories.turn import Part, Speaker, make_turn
 
 SILENCE = "…"
 """Text of an empty reply."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from coterie.environments.checks import messages_of
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Request, Speaker, Turn, make_turn
 from coterie.tools.calls import template_tools
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Request, Speaker, Turn, make_turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
+from coterie.record.store import Store
+from coterie.record.tree import Task
+from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.rollout.first_prompts import first_prompts_async
 from coterie.rollout.samplers import Sampler
@@ -50,9 +53,6 @@ from coterie.runs.evaluation_results import (
 from coterie.runs.play import play
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import digest
 
 PRESETS: dict[Method, dict[str, Any]] = {
     "cot_sc": {"samples": 8, "temperature": 0.5},

@@ -9,9 +9,9 @@ from coterie.engines.chat_model import open_chat
 from coterie.environments.answers import question_of
 from coterie.evaluation.picker import Picker, PickerSettings, Try
 from coterie.evaluation.statistics import bootstrap_interval
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import LENGTH, Tree
-from coterie.trajectories.turn import digest
+from coterie.record.store import Store
+from coterie.record.tree import LENGTH, Tree
+from coterie.record.turn import digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from coterie.evaluation.self_consistency import Draw
 from coterie.evaluation.statistics import bootstrap_interval
+from coterie.record.store import Store
+from coterie.record.tree import LENGTH, ItemKey
 from coterie.rollout.episodes import CUT_OFF, MESSAGES
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import LENGTH
 
 STAGE = "evaluate"
 

@@ -11,9 +11,9 @@ from typing import Any
 from coterie.config.folders import whole_file
 from coterie.environments.answers import known_answers
 from coterie.environments.protocol import Environment, agents_of
+from coterie.record.store import Store
+from coterie.record.turn import Message, Turn
 from coterie.rollout.first_prompts import first_prompts_async
-from coterie.trajectories.store import Store
-from coterie.trajectories.turn import Message, Turn
 
 
 def turn_text(environment: Environment, turn: Turn) -> str:

@@ -22,9 +22,9 @@ from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
+from coterie.record.store import ItemKey, Metrics, Store
+from coterie.record.tree import Selection
 from coterie.runs.run_tracker import FINISHED, RunTracker
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.store import ItemKey, Metrics, Store
 
 COMMANDS = "commands.txt"
 CREATED = "made"

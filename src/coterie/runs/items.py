@@ -9,11 +9,9 @@ from typing import Any
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.record.store import Store
+from coterie.record.tree import Credit, ItemKey, Metrics, Tree
 from coterie.rollout.bounded_gather import bounded_gather
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)

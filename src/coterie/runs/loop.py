@@ -16,10 +16,10 @@ from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.record.export import copy
 from coterie.runs.eta import stage_place
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
 from coterie.runs.stage import Stage, check_stages
-from coterie.trajectories.jsonl import copy
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
 

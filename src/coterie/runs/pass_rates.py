@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.answers import question_of
+from coterie.record.store import Store
 from coterie.runs.reinforce.loop import step_records
 from coterie.runs.reinforce.sampling import step_stage
-from coterie.trajectories.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.config.settings import Settings, key
+from coterie.record.store import Store
+from coterie.record.tree import Metrics
 from coterie.training.trackers import NoTracker, Tracker, TrackerName, make_tracker
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.store import Store
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""

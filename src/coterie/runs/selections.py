@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
+from coterie.record.tree import Selection, Tree
 from coterie.runs.folder import Run
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:

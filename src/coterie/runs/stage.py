@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.item import Metrics
 
 Do = Callable[[Run, int, Progress], Metrics]
 """Function that does or resumes a stage of an iteration and returns its metrics."""

@@ -5,17 +5,14 @@ from dataclasses import dataclass, field
 
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.record.store import Store
+from coterie.record.tree import Credit, Item, ItemKey, Metrics, Task, Tree
 from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search, path_tree
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import Item, ItemKey, Metrics
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
 

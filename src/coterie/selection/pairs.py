@@ -12,8 +12,8 @@ from itertools import permutations
 from typing import Literal, Protocol
 
 from coterie.config.settings import Settings, key
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
+from coterie.record.tree import Tree
+from coterie.record.turn import Turn
 
 
 class Value(Protocol):

@@ -17,14 +17,13 @@ from typing import Any
 from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
+from coterie.record.turn import Tool, digest
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.turn import digest
 
 KILLED = 137
 """Exit status of a stopped program, as after SIGKILL."""

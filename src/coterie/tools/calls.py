@@ -36,9 +36,8 @@ from coterie.config.settings import Settings, key
 from coterie.config.text import shallow, whole
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
+from coterie.record.turn import Finish, Message, Role, Tool, ToolCall, ToolResult, place
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, place
-from coterie.trajectories.turn import Finish, Message, Role
 
 MESSAGE: ContextVar[str] = ContextVar("MESSAGE", default="")
 """Text of the message whose call is running, including thoughts."""

@@ -22,6 +22,7 @@ from coterie.config.plain import wrong_at
 from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label, last_line
 from coterie.config.settings import Settings, key
 from coterie.errors import UserError
+from coterie.record.turn import Tool, ToolCall, ToolResult, digest
 from coterie.tools.calls import (
     MESSAGE,
     CallLimits,
@@ -34,8 +35,6 @@ from coterie.tools.calls import (
     run_calls,
 )
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.turn import digest
 
 
 class ToolsSettings(CallLimits):

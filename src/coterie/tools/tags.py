@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coterie.errors import UserError
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.turn import Finish, Message, Part, Role
+from coterie.record.turn import Finish, Message, Part, Role, Tool, ToolCall, ToolResult, call_id
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"

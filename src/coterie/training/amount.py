@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from coterie.record.rows import Row
 from coterie.training.batches import Order, make_batch
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
-from coterie.trajectories.row import Row
 
 
 def steps_for_targets(

@@ -13,9 +13,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
+from coterie.record.rows import LabeledTrajectory, Row
 from coterie.training.objective import Reads, TargetValue
-from coterie.trajectories.labeled_trajectory import LabeledTrajectory
-from coterie.trajectories.row import Row
 
 
 class Classifier:

@@ -17,11 +17,10 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
+from coterie.record.rows import Pair, Row
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.settings import DPOSettings
 from coterie.training.sides import pair_weight, side_statistic
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 
 class DPO:

@@ -13,9 +13,9 @@ from torch import nn
 from coterie.models.heads import token_values
 from coterie.models.packed import sequence_entropies, sequence_logprobs
 from coterie.models.packing import CostRule
+from coterie.record.rows import Row
 from coterie.training.measures import Tally
 from coterie.training.objective import OF_A_HEAD, Item, Measured, Objective, Reads, Tempered
-from coterie.trajectories.row import Row
 
 
 class LossModule(nn.Module, Generic[Item]):

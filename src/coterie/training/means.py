@@ -11,8 +11,8 @@ weights, so a row of weight 0 is in neither.
 """
 
 from coterie.errors import UserError
+from coterie.record.rows import Row
 from coterie.training.settings import Mean
-from coterie.trajectories.row import Row
 
 
 def row_count(row: Row, mean: Mean) -> float:

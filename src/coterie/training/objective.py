@@ -14,8 +14,8 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from coterie.record.rows import Row
 from coterie.training.measures import Measure
-from coterie.trajectories.row import Row
 
 Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
 """Kind of values that an objective reads at each target token.
@@ -29,7 +29,7 @@ Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differenc
 """
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
 TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
-"""Optional fields of :class:`~coterie.trajectories.row.Row` with one value per target."""
+"""Optional fields of :class:`~coterie.record.rows.Row` with one value per target."""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 

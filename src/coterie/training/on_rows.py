@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coterie.errors import UserError
-from coterie.trajectories.row import Row
+from coterie.record.rows import Row
 
 
 class OnRows:

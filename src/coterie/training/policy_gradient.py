@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from coterie.errors import UserError
+from coterie.record.rows import Row
 from coterie.training.divergence import divergence, log_ratio
 from coterie.training.means import row_count, row_scale
 from coterie.training.measures import Measure
@@ -32,7 +33,6 @@ from coterie.training.objective import Reads, TargetValue
 from coterie.training.on_rows import OnRows
 from coterie.training.settings import PolicyGradientSettings
 from coterie.training.targets import at_predicted
-from coterie.trajectories.row import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from coterie.models.check import check
 from coterie.models.heads import token_values
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
+from coterie.record.rows import UNPREDICTED, Row
 from coterie.training.forward import places, row_logprobs
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.row import UNPREDICTED, Row
 
 
 def with_old(

@@ -22,13 +22,12 @@ from coterie.models.check import check
 from coterie.models.saved import reading, writing
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
+from coterie.record.rows import Pair, Row
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import Normalise, TrainingSettings
 from coterie.training.sides import side_statistic
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 FILE = "reference.safetensors"
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import logsigmoid
 
+from coterie.record.rows import Pair, Row
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.sides import pair_weight, side_statistic
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 
 class Regression:

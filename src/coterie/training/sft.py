@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from coterie.record.rows import Row
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.on_rows import OnRows
-from coterie.trajectories.row import Row
 
 
 class SFT(OnRows):

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from coterie.errors import UserError
+from coterie.record.rows import Pair, Row
 from coterie.training.settings import Normalise
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 
 def side_statistic(

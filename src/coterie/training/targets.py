@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from coterie.errors import UserError
+from coterie.record.rows import Row
 from coterie.training.objective import Item, Objective, TargetValue
-from coterie.trajectories.row import Row
 
 MEANINGS: dict[TargetValue, str] = {
     "logprobs": "the log-probs of sampling (unavailable after a change of the context)",

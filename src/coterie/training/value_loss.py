@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
+from coterie.record.rows import Row
 from coterie.training.measures import Measure
 from coterie.training.objective import Reads, TargetValue
 from coterie.training.on_rows import OnRows
 from coterie.training.settings import ValueLossSettings
 from coterie.training.targets import at_predicted
-from coterie.trajectories.row import Row
 
 
 class ValueLoss(OnRows):

@@ -24,6 +24,8 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.settings import RecipeSettings
 from coterie.recipes.trainings import imitate
+from coterie.record.tree import Credit, Ending, ItemKey, Metrics, Selection, Task, Tree
+from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn
 from coterie.rewards.dialogue_reward import DialogueSample
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
@@ -32,13 +34,6 @@ from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
 from coterie.tools.calls import CallLimits, run_calls
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.calls import Tool, ToolCall
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Tree
-from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 WEIGH = Tool("weigh", "Says how long a word is.", SCHEMA, alone=True)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 from coterie.engines.endpoint import retry_after
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
-from coterie.trajectories.turn import Finish
+from coterie.record.turn import Finish
 
 
 class ServerFault(Exception):

@@ -46,13 +46,11 @@ from coterie.environments.workflow.plan import (
 from coterie.environments.workflow.plan import Task as PlanTask
 from coterie.environments.workflow.trace import AgentKind, scan, violations
 from coterie.errors import UserError
+from coterie.record.tree import LENGTH, Ending, Task
+from coterie.record.turn import Finish, Message, Part, Tool, ToolCall, ToolResult, Turn, call_id
 from coterie.tools.calls import NativeCalls, ToolError, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings
 from coterie.tools.tags import OBSERVATION, Tags, inside
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, Ending
-from coterie.trajectories.turn import Finish, Message, Part, Turn
 
 _PLAN, _GRAPH, _GRAPH_ENDS = "plan", "<graph", "</graph>"
 

@@ -26,9 +26,9 @@ from coterie.environments.protocol import WELL_FORMED, Grade, State
 from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.trace import final_answer
 from coterie.errors import UserError
+from coterie.record.tree import Secret, Task
 from coterie.tools.contest import ContestLimits, Verdict, judge_program
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.task import Secret, Task
 
 Work = Literal["program", "mathematics"]
 SHORT: Mapping[Work, str] = {

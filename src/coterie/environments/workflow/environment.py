@@ -42,8 +42,8 @@ from coterie.environments.workflow.trace import (
     matches,
     overlap,
 )
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part, digest
+from coterie.record.tree import Task
+from coterie.record.turn import Part, digest
 
 PlanForm = Literal["tasks", "graph", "none"]
 

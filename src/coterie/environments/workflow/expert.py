@@ -28,8 +28,8 @@ from coterie.environments.workflow.trace import (
     telling,
     words,
 )
+from coterie.record.tree import Task
 from coterie.tools.retrieval.tool import titles_in
-from coterie.trajectories.task import Task
 
 _PHRASES: Mapping[str, str] = {
     "country of citizenship": "nationality",

@@ -17,6 +17,9 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
+from coterie.record.rows import Edit, Pair, View, recontext, turn_pair, view
+from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import Message, digest
 from coterie.rollout.branches import Branches
 from coterie.rollout.conversation_rows import preference_pair
 from coterie.rollout.dense_search import DenseSearch, distinct_rollouts
@@ -33,14 +36,6 @@ from coterie.selection.budget import densest
 from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.pair import Pair, turn_pair
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Message, digest
-from coterie.trajectories.view import Edit, View, recontext, view
 
 # Filter outside preference sets, which may contain held-out questions (DensePolicy's code trained on test tasks).
 

@@ -32,6 +32,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.dense_tree.data import GROWN, DenseTreeData
 from coterie.recipes.trainings import imitate, prefer
+from coterie.record.tree import ItemKey, Metrics, Task
 from coterie.rollout.driver import Driver
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search
@@ -39,8 +40,6 @@ from coterie.runs.folder import Run
 from coterie.runs.items import going_on, on_trees
 from coterie.runs.stage import Stage
 from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
 
 
 async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progress) -> None:

@@ -16,11 +16,10 @@ from coterie.progress import Progress
 from coterie.recipes.file_settings import DPOFileSettings
 from coterie.recipes.file_training import MEASURE, FileTraining, target_logprobs
 from coterie.recipes.trainings import prefer
+from coterie.record.rows import Pair, Row
+from coterie.record.tree import ItemKey, Metrics
 from coterie.rollout.conversation_rows import preference_pair
 from coterie.runs.folder import Run
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row
 
 
 class DPOOnFile(FileTraining):

@@ -27,6 +27,8 @@ from coterie.recipes.gap.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.plan import Plan
 from coterie.recipes.reinforcement import CRITIC, plan_reinforcement
 from coterie.recipes.trainings import train_role
+from coterie.record.rows import Row, rows, view
+from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted_sampler import ScriptedSampler
@@ -39,12 +41,6 @@ from coterie.tools.tags import Tags
 from coterie.training.amount import steps_for_targets
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 
 # Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation
 # and invisible characters are ignored.

@@ -29,10 +29,10 @@ Deliberate deviations from the released code:
 from coterie.progress import Progress
 from coterie.recipes.gap.data import GapData
 from coterie.recipes.reinforcement import STAGE, reinforce, reinforcement_settings
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
 from coterie.runs.play import summary
 from coterie.runs.stage import Stage
-from coterie.trajectories.item import Metrics
 
 
 class Gap(GapData):

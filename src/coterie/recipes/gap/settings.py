@@ -9,9 +9,9 @@ from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.recipes.settings import RecipeSettings
+from coterie.record.turn import digest
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.turn import digest
 
 EXPERT = "expert"
 

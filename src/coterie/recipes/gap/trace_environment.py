@@ -24,11 +24,10 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow.trace import final_answer, tagged
 from coterie.recipes.gap.traces import ANSWER, TraceRow, observations
+from coterie.record.tree import Task
+from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
 from coterie.rollout.scripted_sampler import stopped_at
 from coterie.tools.tags import Tags
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
 
 FILE = Speaker("tool", "file")
 

@@ -17,6 +17,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.moat.settings import SCRIPT, MoatSettings
 from coterie.recipes.plan import Plan
 from coterie.recipes.trainings import train_role
+from coterie.record.rows import Pair, Row, rows, turn_pair, view
+from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import Value
@@ -26,13 +28,6 @@ from coterie.runs.selections import load_selections
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.pair import Pair, turn_pair
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import view
 
 DATA = "data"
 """Author of gold plans and actions."""

@@ -43,6 +43,8 @@ from coterie.recipes.moat.data import DATA, HALF, WHOLE, MoatData, best_first
 from coterie.recipes.moat.scoring import measure, reward_plans
 from coterie.recipes.moat.settings import SCRIPT
 from coterie.recipes.trainings import prefer, train_role
+from coterie.record.tree import ItemKey, Metrics, Task, Tree
+from coterie.record.turn import Turn, digest
 from coterie.rewards.corrections import Correction, question, read_correction
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
@@ -50,10 +52,6 @@ from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
 from coterie.tools.actions.grammar import check, describe
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn, digest
 
 IN_FLIGHT = 16
 """Tasks that the critic reviews concurrently."""

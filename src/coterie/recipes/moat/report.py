@@ -9,13 +9,12 @@ from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.scoring import LEFT_OUT
 from coterie.recipes.plain_report import decoder, plain_report, selected_examples
+from coterie.record.rows import rows, view
+from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
 from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
 
 EXAMPLES = 4
 """Tasks whose plans and actions are shown."""

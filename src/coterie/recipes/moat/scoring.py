@@ -16,16 +16,13 @@ from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.protocol import State
 from coterie.progress import Progress
 from coterie.recipes.moat.data import MoatData
+from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
+from coterie.record.turn import Turn, digest
 from coterie.rewards.leaks import quotes
 from coterie.rewards.target_likelihood import mean_loglikelihoods, perplexity
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn, digest
 
 LEFT_OUT = ("empty", "truncated", "equal", "leaks")
 """Reasons why a plan has no reward: it is empty, truncated, a duplicate, or quotes the gold actions."""

@@ -16,6 +16,9 @@ from coterie.recipes.optima.settings import (
     OptimaSettings,
     TrainingKind,
 )
+from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
+from coterie.record.tree import Selection, Task, Tree
+from coterie.record.turn import digest
 from coterie.rewards.dialogue_reward import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
@@ -23,13 +26,6 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
 from coterie.runs.selections import load_selections
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair, turn_pair
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import digest
-from coterie.trajectories.view import Edit, View, recontext, view
 
 DROP_FORMAT = "drop_format"
 """Recontext rule of iteration 0: prompts without the format prompt."""

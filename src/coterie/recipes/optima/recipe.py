@@ -44,6 +44,9 @@ from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.reward import agent_turns, make_sample, totals
 from coterie.recipes.trainings import prefer, train_role
+from coterie.record.rows import View, view
+from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import digest
 from coterie.rewards.conduct import count_leaks, count_repeats
 from coterie.rewards.dialogue_reward import RewardSettings, rewards
 from coterie.rewards.likelihood import turn_losses
@@ -59,13 +62,6 @@ from coterie.runs.stage import Stage
 from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary, rollouts
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.selection.pairs import PairSettings, sibling_pairs
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, Outcome, Tree
-from coterie.trajectories.turn import digest
-from coterie.trajectories.view import View, view
 
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""

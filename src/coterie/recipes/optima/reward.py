@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
+from coterie.record.rows import View
+from coterie.record.store import Store
+from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Tree
+from coterie.record.turn import Turn
 from coterie.rewards.conduct import count_leaks, count_repeats
 from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, largest_loss, rewards
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.items import Done
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn
-from coterie.trajectories.view import View
 
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """Counts of each task's dialogues."""

@@ -31,10 +31,10 @@ from coterie.recipes.reinforcement import (
     reinforcement_settings,
 )
 from coterie.recipes.rl.settings import GrpoSettings
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
-from coterie.trajectories.item import Metrics
 
 
 class Reinforce(Recipe):

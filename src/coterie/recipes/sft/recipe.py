@@ -19,10 +19,10 @@ from coterie.progress import Progress
 from coterie.recipes.file_settings import SFTFileSettings
 from coterie.recipes.file_training import FileTraining, target_logprobs
 from coterie.recipes.trainings import train_role
+from coterie.record.rows import Row
+from coterie.record.tree import Metrics
 from coterie.rollout.conversation_rows import conversation_rows
 from coterie.runs.folder import Run
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.row import Row
 
 
 class SFTOnFile(FileTraining):

@@ -16,16 +16,13 @@ from coterie.models.packing import CostRule
 from coterie.progress import Progress
 from coterie.recipes.sweet_rl.data import FIRST, SECOND, SweetData, critic_prompt
 from coterie.recipes.sweet_rl.settings import POLICY
+from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
+from coterie.record.turn import Turn
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
 
 TREES_IN_FLIGHT = 8
 """Trees scored concurrently."""

@@ -18,6 +18,9 @@ from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
+from coterie.record.rows import Pair, View, recontext, trajectory_pair, turn_pair, view
+from coterie.record.tree import Selection, Task, Tree
+from coterie.record.turn import Turn
 from coterie.rollout.candidates import PlayedDialogue
 from coterie.rollout.episodes import Episode
 from coterie.runs.actors import Actors, open_actors
@@ -25,12 +28,6 @@ from coterie.runs.folder import Run
 from coterie.runs.selections import load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
-from coterie.trajectories.view import View, recontext, view
 
 PRIVILEGED = "with_reference"
 """Recontext rule of the critic's rows, whose prompts contain the reference."""

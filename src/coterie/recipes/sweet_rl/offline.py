@@ -34,6 +34,8 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_rl.data import FIRST, SweetData
+from coterie.record.tree import TURNS, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
@@ -41,10 +43,6 @@ from coterie.runs.folder import Run
 from coterie.runs.items import Done, do_items
 from coterie.runs.play import summary
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Outcome, Tree
-from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 IN_FLIGHT = 16
 """Dialogues rebuilt and graded concurrently."""

@@ -56,6 +56,9 @@ from coterie.recipes.sweet_rl.data import (
 from coterie.recipes.sweet_rl.offline import play_offline
 from coterie.recipes.sweet_rl.settings import CriticSettings, PolicySettings
 from coterie.recipes.trainings import prefer, train_role
+from coterie.record.rows import LabeledTrajectory, Pair, Row, labeled_trajectory, rows, view
+from coterie.record.tree import ItemKey, Metrics, Selection
+from coterie.record.turn import digest
 from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items
@@ -66,13 +69,6 @@ from coterie.selection.ranked_pairs import ranked_pairs, trajectory_pairs
 from coterie.training.classifier import Classifier
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.labeled_trajectory import LabeledTrajectory, labeled_trajectory
-from coterie.trajectories.pair import Pair
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.turn import digest
-from coterie.trajectories.view import view
 
 
 def prefer_selected(

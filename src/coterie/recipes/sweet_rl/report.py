@@ -6,11 +6,10 @@ from coterie.environments.coding import CRITIC, with_reference
 from coterie.recipes.plain_report import decoder, plain_report, selected_examples
 from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, SECOND
 from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.record.rows import View, recontext, view
+from coterie.record.tree import Selection, Tree
 from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.view import View, recontext, view
 
 
 def sweet_report(recipe: SweetRL, run: Run) -> Report:

@@ -18,6 +18,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel
+from coterie.record.rows import Row
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.runs.roles import Roles
@@ -26,7 +27,6 @@ from coterie.training.objective import Objective
 from coterie.training.recomputed import with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from coterie.trajectories.row import Row
 
 KEPT = 2
 """Checkpoints per role. With two, all roles share at least one step wherever a run was killed."""

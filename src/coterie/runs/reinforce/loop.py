@@ -16,6 +16,9 @@ from statistics import fmean, stdev
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.progress import Pace, Progress, duration
+from coterie.record.rows import Row
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey, Metrics
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.advantages import StepBatch
 from coterie.runs.reinforce.learner import Learner, LearnerConfig, learner, saved_updates
@@ -25,9 +28,6 @@ from coterie.runs.reinforce.sampling import GroupSampler, StepSamples
 from coterie.runs.reinforce.settings import StepSettings
 from coterie.runs.roles import Roles
 from coterie.training.checkpoint import weight_hash
-from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.row import Row
-from coterie.trajectories.store import Store
 
 TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
 """Metrics of a whole training, which are not averaged over a step."""

@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coterie.record.rows import Row, rows, view
+from coterie.record.store import Store
+from coterie.record.tree import Metrics, Outcome, Tree
+from coterie.record.turn import Turn
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import GradedPath, PathReward, total
 from coterie.rewards.row_advantages import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn
-from coterie.trajectories.view import view
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from coterie.record.rows import Row
 from coterie.rewards.advantages import group_advantages, kl_rewards
 from coterie.runs.reinforce.advantages import StepBatch, critic_batch, group_batch, group_counts
 from coterie.runs.reinforce.learner import Learner
@@ -10,7 +11,6 @@ from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings
 from coterie.training.recomputed import with_old
-from coterie.trajectories.row import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.environments.checks import draw_tasks
 from coterie.environments.protocol import Environment
 from coterie.progress import Progress
+from coterie.record.tree import Task
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
@@ -18,7 +19,6 @@ from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.reinforce.paths import AgentPath, paths_of
 from coterie.runs.reinforce.settings import GroupSettings
-from coterie.trajectories.task import Task
 
 
 @dataclass(slots=True)

@@ -28,9 +28,9 @@ from mcp.shared.message import SessionMessage
 from coterie.engines.endpoint import find_key
 from coterie.engines.servers import leash
 from coterie.errors import UserError
+from coterie.record.turn import Tool
 from coterie.tools.calls import ToolError, ToolUnavailable, check_tools, cut_text
 from coterie.tools.mcp.source import McpSettings, ToolList, changes
-from coterie.trajectories.calls import Tool
 
 MAX_LINE = 16 * 2**20
 """Maximum bytes of one message of a command."""

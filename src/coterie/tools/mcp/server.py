@@ -18,6 +18,7 @@ from mcp.shared.exceptions import MCPError
 import coterie
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
+from coterie.record.turn import Tool, ToolCall, call_id
 from coterie.tools.calls import (
     CallLimits,
     Function,
@@ -27,7 +28,6 @@ from coterie.tools.calls import (
     run_calls,
     validate_calls,
 )
-from coterie.trajectories.calls import Tool, ToolCall, call_id
 
 HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 """Allowed host headers, as protection against DNS rebinding by web pages."""

@@ -20,9 +20,9 @@ from pydantic import field_validator, model_validator
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
 from coterie.errors import UserError
+from coterie.record.turn import Tool
 from coterie.tools.calls import Function, ToolUnavailable
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool
 
 
 class McpSettings(Settings):

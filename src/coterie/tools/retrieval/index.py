@@ -24,7 +24,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.files import numbered
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
-from coterie.trajectories.turn import digest
+from coterie.record.turn import digest
 
 PASSAGES, OFFSETS, PAGES = "passages.jsonl", "offsets.npy", "pages.npy"
 MANIFEST, VECTORS = "manifest.json", "vectors.faiss"

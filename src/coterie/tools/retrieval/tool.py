@@ -25,6 +25,7 @@ from coterie.config.urls import server_url
 from coterie.engines.endpoint import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent
+from coterie.record.turn import Tool, digest
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.retrieval.index import (
     FORM,
@@ -36,8 +37,6 @@ from coterie.tools.retrieval.index import (
     open_retriever,
 )
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.turn import digest
 
 MAX_PASSAGES = 100
 MAX_QUERIES = 128

@@ -15,13 +15,12 @@ from typing import Any
 from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
+from coterie.record.turn import Tool, digest
 from coterie.tools.calls import MESSAGE, Function, ToolError, cut_text
 from coterie.tools.line_process import LineProcess
 from coterie.tools.tags import Tag
 from coterie.tools.web.fetch import Fetched, Fetcher, FetchSettings, PageError, web_url
 from coterie.tools.web.search import Cache, PageFile
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.turn import digest
 
 ROLE = """You read web pages for somebody who answers a question. You are given the question, or the thoughts before
 the page was opened, and the text of the page. Write what the page says that helps: facts with their numbers, names

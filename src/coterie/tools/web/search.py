@@ -22,11 +22,10 @@ from coterie.datasets.files import numbered
 from coterie.engines.endpoint import Limits, find_key, retry_after
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
+from coterie.record.turn import Tool, digest
 from coterie.tools.calls import Function, ToolError, ToolUnavailable
 from coterie.tools.retrieval.index import best, known_words, need_bm25s
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import Tool
-from coterie.trajectories.turn import digest
 
 FEW, MANY = 10, 100
 """Numbers of hits per request, the steps at which providers charge."""

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.codec import (
+from coterie.record.tables import (
     CALLS,
     MESSAGES,
     METRICS,
@@ -24,14 +23,21 @@ from coterie.trajectories.codec import (
     ids_of,
     logprobs_of,
     value_of,
+    whole,
 )
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import Item, ItemKey
-from coterie.trajectories.schema import whole
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Ending, Outcome, Tree, hash_of
-from coterie.trajectories.turn import Request, Sample, Speaker, Turn
+from coterie.record.tree import (
+    Credit,
+    Ending,
+    Item,
+    ItemKey,
+    Outcome,
+    Secret,
+    Selection,
+    Task,
+    Tree,
+    hash_of,
+)
+from coterie.record.turn import Request, Sample, Speaker, Tool, ToolCall, ToolResult, Turn
 
 NONE = "[]"
 """JSON of no calls or results, as in most turns."""

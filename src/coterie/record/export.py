@@ -1,4 +1,4 @@
-"""Export of a store to JSONL, and import of such a file into a new store.
+"""Export: a store to JSONL and back, and rows and pairs as chats for other trainers.
 
     with Store.open("runs/a/store.db", read_only=True) as store:
         export(store, "a.jsonl", iterations=[0], stages=["rollout"])
@@ -6,32 +6,43 @@
 
 A line is a JSON object with its ``kind`` and the fields of that kind's class below. Fields at their default may be
 omitted; unknown fields are errors. A line may refer only to earlier lines.
+
+A row is one segment of an agent's view of a path: the messages of its first prompt (``prompt``), and all later messages
+(``completion``). A pair has the common beginning of two chats, and the rest of each. A message is ``{"role",
+"content"}``, without parts that the agent may not see.
 """
 
 import base64
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from coterie.config.folders import make_folder, reason_of, whole_file
 from coterie.config.plain import wrong
 from coterie.errors import UserError
-from coterie.trajectories import reader, table
-from coterie.trajectories.codec import plain
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.disk import check_place
-from coterie.trajectories.item import Item, ItemKey
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.store import Store
-from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Outcome, Tree, shown_images
-from coterie.trajectories.turn import Part, Request, Turn
+from coterie.record import reader, tables
+from coterie.record.rows import Edit, Render, View, prompts, recontext, rows, view
+from coterie.record.store import Store, check_place
+from coterie.record.tables import plain
+from coterie.record.tree import (
+    Credit,
+    Item,
+    ItemKey,
+    Outcome,
+    Secret,
+    Selection,
+    Task,
+    Tree,
+    shown_images,
+)
+from coterie.record.turn import Message, Part, Request, Turn
 
 BOM = b"\xef\xbb\xbf"
 Tokenize = Callable[[str], Sequence[int]]
@@ -294,7 +305,7 @@ def _tree_lines(
         yield BlobLine(base64.b64encode(data).decode())
         images.add(image)
     samples = {turn.id: sample for sample, turn in reader.turns(db, row)}
-    for record in table.records(tree):
+    for record in tables.records(tree):
         if isinstance(record, Turn):
             yield TurnLine(replace(item, sample=samples[record.id]), record)
         else:
@@ -315,26 +326,26 @@ def _add(db: sqlite3.Connection, line: Line, number: int, tokenize: Tokenize | N
                 name: Secret(secret.text, name=name, readers=secret.readers)
                 for name, secret in line.secrets.items()
             }
-            table.add_task(db, Task(line.id, line.public, secrets))
+            tables.add_task(db, Task(line.id, line.public, secrets))
         case BlobLine():
-            table.add_blob(db, base64.b64decode(line.base64, validate=True))
+            tables.add_blob(db, base64.b64decode(line.base64, validate=True))
         case RequestLine():
-            table.add_request(db, _tree(db, line.item), line.request)
+            tables.add_request(db, _tree(db, line.item), line.request)
         case TurnLine():
             turn = _tokenized(line.turn, tokenize)
-            table.add_turn(db, _tree(db, line.item), turn, line.item.sample, number)
+            tables.add_turn(db, _tree(db, line.item), turn, line.item.sample, number)
         case OutcomeLine():
-            table.add_outcome(db, _tree(db, line.item), line.outcome)
+            tables.add_outcome(db, _tree(db, line.item), line.outcome)
         case CreditLine():
-            table.add_credit(db, line.credit)
+            tables.add_credit(db, line.credit)
         case ItemLine():
-            table.add_item(db, line.item)
+            tables.add_item(db, line.item)
         case SelectionLine():
-            table.add_selection(db, line.item, number, line.selection)
+            tables.add_selection(db, line.item, number, line.selection)
 
 
-def _tree(db: sqlite3.Connection, item: ItemKey) -> table.TreeRow:
-    return table.add_tree(db, item.iteration, item.stage, item.task)
+def _tree(db: sqlite3.Connection, item: ItemKey) -> tables.TreeRow:
+    return tables.add_tree(db, item.iteration, item.stage, item.task)
 
 
 def _tokenized(turn: Turn, tokenize: Tokenize | None) -> Turn:
@@ -387,3 +398,151 @@ def _redacted(turn: Turn, hidden: set[str]) -> Turn:
 
 def _is_secret(part: Part) -> bool:
     return part.source.startswith("secret:")
+
+
+Form = Literal["jsonl", "trl", "llamafactory"]
+Chat = list[dict[str, str]]
+_ROLES = {name: name for name in ("user", "assistant", "system")}
+LLAMAFACTORY: Mapping[str, Any] = {
+    "formatting": "sharegpt",
+    "tags": {
+        **{f"{name}_tag": name for name in ("role", "content", *_ROLES)},
+        "observation_tag": "tool",
+    },
+}
+"""Common fields of entries in LLaMA-Factory's ``dataset_info.json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSelection:
+    """A selection with its tree, the role that is trained on it, and its recontext rule."""
+
+    role: str
+    tree: Tree
+    selection: Selection
+    render: Render
+    edit: Edit | None = None
+    """Recontext rule of ``selection.context``; ``None`` for the recorded context."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the additional fields of ``jsonl``."""
+        one, tree = self.selection, self.tree
+        where = {"iteration": tree.iteration, "task": tree.task, "agent": one.agent}
+        return {**where, "role": self.role, "context": one.context, "weight": one.weight}
+
+
+def export_rows(one: TrainedSelection, form: Form) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a selected path. Only ``jsonl`` has ids, mask and log-probs, exactly as trained."""
+    agent_view = _view(one)
+    for segment, row in zip(
+        agent_view.segments, rows(agent_view, one.selection.weight), strict=True
+    ):
+        turns = [piece.turn for piece in segment.pieces if piece.turn is not None]
+        before, chat = len(_prompt(one, turns[0])), _chat(one, turns[-1])
+        fields = {"prompt": _merge(chat[:before]), "completion": _merge(chat[before:])}
+        tools = _tools(one, turns[-1])
+        if form == "llamafactory":
+            yield {"messages": begin_with_user(fields["prompt"]) + fields["completion"], **tools}
+        elif form == "trl":
+            yield {**fields, "prompt": begin_with_user(fields["prompt"]), **tools}
+        else:
+            exact = {"ids": row.ids, "mask": row.mask, "logprobs": row.logprobs}
+            yield {**one.metadata(), **fields, **tools, **exact}
+
+
+def export_pair(one: TrainedSelection, form: Form) -> dict[str, Any] | None:
+    """Return a preference pair; ``None`` if its sides have equal text or the format can't express it.
+
+    LLaMA-Factory compares single messages only.
+    """
+    leaf, rejected = one.selection.leaf, one.selection.rejected
+    assert rejected is not None, "a pair has a rejected turn"
+    last = [prompts(one.tree, node, one.selection.agent)[-1][1] for node in (leaf, rejected)]
+    chats = [_chat(one, turn) for turn in last]
+    before = min(len(commonprefix(chats)), *(len(chat) - 1 for chat in chats))  # noqa: RUF071
+    while before and chats[0][before][0] != "assistant":
+        before -= 1
+    sides = [_merge(chat[before:]) for chat in chats]
+    if sides[0] == sides[1]:
+        return None
+    fields = {"prompt": _merge(chats[0][:before]), "chosen": sides[0], "rejected": sides[1]}
+    tools = _tools(one, last[0])
+    if form == "llamafactory":
+        if any(len(side) > 1 for side in sides):
+            return None
+        return {
+            "conversations": begin_with_user(fields["prompt"]),
+            "chosen": sides[0][0],
+            "rejected": sides[1][0],
+            **tools,
+        }
+    if form == "trl":
+        return {**fields, "prompt": begin_with_user(fields["prompt"]), **tools}
+    return {**one.metadata(), **fields, **tools, "nodes": [leaf, rejected]}
+
+
+def chat(tree: Tree, messages: Iterable[Message], agent: str) -> Chat:
+    return _merge([(message.role, _text(tree, message, agent)) for message in messages])
+
+
+def _view(one: TrainedSelection) -> View:
+    leaf, agent = one.selection.leaf, one.selection.agent
+    if one.edit is None:
+        return view(one.tree, leaf, agent)
+    name = str(one.selection.context)
+    return recontext(one.tree, leaf, agent, name=name, edit=one.edit, render=one.render)
+
+
+def _prompt(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
+    """Return roles and texts of a turn's prompt."""
+    assert turn.prompt is not None, "own turns have prompts"
+    messages = one.tree.messages(one.tree.requests[turn.prompt])
+    if one.edit is not None:
+        messages = one.edit(messages)
+    return [(message.role, _text(one.tree, message, one.selection.agent)) for message in messages]
+
+
+def _chat(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
+    own = Message("assistant", turn=turn.id)
+    return [*_prompt(one, turn), ("assistant", _text(one.tree, own, one.selection.agent))]
+
+
+def _text(tree: Tree, message: Message, agent: str) -> str:
+    turn = None if message.turn is None else tree.turns[message.turn]
+    parts = (*message.parts, *(turn.parts if turn else ()))
+    text = "".join(part.text for part in parts if part.visible_to(agent))
+    return text or "\n".join(result.text for result in (turn.results if turn else ()))
+
+
+def _merge(messages: Iterable[tuple[str, str]]) -> Chat:
+    """Merge consecutive messages of a role, and inline text into the assistant's turn."""
+    chat: Chat = []
+    inside = False
+    for role, text in messages:
+        inline = role == "inline"
+        last = chat[-1]["role"] if chat else ""
+        role = ("assistant" if last == "assistant" else "user") if inline else role
+        if role == last:
+            chat[-1]["content"] += ("" if inline or inside else "\n\n") + text
+        else:
+            chat.append({"role": role, "content": text})
+        inside = inline
+    return chat
+
+
+def begin_with_user(prompt: Chat) -> Chat:
+    """Return a prompt whose first message is the user's, as TRL, LLaMA-Factory and many chat templates require."""
+    if [message["role"] for message in prompt[:2]] in (["system"], ["system", "assistant"]):
+        return [{**prompt[0], "role": "user"}, *prompt[1:]]
+    return prompt
+
+
+def _tools(one: TrainedSelection, turn: Turn) -> dict[str, str]:
+    """Return the tools that the chat template rendered, as JSON text."""
+    assert turn.prompt is not None, "own turns have prompts"
+    tools = [
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+        for tool in one.tree.requests[turn.prompt].tools
+    ]
+    functions = [{"type": "function", "function": tool} for tool in tools]
+    return {"tools": json.dumps(functions, ensure_ascii=False)} if functions else {}

@@ -1,4 +1,7 @@
-"""Turns: utterances, observations and tool results, with exactly the sampled tokens.
+"""A turn: one utterance, observation or tool result, with the exact tokens sampled, and calls of tools.
+
+Calls have ids by their index in the turn (``c0``, ``c1``, ...), not the engine's ids. Results are sorted by call, so
+their order of arrival changes nothing.
 
 :class:`Part` is a text or image with audience and source, :class:`Message` the input of a chat template,
 :class:`Request` the prompt of a turn, stored as a delta, :class:`Sample` the engine's result, and :class:`Turn` a node
@@ -6,21 +9,88 @@ of the tree.
 """
 
 import hashlib
+import re
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Literal
 
 from coterie.config.text import encoded
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, check_calls, in_order
+
+_PLACE = re.compile(r"c(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Description of a tool; the environment runs it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+    """JSON schema of the arguments, an object."""
+    alone: bool = False
+    """True if it changes the environment: its calls run in order, never concurrently with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    id: str
+    """``c`` and the call's index in its turn, from 0."""
+    name: str
+    arguments: str
+    error: str = ""
+    """Reason why the call is answered without running it (invalid JSON, unknown tool, cut off)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """Result of a call."""
+
+    call_id: str
+    text: str
+    error: bool = False
+    began: float = field(default=0.0, compare=False)
+    """Seconds from the first call of its turn to this one."""
+    seconds: float = field(default=0.0, compare=False)
+    """Duration of all tries; 0 if the call was not run."""
+    left_out: int = field(default=0, compare=False)
+    """Number of characters removed from its text."""
+
+
+def call_id(place: int) -> str:
+    return f"c{place}"
+
+
+def place(id_: str) -> int:
+    """Return the index of a call from its id. Raises ``ValueError`` for other ids."""
+    match = _PLACE.fullmatch(id_)
+    if match is None:
+        raise ValueError(f"{id_!r} is not the id of a call; ids are c0, c1, ...")
+    return int(match[1])
+
+
+def check_calls(calls: Sequence[ToolCall]) -> None:
+    """Raise ``ValueError`` for calls whose ids are not their indices."""
+    if [call.id for call in calls] != [call_id(number) for number in range(len(calls))]:
+        raise ValueError(f"call ids must be c0, c1, ... in order, got {[c.id for c in calls]}")
+
+
+def in_order(results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
+    """Sort results by call. Raises ``ValueError`` for two results of one call."""
+    ordered = sorted(results, key=lambda result: place(result.call_id))
+    if len({result.call_id for result in ordered}) < len(ordered):
+        raise ValueError(f"two results of one call: {[result.call_id for result in ordered]}")
+    return tuple(ordered)
+
 
 SpeakerKind = Literal["agent", "person", "environment", "tool"]
 Role = Literal["system", "user", "assistant", "tool", "inline"]
 """Role of a message; ``inline`` is text of the environment within an agent's turn, after a stop string."""
 Finish = Literal["end", "stop_string", "length"]
 """Finish reason: an end-of-turn token, a stop string, or the token limit."""
-
 
 THOUGHT = "thought"
 """Source of the part with an agent's thought, which only the agent may see."""

@@ -1,4 +1,7 @@
-"""Store of a run: one SQLite file in WAL mode with one writing process and any number of readers.
+"""The store of a run: one SQLite file in WAL mode that one process writes and any number read.
+
+The other store is attached as ``source`` (:meth:`~coterie.record.store.Store.beside`). Its row keys are shifted
+behind the existing ones. Ids of turns and trees are content hashes, so they stay.
 
 Each finished item (:class:`ItemKey`) is one transaction with all of its turns, credit and metrics. A killed process
 loses only the current item.
@@ -8,22 +11,206 @@ item. A loss of power may undo the last commits, in order, but never damages the
 cheaper than waiting for the disk (4 ms here) after every item.
 """
 
+import fcntl
+import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
+
+import psutil
 
 from coterie.errors import UserError
-from coterie.trajectories import reader, schema, table
-from coterie.trajectories.calls import ToolCall, ToolResult
-from coterie.trajectories.codec import digest_of
-from coterie.trajectories.credit import Credit
-from coterie.trajectories.disk import WriterLock, check_place, explained
-from coterie.trajectories.item import Item, ItemKey, Metrics
-from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
+from coterie.record import reader, tables
+from coterie.record.tables import BrokenRecord, digest_of, kind_key
+from coterie.record.tree import Credit, Item, ItemKey, Metrics, Selection, Task, Tree
+from coterie.record.turn import ToolCall, ToolResult
+
+UNSAFE = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs", "gfs2", "glusterfs"),
+        *("gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "prl_fs", "smb2", "smb3", "smbfs"),
+        *("vboxsf", "vmhgfs"),
+    }
+)
+"""File systems that lack the shared memory or locks of SQLite's WAL mode."""
+SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
+"""FUSE file systems on a local disk; others may be remote."""
+
+
+class Mount(Protocol):
+    """Entry of the mount table, as in psutil."""
+
+    @property
+    def mountpoint(self) -> str: ...
+
+    @property
+    def fstype(self) -> str:
+        """Type of the file system."""
+        ...
+
+
+def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
+    """Return the type of the file system of ``path`` if WAL mode is unsafe there, else ``None``."""
+    real, best = path.resolve(), ("", "")
+    for mount in mounts:
+        # Of equal mount points, the later one hides the earlier one.
+        if real.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
+            best = (mount.mountpoint, mount.fstype.lower())
+    kind = best[1]
+    foreign_fuse = kind.startswith("fuse.") and kind not in SAFE_FUSE
+    return kind if kind in UNSAFE or foreign_fuse else None
+
+
+def check_place(path: Path) -> None:
+    """Raise :class:`UserError` for a path where a store is unsafe."""
+    if not path.parent.is_dir():
+        raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "give the path of a file")
+    kind = unsafe_filesystem(path, psutil.disk_partitions(all=True))
+    if kind:
+        raise UserError(
+            f"{path} is on a {kind} file system, where SQLite can lose committed work",
+            "put the run folder on a local disk; copy or export it when the run has ended",
+        )
+
+
+class WriterLock:
+    """The right to write one store: an ``flock`` on ``PATH.lock``, which holds the writer's pid.
+
+    The kernel drops it when the process ends, however it ends; the file stays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = open(f"{path}.lock", "a+", encoding="ascii")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}.lock: {error.strerror}", "make its folder writable"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            pid = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise UserError(
+                f"{path} is being written by process {pid} (or by a child process of it)",
+                "wait for it or end it; to read the store meanwhile, open it read-only",
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Convert SQLite errors that users can fix to :class:`UserError`."""
+    try:
+        yield
+    except BrokenRecord as error:
+        raise UserError(
+            f"{path} is damaged: {error}", "restore it from a copy or from a JSONL export"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        explanation = _explanation(path, error)
+        if explanation is None:
+            raise
+        raise explanation from error
+
+
+def _explanation(path: Path, error: sqlite3.DatabaseError) -> UserError | None:
+    """Explain an SQLite error; ``None`` for a bug of the program."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        free = shutil.disk_usage(path.parent).free / 2**20
+        return UserError(
+            f"could not write or read {path}: {error} ({free:.1f} MiB free on its disk); "
+            "the current item was rolled back, and nothing committed is lost",
+            "free some space or fix the disk, then run again: the run resumes where it stopped",
+        )
+    if code == sqlite3.SQLITE_NOTADB:
+        return UserError(f"{path} is not an SQLite file", "give the path of a run's store")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return UserError(
+            f"{path} is damaged: {error}", "restore it from a copy or from a JSONL export"
+        )
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return UserError(
+            f"{path} is locked by a program other than coterie: {error}",
+            "close the program that has it open (an SQLite shell, a backup)",
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return UserError(
+            f"cannot open {path}: {error}",
+            "check its permissions; WAL mode needs a writable folder, even for readers",
+        )
+    return None
+
+
+OF_STEP = "iteration = :iteration AND stage = :stage"
+TREES = f"(SELECT key FROM source.tree WHERE {OF_STEP})"
+
+
+def copy_step(
+    db: sqlite3.Connection,
+    iteration: int,
+    stage: str,
+    renamed: Mapping[str, str],
+    *,
+    marks: bool = False,
+) -> None:
+    """Copy a stage's items, their tasks, and its trees with their credit, but no selections.
+
+    Args:
+        renamed: Maps settings keys of credit in the source to keys in the target.
+        marks: Also copy items of the whole stage, such as the mark that it is finished.
+    """
+    behind = {
+        f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
+        for table in ("item", "tree")
+    }
+    values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
+    of_request = {"tree": "tree + :trees", "toolset": "t.key", "digest": "r.digest"}
+    of_task = f"(SELECT task FROM source.item WHERE {OF_STEP})"
+    for statement in (
+        f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
+        f"INSERT OR IGNORE INTO main.secret SELECT * FROM source.secret WHERE task IN {of_task}",
+        f"INSERT INTO main.item SELECT {_moved(db, 'item', key='key + :items')} FROM source.item "
+        f"WHERE {OF_STEP} AND (task != '' OR :marks)",
+        f"INSERT INTO main.tree SELECT {_moved(db, 'tree', key='key + :trees')} FROM source.tree "
+        f"WHERE {OF_STEP}",
+        "INSERT OR IGNORE INTO main.blob SELECT * FROM source.blob",
+        "INSERT OR IGNORE INTO main.toolset (tools, digest) SELECT tools, digest FROM source.toolset",
+        f"INSERT INTO main.request SELECT {_moved(db, 'request', **of_request)} "
+        "FROM source.request r LEFT JOIN source.toolset s ON s.key = r.toolset "
+        f"LEFT JOIN main.toolset t ON t.tools = s.tools WHERE tree IN {TREES}",
+        f"INSERT INTO main.turn SELECT {_moved(db, 'turn', key='NULL', tree='tree + :trees')} "
+        f"FROM source.turn WHERE tree IN {TREES}",
+        f"INSERT INTO main.outcome SELECT {_moved(db, 'outcome', tree='tree + :trees')} "
+        f"FROM source.outcome WHERE tree IN {TREES}",
+    ):
+        db.execute(statement, values)
+    for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
+        own = kind_key(db, renamed.get(settings, settings), name)
+        db.execute(
+            "INSERT INTO main.credit SELECT :own, tree + :trees, node, value, digest FROM source.credit "
+            f"WHERE kind = :kind AND tree IN {TREES}",
+            {**values, "own": own, "kind": kind},
+        )
+
+
+def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
+    names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+    return ", ".join(instead.get(name, name) for name in names)
+
 
 __all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
 
@@ -138,7 +325,7 @@ class Store:
         ``ValueError`` for a finished key, and for contradictions to the record.
         """
         with self.transaction() as db:
-            table.write_item(db, Item(key, failure, metrics or {}), tree, credit, ())
+            tables.write_item(db, Item(key, failure, metrics or {}), tree, credit, ())
 
     def select(
         self,
@@ -153,13 +340,13 @@ class Store:
         """Write the selections of a stage, in order, as one finished item."""
         item = Item(ItemKey(iteration, stage, task, sample), None, metrics or {})
         with self.transaction() as db:
-            table.write_item(db, item, None, (), selections)
+            tables.write_item(db, item, None, (), selections)
 
     def put_tasks(self, tasks: Iterable[Task]) -> None:
         """Write tasks in one transaction; the store may have equal ones."""
         with self.transaction() as db:
             for task in tasks:
-                table.add_task(db, task)
+                tables.add_task(db, task)
 
     def task(self, id_: str) -> Task:
         """Return a task with its secrets; ``KeyError`` for an unknown id."""
@@ -184,7 +371,7 @@ class Store:
 
     def finished(self, key: ItemKey) -> bool:
         with explained(self.path):
-            return table.item_row(self._db, key) is not None
+            return tables.item_row(self._db, key) is not None
 
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
         """Return (task, sample) of the finished items of a stage."""
@@ -308,12 +495,12 @@ class Store:
 
 def _prepare(db: sqlite3.Connection, path: Path, read_only: bool) -> None:
     """Create the tables of a new file, or check an existing one."""
-    if schema.is_empty(db):
+    if tables.is_empty(db):
         if read_only:
             raise UserError(f"{path} is empty", "open the store of a run")
         db.execute("PRAGMA journal_mode = WAL")
-        schema.create(db)
-    schema.check(db, path)
+        tables.create(db)
+    tables.check(db, path)
     if not read_only:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":

@@ -1,14 +1,127 @@
-"""Trees of turns: all rollouts of one task in one stage of one iteration.
+"""Tasks with their secrets, trees of turns, and what refers to them: items, credit, selections.
+
+``str``, ``repr`` and formatting redact a :class:`Secret`. Its value is accessible only by :meth:`Secret.reveal`, which
+checks the role, and :meth:`Secret.part`, which returns a :class:`~coterie.record.turn.Part` with the secret's
+readers as its audience, so that rendering for other readers is refused.
 
 Branches share their common beginnings. A leaf has an :class:`Outcome`; the turns from the root to a leaf are a path.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from coterie.trajectories.turn import Message, Request, Turn, digest
+from coterie.record.turn import Message, Part, PrivilegeError, Request, Turn, digest
+
+
+class Secret:
+    """A privileged text (gold answer, reference solution) that only ``readers`` may open."""
+
+    __slots__ = ("_text", "name", "readers")
+
+    def __init__(self, text: str, *, name: str, readers: frozenset[str]) -> None:
+        if not readers:
+            raise ValueError(f"secret {name!r} has no readers")
+        self._text = text
+        self.name = name
+        self.readers = readers
+
+    def reveal(self, role: str) -> str:
+        """Return the text for one of its readers; raise :class:`PrivilegeError` for other roles."""
+        if role not in self.readers:
+            raise PrivilegeError(
+                f"role {role!r} may not read secret {self.name!r} "
+                f"(readers: {', '.join(sorted(self.readers))})"
+            )
+        return self._text
+
+    def part(self, role: str) -> Part:
+        """Return the secret as a prompt part that only its readers may see."""
+        return Part(self.reveal(role), audience=self.readers, source=f"secret:{self.name}")
+
+    def __str__(self) -> str:
+        return f"<secret {self.name}>"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and (self._text, self.name, self.readers) == (
+            other._text,
+            other.name,
+            other.readers,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._text, self.name, self.readers))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of an environment, with an id that is unique there."""
+
+    id: str
+    public: Mapping[str, object]
+    """Plain data (JSON) to build prompts from; the environment decides who sees which field."""
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    """Privileged fields by name."""
+
+
+Metrics = Mapping[str, float | int | str]
+"""Named measurements of one item."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ItemKey:
+    """Unique key of an item; results are merged in the sort order of keys."""
+
+    iteration: int
+    stage: str
+    """``rollout``, ``evaluate``, ..."""
+    task: str
+    sample: str = ""
+    """Sample number of the task, or ``SEARCH/ROLLOUT``; empty if the task is one item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A finished item: it failed, or its result is in the store."""
+
+    key: ItemKey
+    failure: str | None = None
+    """Readable reason of the failure; ``None`` for success."""
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """One number on a node. A new settings hash adds a number and never overwrites one."""
+
+    node: str
+    """Id of a turn, or of a tree's root."""
+    name: str
+    """Name of the measure: ``task``, ``tokens``, ``loss``, ``advantage``, ``value``, ``visits``."""
+    value: float
+    settings: str
+    """Fingerprint of the settings of the stage that computed it."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.value):
+            raise ValueError(f"credit {self.name!r} of node {self.node} is not a number")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One agent's view of a path to train on, or a preferred turn and a rejected one."""
+
+    leaf: str
+    """Id of the last turn of the path."""
+    agent: str
+    context: str | None = None
+    """Name of the recontext rule to apply; ``None`` for the context as recorded."""
+    weight: float = 1.0
+    rejected: str | None = None
+    """Id of the turn that ``leaf`` is preferred to; ``None`` without a pair."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,303 @@
+"""Views of one agent, training rows and preference pairs: exact tokens, targets and who wrote them.
+
+A side has all segments of one agent's view of a path (usually one), so pairs compare whole multi-turn trajectories or
+single turns. Only the agent's own tokens are targets.
+
+A prompt that starts with all previous tokens extends the last segment; another prompt (a template that rewrites
+history, a truncated context) starts a new segment. Each sampled token is in exactly one segment, the one in which it
+was sampled. Unsampled turns with a prompt are own turns like sampled ones; turns without a prompt are only context.
+
+:func:`recontext` is the only way to put sampled tokens under another context.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from coterie.record.tree import Tree
+from coterie.record.turn import Message, Tool, Turn
+
+UNPREDICTED = 0.0
+"""Placeholder value for an untrained target without a token before it (a row's first token)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A half-open range of trained tokens of a row."""
+
+    start: int
+    stop: int
+    writer: str
+    """``POLICY@VERSION`` of the model that sampled it, or the author of an unsampled turn."""
+    turn: str = ""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Top-p of its sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A token sequence with targets. Rows are made on demand and never stored."""
+
+    ids: tuple[int, ...]
+    targets: tuple[Target, ...]
+    logprobs: tuple[float, ...] | None = None
+    """Behavior log-probs of the targets, in order; ``None`` if the context was edited or a target was not sampled."""
+    weight: float = 1.0
+    context: str | None = None
+    """Name of the recontext rule, ``None`` for the context as recorded."""
+    origin: str = ""
+    """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
+    advantages: tuple[float, ...] | None = None
+    """Advantages of the targets, in order."""
+    reference: tuple[float, ...] | None = None
+    """Log-probs of the targets under a reference model, in order."""
+    values: tuple[float, ...] | None = None
+    """Value estimates of the states before the targets, from when the row was made, in order."""
+    returns: tuple[float, ...] | None = None
+    """Training targets of the value head for the states before the targets, in order."""
+    old: tuple[float, ...] | None = None
+    """Log-probs of the targets that the trainer computed under the sampling weights, in order."""
+    path_tokens: int | None = None
+    """Number of predicted targets in all rows of its path; ``None`` for a row without a path."""
+
+    def __post_init__(self) -> None:
+        position = 0
+        for target in self.targets:
+            if not position <= target.start < target.stop <= len(self.ids):
+                raise ValueError(
+                    f"row {self.origin or '?'}: targets must be ordered, non-empty ranges within "
+                    f"{len(self.ids)} tokens; got {[(t.start, t.stop) for t in self.targets]}"
+                )
+            position = target.stop
+
+    @property
+    def mask(self) -> list[bool]:
+        mask = [False] * len(self.ids)
+        for target in self.targets:
+            mask[target.start : target.stop] = [True] * (target.stop - target.start)
+        return mask
+
+    @property
+    def predicted(self) -> list[range]:
+        """Positions of each target with a token before them, which have log-probs; without empty ranges."""
+        ranges = [range(max(target.start, 1), target.stop) for target in self.targets]
+        return [positions for positions in ranges if positions]
+
+    @property
+    def unpredicted(self) -> int:
+        """Number of targets without a token before them: 1 if the row's first token is a target, else 0."""
+        return int(bool(self.targets) and self.targets[0].start == 0)
+
+    @property
+    def target_count(self) -> int:
+        """Number of target tokens."""
+        return sum(target.stop - target.start for target in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a segment: a prompt (``turn`` is ``None``) or an own turn of the agent."""
+
+    ids: tuple[int, ...]
+    turn: Turn | None = None
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens of consecutive model calls that extend each other, oldest first."""
+
+    pieces: list[Piece]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens, exactly as the engine received and returned them."""
+        return tuple(token for piece in self.pieces for token in piece.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One agent's segments of a path; ``context`` names the recontext rule, if any."""
+
+    agent: str
+    leaf: str
+    segments: tuple[Segment, ...]
+    context: str | None = None
+
+
+def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
+    """Yield a row for each segment of a view, with the agent's own turns as targets."""
+    segments = [_row(view, index, weight) for index in range(len(view.segments))]
+    total = sum(len(positions) for row in segments for positions in row.predicted)
+    for row in segments:
+        yield replace(row, path_tokens=total)
+
+
+def _row(view: View, index: int, weight: float) -> Row:
+    segment = view.segments[index]
+    targets: list[Target] = []
+    logprobs: list[float] = []
+    sampled = view.context is None
+    position = 0
+    for piece in segment.pieces:
+        stop = position + len(piece.ids)
+        if piece.turn is not None and piece.ids:
+            targets.append(_target(position, stop, piece.turn))
+            logprobs.extend(piece.turn.sample.logprobs if piece.turn.sample else ())
+            sampled = sampled and piece.turn.sample is not None
+        position = stop
+    return Row(
+        segment.ids,
+        tuple(targets),
+        tuple(logprobs) if sampled else None,
+        weight,
+        view.context,
+        f"{view.leaf}/{view.agent}/{index}",
+    )
+
+
+def _target(start: int, stop: int, turn: Turn) -> Target:
+    if turn.sample is None:
+        return Target(start, stop, turn.writer, turn.id)
+    return Target(start, stop, turn.writer, turn.id, turn.sample.temperature, turn.sample.top_p)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Rows of the chosen and the rejected side."""
+
+    chosen: tuple[Row, ...]
+    rejected: tuple[Row, ...]
+    reference: tuple[float, float] | None = None
+    """Log-prob (nats) of each side's targets under the reference model, reduced like the policy's (a sum, for DPO)."""
+    weight: float = 1.0
+    group: str = ""
+    """Pairs of one group (a tree's) are trained in one step, so that shared prefixes are computed once."""
+
+    @property
+    def name(self) -> str:
+        return " over ".join(
+            side[0].origin or "?" if side else "nothing" for side in (self.chosen, self.rejected)
+        )
+
+    @property
+    def equal_sides(self) -> bool:
+        """True if both sides have equal tokens and targets, so the gradient is zero."""
+        return _trained(self.chosen) == _trained(self.rejected)
+
+
+def trajectory_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str = "") -> Pair:
+    """Pair two trajectories of one agent; the targets are its tokens of all turns."""
+    _check_agents(chosen, rejected)
+    return Pair(_side(chosen), _side(rejected), None, weight, group)
+
+
+def turn_pair(chosen: View, rejected: View, *, weight: float = 1.0, group: str = "") -> Pair:
+    """Pair two alternatives of one turn; the targets are the last turn of each view."""
+    _check_agents(chosen, rejected)
+    sides = [(replace(_side(v)[-1], targets=_side(v)[-1].targets[-1:], logprobs=None),)
+             for v in (chosen, rejected)]  # fmt: skip
+    return Pair(sides[0], sides[1], None, weight, group)
+
+
+def _side(view: View) -> tuple[Row, ...]:
+    side = tuple(row for row in rows(view) if row.targets)
+    if not side:
+        raise ValueError(
+            f"{view.agent} has no turn on the path to {view.leaf}, so it can't be a side of a pair"
+        )
+    return side
+
+
+def _check_agents(chosen: View, rejected: View) -> None:
+    if chosen.agent != rejected.agent:
+        raise ValueError(f"a pair needs one agent, got {chosen.agent} and {rejected.agent}")
+
+
+def _trained(side: Sequence[Row]) -> list[tuple[object, ...]]:
+    return [(row.ids, [(t.start, t.stop) for t in row.targets]) for row in side]
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledTrajectory:
+    """One agent's rows of a trajectory, with its success."""
+
+    rows: tuple[Row, ...]
+    success: bool
+    weight: float = 1.0
+    group: str = ""
+    """Trajectories of one group (a tree's) are trained in one step, so that shared prefixes are computed once."""
+
+    @property
+    def name(self) -> str:
+        return (self.rows[0].origin if self.rows else "") or "?"
+
+
+def labeled_trajectory(
+    view: View, success: bool, *, weight: float = 1.0, group: str = ""
+) -> LabeledTrajectory:
+    """Label the rows of a view that have targets."""
+    return LabeledTrajectory(
+        tuple(row for row in rows(view) if row.targets), success, weight, group
+    )
+
+
+class Render(Protocol):
+    """Renders messages to prompt ids, with the agent's sampled turns as their exact ids."""
+
+    def __call__(
+        self, messages: Sequence[Message], tree: Tree, reader: str, *, tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]: ...
+
+
+Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
+
+
+def view(tree: Tree, leaf: str, agent: str) -> View:
+    return View(agent, leaf, assemble(prompts(tree, leaf, agent)))
+
+
+def prompts(tree: Tree, leaf: str, agent: str) -> list[tuple[tuple[int, ...], Turn]]:
+    """Return (prompt ids, turn) of the agent's turns with a prompt on the path to ``leaf``, oldest first."""
+    running: tuple[int, ...] = ()
+    pairs = []
+    for turn in _own(tree, leaf, agent):
+        request = tree.requests[turn.prompt]  # type: ignore[index]
+        prompt = running[: request.keep] + request.ids
+        pairs.append((prompt, turn))
+        running = prompt + turn.ids
+    return pairs
+
+
+def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render) -> View:
+    """Return the view under edited prompts (without a format prompt, or with a privileged field).
+
+    Sampled tokens stay; their behavior log-probs no longer apply. ``name`` marks every row of the view.
+    """
+    edited = []
+    for turn in _own(tree, leaf, agent):
+        request = tree.requests[turn.prompt]  # type: ignore[index]
+        messages = edit(tree.messages(request))
+        edited.append((render(messages, tree, agent, tools=request.tools), turn))
+    return View(agent, leaf, assemble(edited), context=name)
+
+
+def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    running: tuple[int, ...] = ()
+    for prompt, turn in prompts:
+        if segments and prompt[: len(running)] == running:
+            segments[-1].pieces.append(Piece(prompt[len(running) :]))
+        else:
+            segments.append(Segment([Piece(prompt)]))
+        segments[-1].pieces.append(Piece(turn.ids, turn))
+        running = prompt + turn.ids
+    return tuple(segments)
+
+
+def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
+    return [
+        turn
+        for turn in tree.path(leaf)
+        if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.prompt
+    ]
