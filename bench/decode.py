@@ -31,7 +31,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.exchange import Exchange
 from coterie.models.loading import LoadedModel, load
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 
 BATCH, NEW = 32, 128
 PREFIX, CANDIDATES, CANDIDATE_TOKENS = 512, 16, 16

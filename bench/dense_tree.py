@@ -55,9 +55,8 @@ from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, prompts
 from coterie.record.tree import Credit, Tree
-from coterie.rollout.bounded_gather import bounded_gather
 from coterie.rollout.dense_search import DenseSearch
-from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Driver, bounded_gather
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
 from coterie.selection.dense_pairs import count_pairs

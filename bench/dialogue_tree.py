@@ -52,12 +52,10 @@ from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.registry import settings
 from coterie.record.rows import view
 from coterie.record.tree import Credit, Tree
-from coterie.rollout.bounded_gather import bounded_gather
-from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Driver, bounded_gather
 from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.search import growth
-from coterie.rollout.tree_search import TreeSearch
+from coterie.rollout.tree_search import TreeSearch, growth
 
 SEED = 5
 MAX_TOKENS = 120

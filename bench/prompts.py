@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from coterie.rollout.user_sampler import UserSampler
+from coterie.rollout.samplers import UserSampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from coterie.engines.chat_model import ServedChat
@@ -43,8 +43,7 @@ from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, EpisodeResult
+from coterie.rollout.episodes import CUT_OFF, MESSAGES, Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.actors import Actors
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings

@@ -43,8 +43,7 @@ from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Task
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 
 DIALOGUES, TURNS, MAX_TOKENS = 512, 6, 96

@@ -40,8 +40,7 @@ from coterie.environments.with_tools import with_tools
 from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Message, Tool, ToolCall, ToolResult, call_id
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.tools.calls import Function
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox

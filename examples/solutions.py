@@ -11,8 +11,7 @@ import coterie
 from coterie.environments.protocol import Shared
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.record.rows import rows, view
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox

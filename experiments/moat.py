@@ -32,8 +32,8 @@ from coterie.recipes.trainings import train_role
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
-from coterie.rollout.scripted_sampler import ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step

@@ -8,9 +8,8 @@ from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
-from coterie.rollout.user_sampler import UserSampler
+from coterie.rollout.episodes import Driver
+from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, UserSampler
 
 
 @dataclass

@@ -10,7 +10,7 @@ from coterie.environments.acting import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.python_maths import PythonMaths
 from coterie.record.tree import Task, Tree
-from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Driver
 from coterie.tools.sandbox.pool import CellResult, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from tests.playing import Says

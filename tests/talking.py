@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position

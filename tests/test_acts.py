@@ -17,8 +17,7 @@ from coterie.environments.protocol import Shared, State
 from coterie.environments.sums import Sums, generate, right_play, sums_task
 from coterie.models.loading import load, load_renderer
 from coterie.record.tree import Task, Tree
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import Sampler, TokenSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

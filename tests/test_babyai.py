@@ -30,8 +30,7 @@ from coterie.environments.settings import split_of_key
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Ending, Task, Tree
 from coterie.rollout.branches import Branches
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import sessions_of
 from tests.games import Script

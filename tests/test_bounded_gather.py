@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from coterie.rollout.bounded_gather import bounded_gather
+from coterie.rollout.episodes import bounded_gather
 
 
 class Work:

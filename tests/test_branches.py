@@ -12,10 +12,9 @@ import pytest
 from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Part, Turn, make_turn
-from coterie.rollout.branches import Branches
+from coterie.rollout.branches import Branches, context_at
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
 from coterie.rollout.transitions import CALLS, Position, environment_seed
-from coterie.rollout.turns import context_at
 from tests.games import Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})

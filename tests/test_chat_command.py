@@ -14,7 +14,7 @@ from coterie.cli.chatting import open_engine
 from coterie.recipes.registry import recipe, settings
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 from tests.conftest import FEW, Cli, refused
 from tests.published_templates import published
 from tests.templates import random_model

@@ -11,7 +11,7 @@ from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
-from coterie.rollout.first_prompts import FirstPrompt
+from coterie.rollout.episodes import FirstPrompt
 from coterie.tools.registry import ToolsSettings
 from tests.templates import model
 

@@ -34,9 +34,8 @@ from coterie.environments.user_simulator import (
 )
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
-from coterie.rollout.user_sampler import UserSampler
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.samplers import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from scripts.tiny.persona_dialogues import ASKS

@@ -13,8 +13,7 @@ from coterie.environments.protocol import Environment, Shared
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.tree import CONTEXT, Outcome, Tree
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position

@@ -4,7 +4,7 @@ import pytest
 
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.rollout.tree_values import NodeValue
+from coterie.rollout.dense_search import NodeValue
 from coterie.selection.budget import BudgetSettings, densest
 from coterie.selection.dense_pairs import (
     DensePairSettings,

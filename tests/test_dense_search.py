@@ -11,12 +11,17 @@ import pytest
 
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Outcome, Tree
-from coterie.rollout.dense_search import DenseSearch, DenseSearchSettings, agent_path
+from coterie.rollout.dense_search import (
+    DenseSearch,
+    DenseSearchSettings,
+    NodeValue,
+    TreeValues,
+    agent_path,
+)
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.tree_search import Judgment, path_tree
-from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.selection.dense_pairs import DensePairSettings, count_pairs
 from tests.games import Counting, Script
 from tests.test_branches import branches

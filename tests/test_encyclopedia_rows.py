@@ -21,7 +21,7 @@ from coterie.models.loading import load, load_renderer
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches
-from coterie.rollout.scripted_sampler import ScriptedSampler
+from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool

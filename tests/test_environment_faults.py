@@ -20,8 +20,7 @@ from coterie.environments.protocol import (
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Part, Tool, ToolCall, Turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from tests.games import GAME, Asking, Base, Counting, Rounds, Script
 

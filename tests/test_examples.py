@@ -13,8 +13,7 @@ from coterie.environments.protocol import Opens, Shared, State
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.tools.registry import Toolbox
 from tests.conftest import Cli, once
 from tests.games import Script

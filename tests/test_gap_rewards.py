@@ -26,7 +26,7 @@ from coterie.recipes.registry import settings
 from coterie.recipes.reinforcement import STAGE
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
-from coterie.rollout.scripted_sampler import ScriptedSampler
+from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.folder import open_run
 from coterie.runs.play import play

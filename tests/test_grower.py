@@ -14,13 +14,18 @@ from coterie.environments.protocol import Environment, Grade, State, Transition
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Branches, ReplayMismatch
+from coterie.rollout.branches import Branches, ReplayMismatch, context_at
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.rollout.search import SearchSettings, growth
 from coterie.rollout.sessions import Sessions, sessions_of
-from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
-from coterie.rollout.turns import context_at
+from coterie.rollout.tree_search import (
+    GrowthRule,
+    Judgment,
+    SearchSettings,
+    TreeSearch,
+    growth,
+    path_tree,
+)
 from tests.games import Counting, Rounds, Script
 from tests.test_branches import branches
 

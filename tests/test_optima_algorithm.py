@@ -25,7 +25,7 @@ from coterie.recipes.registry import recipe, settings
 from coterie.record.rows import Pair, Row, view
 from coterie.record.tree import ItemKey, Tree
 from coterie.rollout.episodes import Episode
-from coterie.rollout.search import Rollout
+from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.tree_growth import rollouts

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.rollout.search import Value
+from coterie.rollout.tree_search import Value
 from coterie.selection.pairs import PairSettings, sibling_pairs
 
 ALICE = Speaker("agent", "Alice")

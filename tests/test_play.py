@@ -13,8 +13,7 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.turn import Turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Episode
+from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.play import play
 from tests.games import Counting, Rounds, Script

@@ -12,9 +12,7 @@ from coterie.environments.sums import Sums
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import TURNS, Ending, Task, Tree
 from coterie.record.turn import Message
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import Driver, Episode, first_prompts
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.sandbox.pool import LOST, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

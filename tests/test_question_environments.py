@@ -11,7 +11,7 @@ from coterie.environments.information_exchange import deal_paragraphs
 from coterie.environments.protocol import State
 from coterie.environments.talk import FORMAT_SOURCE, Talk
 from coterie.record.tree import LENGTH, TURNS, Ending, Secret, Task
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 from tests import talking
 from tests.conftest import Cli
 from tests.played import talk_in

@@ -24,9 +24,7 @@ from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
 from coterie.record.tree import Ending, Secret, Task
 from coterie.record.turn import PrivilegeError
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import Driver, Episode, first_prompts
 from coterie.rollout.samplers import Prompt
 from tests import talking
 from tests.games import Script

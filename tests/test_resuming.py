@@ -20,8 +20,7 @@ from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Credit, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.folder import Step, open_run
 from coterie.runs.items import Done, on_trees

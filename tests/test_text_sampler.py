@@ -13,7 +13,7 @@ from coterie.environments.protocol import Grade, Shared, State
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, Speaker, ToolResult, Turn, make_turn
 from coterie.rollout.branches import Branches
-from coterie.rollout.driver import _metrics
+from coterie.rollout.episodes import _metrics
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.calls import NativeCalls

@@ -15,11 +15,19 @@ from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
-from coterie.rollout.search import SearchSettings, Value, choose, growth, node_values
-from coterie.rollout.tree_search import Judgment, TreeSearch, path_tree
+from coterie.rollout.tree_search import (
+    Judgment,
+    SearchSettings,
+    TreeSearch,
+    Value,
+    choose,
+    growth,
+    node_values,
+    path_tree,
+)
 from coterie.selection.pairs import PairSettings, sibling_pairs
 
 AGENTS = ("Alice", "Bob")

@@ -22,8 +22,7 @@ from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
 from coterie.reports.sections import tools
 from coterie.rollout.branches import Branches
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position

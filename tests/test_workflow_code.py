@@ -15,9 +15,8 @@ from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.record.tree import Outcome
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
-from coterie.rollout.scripted_sampler import ScriptedSampler
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.registry import Toolbox
 from coterie.tools.sandbox.pool import Sandbox

@@ -22,8 +22,7 @@ from coterie.environments.workflow.environment import AnswerJudge, read_judgemen
 from coterie.environments.workflow.trace import call, final_answer, matches, overlap
 from coterie.errors import UserError
 from coterie.record.turn import Part, Speaker, Tool, ToolResult, make_turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.calls import Function

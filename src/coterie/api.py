@@ -26,8 +26,8 @@ from coterie.record.rows import Row, prompts, rows, view
 from coterie.record.tree import Outcome, Task, Tree
 from coterie.record.turn import Message, Turn
 from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.recorded_turns import Script, ScriptedSampler
 from coterie.rollout.samplers import Sampler, TokenSampler
-from coterie.rollout.scripted_sampler import Script, ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.sandbox.pool import Sandbox

@@ -23,10 +23,9 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, recontext, rows, view
 from coterie.record.tree import Ending, Task, Tree
 from coterie.record.turn import Message, Part, Turn
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.recorded_turns import EXPERT, Script, ScriptedSampler
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
-from coterie.rollout.scripted_sampler import EXPERT, Script, ScriptedSampler
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool

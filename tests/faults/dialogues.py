@@ -6,8 +6,7 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
 
 SAMPLING = Sampling(temperature=1.2, top_p=0.98, max_tokens=64, timeout=60)

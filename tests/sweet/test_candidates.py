@@ -22,8 +22,7 @@ from coterie.record.rows import prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
 from coterie.rewards.judge import Judge
-from coterie.rollout.best_of import BestOfSampler
-from coterie.rollout.candidates import candidates
+from coterie.rollout.candidates import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.training.dpo import DPO

@@ -38,7 +38,7 @@ from coterie.record.turn import (
     Turn,
     make_turn,
 )
-from coterie.rollout.first_prompts import FirstPrompt, first_prompts
+from coterie.rollout.episodes import FirstPrompt, first_prompts
 from coterie.terminal.console import notes
 from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of

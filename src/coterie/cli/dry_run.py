@@ -24,7 +24,7 @@ from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps

@@ -58,7 +58,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.store import Store
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.best_of import BestOfSampler
+from coterie.rollout.candidates import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
     PRESETS,

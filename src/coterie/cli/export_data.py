@@ -27,7 +27,7 @@ from coterie.record.export import (
     export_rows,
 )
 from coterie.record.tree import Task
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run
 
 ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out"

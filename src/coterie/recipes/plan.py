@@ -31,7 +31,7 @@ from coterie.models.loading import (
 )
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.tree import Task
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 from coterie.runs.eta import EVALUATION
 from coterie.runs.roles import check_roles
 from coterie.runs.stage import check_stages

@@ -18,7 +18,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import CONTEXT, LENGTH, TURNS, Outcome, Task, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.first_prompts import first_prompts
+from coterie.rollout.episodes import first_prompts
 
 MAX_SAMPLES = 8
 """Samples of an example: the best and the worst of more."""

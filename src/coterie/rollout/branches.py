@@ -1,4 +1,4 @@
-"""Branches of one task's tree: their positions, their next steps and their grades.
+"""Branches of one task's tree: where each stands, the turns its actors take, and how it goes on.
 
 The environment decides who acts, what each actor sees and what an action does. :class:`Branches` turns this into turns
 of the tree, asks the samplers, counts limits and provides a session where the environment needs one. If the session of
@@ -13,16 +13,117 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.checks import faults_of
-from coterie.environments.protocol import Environment, Grade, Shared
+from coterie.environments.protocol import Environment, Grade, Shared, Shortens, State
 from coterie.record.tree import CONTEXT, Task, Tree
-from coterie.record.turn import Turn
-from coterie.rollout.environment_proxy import EnvironmentProxy
-from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
+from coterie.record.turn import Finish, Speaker, ToolCall, Turn, check_calls, make_turn
+from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
-from coterie.rollout.shrink_prompt import sample_in_context
-from coterie.rollout.transitions import Position, StepResult, environment_seed
-from coterie.rollout.turns import chain, context_at, contexts_after
-from coterie.tools.calls import template_tools
+from coterie.rollout.transitions import EnvironmentProxy, Position, StepResult, environment_seed
+from coterie.tools.calls import NativeCalls, template_tools, validate_calls
+
+Reply = TypeVar("T")
+
+
+async def sample_in_context(
+    environment: Environment,
+    state: State,
+    prompt: Prompt,
+    sample: Callable[[Prompt], Awaitable[Reply]],
+) -> Reply:
+    """Call ``sample`` with the prompt, or with the longest shorter prompt that fits.
+
+    Raises:
+        OutOfContext: None fits, or the environment can't shorten prompts.
+    """
+    try:
+        return await sample(prompt)
+    except OutOfContext:
+        if not isinstance(environment, Shortens):
+            raise
+        with faults_of(environment):
+            views = list(environment.shorter(state, prompt.agent))
+        for number, messages in enumerate(views, 1):
+            try:
+                return await sample(replace(prompt, messages=tuple(messages)))
+            except OutOfContext:
+                if number == len(views):
+                    raise
+        raise
+
+
+def chain(
+    environment: Environment, at: Position, responses: Sequence[Response]
+) -> tuple[Turn, ...]:
+    """Chain simultaneous turns in the tree, with their tool calls."""
+    turns: list[Turn] = []
+    parent, left = at.node, at.state.left.get("calls")
+    for one in responses:
+        turn = one.turn
+        speaker = Speaker(environment.actors[turn.speaker.name], turn.speaker.name)
+        if environment.syntax is not None:
+            turn = _with_calls(environment, at, parent, speaker, one, left)
+            left = None if left is None else max(0, left - len(turn.calls))
+        elif (turn.parent, turn.speaker) != (parent, speaker):
+            turn = _at_node(turn, parent, speaker)
+        turns.append(turn)
+        parent = turn.id
+    return tuple(turns)
+
+
+def _with_calls(
+    environment: Environment,
+    at: Position,
+    parent: str,
+    speaker: Speaker,
+    response: Response,
+    max_calls: int | None,
+) -> Turn:
+    syntax, turn = environment.syntax, response.turn
+    assert syntax is not None, "only turns of environments with tools have calls"
+    with faults_of(environment):
+        tools = environment.tools(at.state, speaker.name)
+        if not tools:
+            return _at_node(turn, parent, speaker)
+        stopped = turn.text.endswith(syntax.stop)
+        finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
+        native = isinstance(syntax, NativeCalls)
+        calls = turn.calls if native else syntax.parse(turn.text, finish)
+        check_calls(calls)
+        return _at_node(turn, parent, speaker, validate_calls(calls, tools, max_calls=max_calls))
+
+
+def context_at(at: Position, actor: str) -> AgentContext:
+    """Return a copy of an actor's context."""
+    return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
+
+
+def contexts_after(tree: Tree, at: Position, actions: tuple[Turn, ...]) -> dict[str, AgentContext]:
+    contexts = dict(at.contexts)
+    for turn in actions:
+        if turn.prompt is not None:
+            request = tree.requests[turn.prompt]
+            context = context_at(at, turn.speaker.name)
+            context.add(Response(turn, request, len(turn.ids)), tree.messages(request))
+            contexts[turn.speaker.name] = context
+    return contexts
+
+
+def _at_node(turn: Turn, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...] = ()) -> Turn:
+    """Copy a turn under another parent, with its calls. Its request stays."""
+    return make_turn(
+        parent,
+        speaker,
+        turn.parts,
+        ids=turn.ids,
+        sample=turn.sample,
+        calls=calls,
+        results=turn.results,
+        author=turn.author,
+        draw=turn.draw,
+        request=turn.request,
+        truncated=turn.truncated,
+    )
+
 
 T = TypeVar("T", StepResult, Grade)
 

@@ -2,21 +2,23 @@
 
 SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates from the policy that played the dialogue and ranks them with
 a critic. A dialogue and its candidates are one tree; one pass over each turn's prompt samples all of its candidates.
+
+SWEET-RL (arXiv 2503.15478), figure 3a. The tree keeps all candidates as siblings of the best one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import State, agents_of
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Turn, digest, make_turn
-from coterie.rollout.driver import Driver
+from coterie.rollout.branches import context_at
+from coterie.rollout.episodes import Driver
 from coterie.rollout.grower import Rollout, TreeGrower, gather_all
 from coterie.rollout.recorded_turns import state_after
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.transitions import Position
-from coterie.rollout.turns import context_at
 
 FIRST_DRAW = 1000
 """First draw number of candidates; the draws of played turns are sample numbers below it."""
@@ -129,3 +131,28 @@ def candidates(tree: Tree) -> list[list[Turn]]:
         if turn.sample is not None and turn.draw >= FIRST_DRAW:
             groups.setdefault((turn.parent, turn.draw // FIRST_DRAW), []).append(turn)
     return [sorted(turns, key=lambda turn: turn.draw) for turns in groups.values()]
+
+
+Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
+
+
+class BestOfSampler:
+    """Sampler that returns the best of ``count`` candidates."""
+
+    def __init__(self, sampler: TokenSampler, count: int, score: Score) -> None:
+        self.sampler = sampler
+        self.count = count
+        self.score = score
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """Return the candidate with the highest score; the first one on ties."""
+        seeds = [int(digest("best of", prompt.seed, n)[:15], 16) for n in range(self.count)]
+        first = FIRST_DRAW * (prompt.draw + 1)
+        draws = range(first, first + self.count)
+        candidates = await self.sampler.candidates(prompt, context, seeds, draws)
+        for candidate in candidates:
+            prompt.tree.add(candidate.turn, candidate.request)
+        scores = await self.score(prompt.tree, [candidate.turn for candidate in candidates])
+        best = candidates[max(range(self.count), key=lambda n: scores[n])]
+        context.add(best, prompt.messages)
+        return best

@@ -1,4 +1,11 @@
-"""Search of DensePolicy's trees: children by label, and more rollouts where values differ.
+"""Values of the nodes of a growing tree, updated rollout by rollout.
+
+A rollout updates only the nodes of its path. The value of a node is the mean reward of the rollouts through it, each
+counted once, or the unweighted mean of its children's values (DensePolicy). Visits count the distinct leaves below a
+node, so labels that led to equal turns count once. (DensePolicy's code counts passes, and all but the first one twice.)
+
+DensePolicy makes siblings differ by such instructions, or by temperature. Only the prompt of the instructed step has
+the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
 
 Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
 The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
@@ -9,20 +16,193 @@ that it describes.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from coterie.config.settings import Settings, key
 from coterie.record.tree import Credit, Tree
-from coterie.record.turn import Turn
+from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.branches import Branches
-from coterie.rollout.grower import Rollout
-from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.grower import Rollout, gather_all
+from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import PathJudge, Search
-from coterie.rollout.tree_values import NodeValue, TreeValues, ValueRule
+
+ValueRule = Literal["rollouts", "children"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeValue:
+    """Value of a node, from the rollouts through it."""
+
+    mean: float
+    """Value, in units of reward."""
+    visits: int
+    """Number of distinct leaves below it."""
+    distance: float
+    """Mean number of agent turns from it to the end."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    reward: float = 0.0
+    rollouts: int = 0
+    leaves: int = 0
+    distance: int = 0
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class TreeValues:
+    """Values of a tree's nodes: turns of the agent, and the root."""
+
+    root: str
+    rule: ValueRule = "rollouts"
+    children: dict[str, list[str]] = field(default_factory=dict)
+    """Children of each node on a rollout."""
+    parents: dict[str, str] = field(default_factory=dict)
+    _sums: dict[str, _Sums] = field(default_factory=dict)
+    _leaves: set[str] = field(default_factory=set)
+
+    def add(self, path: Sequence[str], reward: float) -> None:
+        """Add a rollout: ids of the agent's turns, from first to last."""
+        for parent, node in zip((self.root, *path), path, strict=False):
+            if node not in self.parents:
+                self.parents[node] = parent
+                self.children.setdefault(parent, []).append(node)
+        leaf = path[-1] if path else self.root
+        new = leaf not in self._leaves
+        self._leaves.add(leaf)
+        for distance, node in enumerate((*reversed(path), self.root)):
+            sums = self._sums.setdefault(node, _Sums())
+            sums.reward += reward
+            sums.rollouts += 1
+            sums.leaves += new
+            sums.distance += distance
+            below = self.children.get(node, [])
+            if self.rule == "children" and below:
+                sums.value = sum(self._sums[child].value for child in below) / len(below)
+            else:
+                sums.value = sums.reward / sums.rollouts
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._sums
+
+    def __getitem__(self, node: str) -> NodeValue:
+        sums = self._sums[node]
+        return NodeValue(sums.value, sums.leaves, sums.distance / sums.rollouts)
+
+    def nodes(self) -> Iterable[str]:
+        return self._sums
+
+    def siblings(self, node: str) -> list[NodeValue]:
+        """Return the values of a node's siblings."""
+        if node not in self.parents:
+            return []
+        return [self[one] for one in self.children[self.parents[node]] if one != node]
+
+    def values(self) -> Mapping[str, NodeValue]:
+        return {node: self[node] for node in self._sums}
+
+
+REQUEST = "request"
+"""Source of the prompt part with the instruction."""
+Kind = Literal["fixed_instruct", "contrast_instruct", "meta_instruct"]
+WORSE = (
+    "Write a message that is allowed, but a less efficient or less careful next step than your best one. Do not say "
+    "that it is."
+)
+REWRITE = {
+    True: "Your next message would be:\n{step}\nWrite a better one in its place, and nothing else.",
+    False: "Your next message would be:\n{step}\nWrite a worse one in its place, which a careless person might write, "
+    "and nothing else.",
+}
+PRINCIPLE = {
+    True: "Before you go on: write one sentence that says what makes a next step good here. Write nothing else.",
+    False: "Before you go on: write one sentence that says which mistake is easily made here. Write nothing else.",
+}
+FOLLOW = {
+    True: "Write your next message so that it follows this: {principle}",
+    False: "Write your next message so that it makes this mistake: {principle} Do not say that it does.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstructedSampler:
+    """Sampler with an instruction; ``plain`` samples the step that ``contrast_instruct`` rewrites."""
+
+    sampler: TokenSampler
+    plain: TokenSampler
+    kind: Kind
+    better: bool = False
+    """Request a better step instead of a worse one."""
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """Sample one step; the context continues without the instruction."""
+        (response,) = await self.candidates(prompt, context, [prompt.seed])
+        context.add(response, prompt.messages)
+        return response
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        draws = list(draws) or [prompt.draw] * len(seeds)
+        return await gather_all(
+            [
+                self._sample(prompt, context, seed, draw)
+                for seed, draw in zip(seeds, draws, strict=True)
+            ]
+        )
+
+    async def _sample(
+        self, prompt: Prompt, context: AgentContext, seed: int, draw: int
+    ) -> Response:
+        instructed = add_request(prompt, await self._request(prompt, context, seed))
+        (response,) = await self.sampler.candidates(instructed, context, [seed], [draw])
+        return response
+
+    async def _request(self, prompt: Prompt, context: AgentContext, seed: int) -> str:
+        if self.kind == "fixed_instruct":
+            return WORSE
+        if self.kind == "contrast_instruct":
+            (step,) = await self.plain.candidates(prompt, context, [seed])
+            return REWRITE[self.better].format(step=step.turn.text.strip())
+        question = add_request(prompt, PRINCIPLE[self.better])
+        (principle,) = await self.sampler.candidates(question, context, [seed])
+        return FOLLOW[self.better].format(principle=" ".join(principle.turn.text.split()))
+
+
+def add_request(prompt: Prompt, request: str) -> Prompt:
+    """Append a request to the last message of a prompt."""
+    *before, last = prompt.messages
+    parts = last.parts if last.turn is None else prompt.tree.turns[last.turn].parts
+    instructed = Message(last.role, (*parts, Part(f"\n\n{request}", source=REQUEST)))
+    return replace(prompt, messages=(*before, instructed))
+
+
+def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Recontext rule: remove requests from messages."""
+    return tuple(
+        replace(m, parts=tuple(p for p in m.parts if p.source != REQUEST)) for m in messages
+    )
+
+
+def instructed_samplers(
+    kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
+) -> list[CandidateSampler]:
+    """Return samplers by label: the first is greedy without a request, the others alternate better and worse steps.
+
+    With ``fixed_instruct`` all others request worse steps.
+    """
+    others = [
+        InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))
+        for label in range(1, count)
+    ]
+    return [greedy, *others]
+
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
 """Weights of the terms of a node's priority (DensePolicy's code)."""

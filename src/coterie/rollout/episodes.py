@@ -1,10 +1,115 @@
-"""Episodes and their results: one sample of one task each."""
+"""Episodes of an environment: playing them through an engine, all in flight at once.
 
-from collections.abc import Sequence
+An episode is one sample of one task. Its seeds are hashes of its key (seed, iteration, stage, task, sample, turn
+index), so its turns do not depend on what else runs. A failure ends only its own episode, which then has a reason and
+no score.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
-from coterie.record.turn import Turn
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.checks import EnvironmentFault, check_environment
+from coterie.environments.protocol import Environment, Grade, Shared, agents_of
+from coterie.errors import UserError
+from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.turn import Message, Tool, Turn, digest
+from coterie.rollout.branches import Branches
+from coterie.rollout.samplers import OutOfContext, Response, Sampler
+from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.transitions import Position
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def bounded_gather(
+    work: Iterable[Coroutine[Any, Any, T]], limit: int
+) -> AsyncIterator[AsyncIterator[T]]:
+    """Yield the results of ``work`` in order of completion, with at most ``limit`` coroutines at a time.
+
+    When the block ends, also by an exception, unfinished coroutines are cancelled and awaited.
+    """
+    async with aclosing(_results(work, limit)) as results:
+        yield results
+
+
+async def _results(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
+    source = iter(work)
+    running: set[asyncio.Task[T]] = set()
+    done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+
+    def start() -> None:
+        while len(running) < limit and (coroutine := next(source, None)) is not None:
+            task = asyncio.ensure_future(coroutine)
+            task.add_done_callback(done.put_nowait)
+            running.add(task)
+
+    try:
+        start()
+        while running:
+            task = await done.get()
+            running.discard(task)
+            start()
+            yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """First prompt of an agent."""
+
+    messages: tuple[Message, ...]
+    tree: Tree
+    """Tree of the turns that the messages refer to."""
+    tools: tuple[Tool, ...] = ()
+    """Tools that the chat template renders."""
+
+
+def first_prompts(
+    environment: Environment, task: Task, variant: str | None = None
+) -> dict[str, FirstPrompt]:
+    """Run :func:`first_prompts_async` in a new event loop."""
+    return asyncio.run(first_prompts_async(environment, task, variant=variant))
+
+
+async def first_prompts_async(
+    environment: Environment, task: Task, shared: Shared | None = None, variant: str | None = None
+) -> dict[str, FirstPrompt]:
+    """Return the first prompts of all agents, no matter who acts first.
+
+    Raises:
+        UserError: The environment can't begin the task.
+    """
+    try:
+        return await _first_prompts(environment, task, shared or Shared(), variant)
+    except EnvironmentFault as error:
+        raise UserError(
+            f"task {task.id} of {environment.name} can't begin: {error}", "correct the environment"
+        ) from error
+
+
+async def _first_prompts(
+    environment: Environment, task: Task, shared: Shared, variant: str | None
+) -> dict[str, FirstPrompt]:
+    tree = Tree(task.id, "opening", 0)
+    async with sessions_of(1, SECONDS) as sessions:
+        branches = Branches(
+            environment, {}, task, tree,
+            seed=0, shared=shared, sessions=sessions, seconds=SECONDS, variant=variant,
+        )  # fmt: skip
+        at = await branches.start()
+        agents = agents_of(environment)
+        prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
+        await branches.close()
+    return {agent: FirstPrompt(one.messages, tree, one.tools) for agent, one in prompts.items()}
+
 
 MESSAGES = "messages"
 """Metric: number of messages of the agents."""
@@ -58,3 +163,130 @@ def dialogue_tokens(path: Sequence[Turn]) -> int:
     Turns from text endpoints have no tokens; the item's metrics have the endpoint's counts.
     """
     return sum(len(turn.ids) for turn in path)
+
+
+SECONDS = 3600.0
+"""Default time limit of each call of an environment, including waits for shared resources."""
+
+
+class Driver:
+    """Plays one environment.
+
+    Args:
+        samplers: One sampler for each actor.
+        seconds: Time limit of each call of the environment.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        samplers: Mapping[str, Sampler],
+        *,
+        seed: int,
+        shared: Shared,
+        seconds: float = SECONDS,
+    ) -> None:
+        check_environment(environment, shared)
+        missing = environment.actors.keys() - samplers.keys()
+        if missing:
+            raise ValueError(f"{environment.name} needs samplers for {', '.join(sorted(missing))}")
+        self.environment = environment
+        self.samplers = samplers
+        self.seed = seed
+        self.shared = shared
+        self.seconds = seconds
+
+    @asynccontextmanager
+    async def sessions(self) -> AsyncIterator[Sessions]:
+        """Open the sessions of all branches; the end of the block closes them."""
+        async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
+            yield sessions
+
+    def branches(
+        self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
+    ) -> Branches:
+        return Branches(
+            self.environment,
+            self.samplers,
+            task,
+            tree,
+            seed=self.seed,
+            shared=self.shared,
+            sessions=sessions,
+            seconds=self.seconds,
+            variant=variant,
+        )
+
+    @asynccontextmanager
+    async def play_all(
+        self, episodes: Sequence[Episode]
+    ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
+        """Play all episodes, at most one per session, and yield each result as it finishes.
+
+        The end of the block cancels unfinished episodes.
+
+        Raises:
+            EngineGone: The engine failed for good.
+        """
+        limit = len(episodes) if self.environment.pure else self.environment.max_sessions
+        async with (
+            self.sessions() as sessions,
+            bounded_gather(
+                (self._guarded(one, sessions) for one in episodes), max(limit, 1)
+            ) as playing,
+        ):
+            yield playing
+
+    async def _guarded(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
+        try:
+            return await self._play(episode, sessions)
+        except EngineGone:
+            raise
+        except EngineError as error:
+            return EpisodeResult(episode, None, str(error))
+
+    async def _play(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
+        tree = Tree(episode.task.id, episode.stage, episode.iteration)
+        branches = self.branches(episode.task, tree, sessions, episode.variant)
+        agent_responses: list[Response] = []
+        try:
+            at = await branches.start()
+            while at.state.end is None:
+                acting = branches.acting(at)
+                seeds = {actor: self._seed(episode, at, n) for n, actor in enumerate(acting)}
+                try:
+                    responses = await branches.respond(at, seeds, episode.sample)
+                except OutOfContext as error:
+                    at = branches.cut(at, error)
+                    continue
+                agent_responses += [
+                    response
+                    for actor, response in zip(acting, responses, strict=True)
+                    if self.environment.actors[actor] == "agent"
+                ]
+                at = await branches.advance(at, responses)
+            grade = await branches.grade(at)
+        finally:
+            await branches.close()
+        tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
+        tokens = sum(response.tokens for response in agent_responses)
+        credit = _credit(branches, at.node, grade)
+        metrics = _metrics(grade, agent_responses)
+        return EpisodeResult(episode, tree, None, tokens, metrics, credit)
+
+    def _seed(self, episode: Episode, at: Position, place: int) -> int:
+        key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
+        return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
+
+
+def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
+    rewards = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
+    rewards |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
+    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in rewards.items())
+
+
+def _metrics(grade: Grade, responses: Sequence[Response]) -> Metrics:
+    truncated = sum(response.truncated for response in responses)
+    thought = sum(response.thought_tokens for response in responses)
+    thoughts = {THOUGHT_TOKENS: thought} if thought else {}
+    return {**grade.metrics, MESSAGES: len(responses), CUT_OFF: truncated, **thoughts}

@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Branches
+from coterie.rollout.branches import Branches, chain, context_at, sample_in_context
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
-from coterie.rollout.shrink_prompt import sample_in_context
 from coterie.rollout.transitions import Position
-from coterie.rollout.turns import chain, context_at
 
 T = TypeVar("T")
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]

@@ -12,6 +12,7 @@ from typing import Protocol
 from coterie.config.text import shallow
 from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.models.call_syntaxes import whole_text
 from coterie.record.rows import Render
 from coterie.record.tree import Task, Tree
@@ -111,7 +112,6 @@ class Prompt:
 
 ReadCalls = Callable[[str, Finish, Sequence[Tool]], tuple[ToolCall, ...]]
 """(text, finish reason, tools) -> calls of a message."""
-
 
 SplitTurn = Callable[[str, str, str, Sequence[int]], tuple[Part, ...]]
 """(text, agent, source, ids) -> parts of a turn, with its thought as a separate part."""
@@ -370,3 +370,37 @@ def utterance(message: Message, prompt: Prompt) -> Utterance:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
     return Utterance(role, "".join(part.text for part in message.parts))
+
+
+SILENCE = "…"
+"""Text of an empty reply."""
+
+
+class UserSampler:
+    """Sampler that passes the task and the dialogue to a user simulator."""
+
+    def __init__(self, simulator: UserSimulator) -> None:
+        self.simulator = simulator
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """Return the user's reply to the dialogue."""
+        assert prompt.task is not None, "a user simulator needs a task"
+        dialogue = [utterance(message, prompt) for message in prompt.messages]
+        transcript = [
+            (PERSON if one.role == "assistant" else "agent", one.text) for one in dialogue
+        ]
+        reply = await self.simulator.reply(prompt.task, transcript, prompt.seed)
+        turn = make_turn(
+            prompt.parent,
+            Speaker("person", prompt.agent),
+            [Part(reply or SILENCE, source=PERSON)],
+            author=self.simulator.name,
+        )
+        return Response(turn, None, 0)
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        """Return one reply for all seeds: equal dialogues get equal replies."""
+        response = await self.respond(prompt, context)
+        return [response] * len(seeds)

@@ -21,9 +21,8 @@ from coterie.environments.user_simulator import (
     UserSimulatorSettings,
     check_script,
 )
-from coterie.rollout.driver import Driver
-from coterie.rollout.samplers import Sampler
-from coterie.rollout.user_sampler import UserSampler
+from coterie.rollout.episodes import Driver
+from coterie.rollout.samplers import Sampler, UserSampler
 
 
 @dataclass(frozen=True, slots=True)

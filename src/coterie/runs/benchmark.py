@@ -39,8 +39,7 @@ from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import Task
 from coterie.record.turn import digest
-from coterie.rollout.episodes import Episode
-from coterie.rollout.first_prompts import first_prompts_async
+from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
 from coterie.runs.actors import open_actors
 from coterie.runs.evaluation_results import (

@@ -13,7 +13,7 @@ from coterie.environments.answers import known_answers
 from coterie.environments.protocol import Environment, agents_of
 from coterie.record.store import Store
 from coterie.record.turn import Message, Turn
-from coterie.rollout.first_prompts import first_prompts_async
+from coterie.rollout.episodes import first_prompts_async
 
 
 def turn_text(environment: Environment, turn: Turn) -> str:

@@ -11,7 +11,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Metrics, Tree
-from coterie.rollout.bounded_gather import bounded_gather
+from coterie.rollout.episodes import bounded_gather
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.progress import Progress
 from coterie.record.store import Metrics, Store
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode, EpisodeResult
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.runs.evaluation_results import grade_means
 from coterie.runs.items import Done, going_on, record
 

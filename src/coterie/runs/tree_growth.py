@@ -7,9 +7,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import Credit, Item, ItemKey, Metrics, Task, Tree
-from coterie.rollout.bounded_gather import bounded_gather
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import dialogue_tokens
+from coterie.rollout.episodes import Driver, bounded_gather, dialogue_tokens
 from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search, path_tree

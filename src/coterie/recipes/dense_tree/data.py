@@ -22,12 +22,17 @@ from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Ta
 from coterie.record.turn import Message, digest
 from coterie.rollout.branches import Branches
 from coterie.rollout.conversation_rows import preference_pair
-from coterie.rollout.dense_search import DenseSearch, distinct_rollouts
+from coterie.rollout.dense_search import (
+    DenseSearch,
+    NodeValue,
+    TreeValues,
+    distinct_rollouts,
+    drop_requests,
+    instructed_samplers,
+)
 from coterie.rollout.grower import Rollout
-from coterie.rollout.instructed_sampler import drop_requests, instructed_samplers
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.tree_search import Judgment, Search
-from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
 from coterie.runs.selections import load_selections

@@ -33,7 +33,7 @@ from coterie.progress import Progress
 from coterie.recipes.dense_tree.data import GROWN, DenseTreeData
 from coterie.recipes.trainings import imitate, prefer
 from coterie.record.tree import ItemKey, Metrics, Task
-from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Driver
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search
 from coterie.runs.folder import Run

@@ -29,9 +29,8 @@ from coterie.recipes.reinforcement import CRITIC, plan_reinforcement
 from coterie.recipes.trainings import train_role
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
-from coterie.rollout.scripted_sampler import ScriptedSampler
+from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.roles import Role

@@ -26,7 +26,7 @@ from coterie.environments.workflow.trace import final_answer, tagged
 from coterie.recipes.gap.traces import ANSWER, TraceRow, observations
 from coterie.record.tree import Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
-from coterie.rollout.scripted_sampler import stopped_at
+from coterie.rollout.recorded_turns import stopped_at
 from coterie.tools.tags import Tags
 
 FILE = Speaker("tool", "file")

@@ -21,7 +21,7 @@ from coterie.record.rows import Pair, Row, rows, turn_pair, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.search import Value
+from coterie.rollout.tree_search import Value
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.selections import load_selections

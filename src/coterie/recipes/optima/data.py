@@ -21,7 +21,7 @@ from coterie.record.tree import Selection, Task, Tree
 from coterie.record.turn import digest
 from coterie.rewards.dialogue_reward import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
-from coterie.rollout.search import Value
+from coterie.rollout.tree_search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
 from coterie.runs.selections import load_selections

@@ -50,12 +50,10 @@ from coterie.record.turn import digest
 from coterie.rewards.conduct import count_leaks, count_repeats
 from coterie.rewards.dialogue_reward import RewardSettings, rewards
 from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
+from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.grower import Rollout
-from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judgment, TreeSearch
+from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, going_on, on_trees
 from coterie.runs.stage import Stage

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from coterie.config.settings import Settings, key
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.dialogue_reward import RewardSettings
-from coterie.rollout.search import SearchSettings
+from coterie.rollout.tree_search import SearchSettings
 from coterie.selection.demonstrations import SelectSettings
 from coterie.selection.pairs import PairSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
