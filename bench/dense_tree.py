@@ -59,7 +59,7 @@ from coterie.rollout.dense_search import DenseSearch
 from coterie.rollout.episodes import Driver, bounded_gather
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
-from coterie.selection.dense_pairs import count_pairs
+from coterie.selection import count_pairs
 
 TASKS, RUNS, BASE, WINDOW = 4, 16, 4, 4
 PROMPT, STEP, ANSWER, PAIRS = 192, 24, 8, 8

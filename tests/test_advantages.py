@@ -16,15 +16,13 @@ from coterie.rewards.advantages import (
     gae,
     group_advantages,
     kl_rewards,
-    whiten,
-)
-from coterie.rewards.path_reward import overlong_penalty
-from coterie.rewards.row_advantages import (
     trained_values,
     turn_ends,
+    whiten,
     with_advantage,
     with_advantages,
 )
+from coterie.rewards.path_reward import overlong_penalty
 
 BASELINES = ("mean", "mean_std", "leave_one_out")
 

@@ -26,7 +26,7 @@ from coterie.models.loading import LoadedModel, load
 from coterie.models.logprobs import body
 from coterie.models.packed import sequence_logprobs
 from coterie.models.packing import CostRule
-from coterie.rewards.step_critic import HeadCritic
+from coterie.rewards.critics import HeadCritic
 from coterie.training.loop import train
 from coterie.training.reference import with_reference
 from tests.templates import model as chatml

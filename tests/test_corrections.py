@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from coterie.rewards.corrections import Correction, question, read_correction
+from coterie.rewards.critics import Correction, correction_question, read_correction
 
 TWO = "Corrected subgoals: Subgoal 1: halve 48\nCorrected actions: R1 = Calculator(48 / 2)"
 FOUND = Correction("corrected", "Subgoal 1: halve 48", "R1 = Calculator(48 / 2)")
@@ -48,6 +48,8 @@ def test_nonsense_is_read_in_no_time(part):
 
 
 def test_the_critic_is_shown_the_task_the_subgoals_the_actions_and_the_tools():
-    _, asked = question("Task: 48 and half", "Subgoal 1: halve", "R1 = Calculator(4)", "- Count: x")
+    _, asked = correction_question(
+        "Task: 48 and half", "Subgoal 1: halve", "R1 = Calculator(4)", "- Count: x"
+    )
     for part in ("Task: 48 and half", "Subgoal 1: halve", "R1 = Calculator(4)", "- Count: x"):
         assert part in asked.text

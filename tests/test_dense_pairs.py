@@ -5,11 +5,12 @@ import pytest
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.dense_search import NodeValue
-from coterie.selection.budget import BudgetSettings, densest
-from coterie.selection.dense_pairs import (
+from coterie.selection import (
+    BudgetSettings,
     DensePairSettings,
     count_pairs,
     dense_pairs,
+    densest,
     first_differences,
     needed_visits,
 )

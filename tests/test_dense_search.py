@@ -22,7 +22,7 @@ from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.tree_search import Judgment, path_tree
-from coterie.selection.dense_pairs import DensePairSettings, count_pairs
+from coterie.selection import DensePairSettings, count_pairs
 from tests.games import Counting, Script
 from tests.test_branches import branches
 

@@ -24,7 +24,7 @@ from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
 from coterie.record.tree import Ending, Outcome, Task, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
-from coterie.rewards.corrections import Correction
+from coterie.rewards.critics import Correction
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles

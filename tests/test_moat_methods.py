@@ -15,7 +15,7 @@ from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.tree import Task
-from coterie.rewards.corrections import Correction
+from coterie.rewards.critics import Correction
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.tools.retrieval.index import build_index

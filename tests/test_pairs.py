@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from coterie.record.tree import Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.tree_search import Value
-from coterie.selection.pairs import PairSettings, sibling_pairs
+from coterie.selection import PairSettings, sibling_pairs
 
 ALICE = Speaker("agent", "Alice")
 VALUES = {"a": 0.9, "b": 0.5, "c": 0.1, "a1": 1.0, "a2": 0.6, "only": 2.0}

@@ -21,7 +21,7 @@ from coterie.environments.talk import Talk
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
 from coterie.record.store import Store
 from coterie.record.tree import Task
-from coterie.rewards.judge import Situation, question, read_verdict
+from coterie.rewards.critics import Situation, judge_question, read_verdict
 from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -185,7 +185,7 @@ def test_the_micro_world_asks_for_no_block(runner: asyncio.Runner, sandbox: Sand
 
 
 def test_a_judge_is_read_in_the_form_that_it_is_shown() -> None:
-    rules = question(Situation("k", "task", "reference"), "one", "two")[0].text.splitlines()
+    rules = judge_question(Situation("k", "task", "reference"), "one", "two")[0].text.splitlines()
     assert [read_verdict(line) for line in rules if len(line) == 1] == ["A", "B"]
 
 
@@ -195,7 +195,7 @@ def test_a_person_is_told_where_its_reply_is_cut_off() -> None:
 
 def test_no_prompt_has_words_that_models_seldom_meet() -> None:
     texts = [role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
-    texts += [one.text for one in question(Situation("k", "t", "r"), "a", "b")]
+    texts += [one.text for one in judge_question(Situation("k", "t", "r"), "a", "b")]
     texts += [one.text for setting in ("exchange", "debate") for one in _request(setting, ())]
     for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):
         methods = METHODS if name != "colbench_code" else METHODS[:2]

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from coterie.selection.ranked_pairs import RankedPairSettings, ranked_pairs, trajectory_pairs
+from coterie.selection import RankedPairSettings, ranked_pairs, trajectory_pairs
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,13 @@ import pytest
 
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.record.turn import Part, Speaker, Turn, make_turn
-from coterie.rewards.conduct import count_leaks, count_repeats
-from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, rewards
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    RewardSettings,
+    count_leaks,
+    count_repeats,
+    rewards,
+)
 
 AGREED = Ending("agreed")
 

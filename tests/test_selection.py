@@ -4,11 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from coterie.rewards.dialogue_reward import Reward
-from coterie.selection.demonstrations import (
-    SelectSettings,
-    best_demonstrations,
-    random_demonstrations,
-)
+from coterie.selection import SelectSettings, best_demonstrations, random_demonstrations
 
 
 def reward(task: str, sample: int, total: float) -> Reward:

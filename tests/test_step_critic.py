@@ -18,8 +18,15 @@ from coterie.models.loading import LoadedModel, load
 from coterie.record.rows import Pair, Row, Target
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
-from coterie.rewards.judge import Judge, Situation, question, read_verdict
-from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
+from coterie.rewards.critics import (
+    HeadCritic,
+    Judge,
+    LikelihoodCritic,
+    Situation,
+    StepCritic,
+    judge_question,
+    read_verdict,
+)
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
 from coterie.training.reference import with_reference
@@ -244,7 +251,7 @@ def test_comparisons_are_few_fair_and_drawn_from_the_seed():
 
 
 def test_a_judge_is_shown_task_reference_conversation_and_both_replies():
-    _, asked = question(HERE, "one", "two")
+    _, asked = judge_question(HERE, "one", "two")
     assert asked.text.split("\n\n") == [
         "## Task\nWrite a function that rounds.",
         "## Reference solution\ndef f(x): return x // 1",
@@ -286,7 +293,7 @@ def test_a_judge_that_fails_fails_the_scoring():
 
 
 def test_the_judge_is_shown_all_that_a_critic_may_see():
-    text = question(HERE, "first reply", "second reply")[-1].text
+    text = judge_question(HERE, "first reply", "second reply")[-1].text
     for part in (HERE.task, HERE.reference, "agent: Up or down?", "first reply", "second reply"):
         assert part in text
     assert HERE.reference not in repr(HERE)

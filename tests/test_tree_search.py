@@ -28,7 +28,7 @@ from coterie.rollout.tree_search import (
     node_values,
     path_tree,
 )
-from coterie.selection.pairs import PairSettings, sibling_pairs
+from coterie.selection import PairSettings, sibling_pairs
 
 AGENTS = ("Alice", "Bob")
 

@@ -9,8 +9,7 @@ from coterie.errors import UserError
 from coterie.models.heads import add_head, token_values
 from coterie.models.packing import CostRule
 from coterie.record.rows import Row, Target
-from coterie.rewards.advantages import gae
-from coterie.rewards.row_advantages import trained_values, with_advantages
+from coterie.rewards.advantages import gae, trained_values, with_advantages
 from coterie.training.batches import make_batch
 from coterie.training.forward import LossModule
 from coterie.training.recomputed import with_values

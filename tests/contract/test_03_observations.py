@@ -24,8 +24,7 @@ from coterie.record.turn import (
     ToolResult,
     make_turn,
 )
-from coterie.rewards.advantages import SampledPath, gae
-from coterie.rewards.row_advantages import trained_values, turn_ends, with_advantages
+from coterie.rewards.advantages import SampledPath, gae, trained_values, turn_ends, with_advantages
 from coterie.tools.tags import Tag, Tags
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule

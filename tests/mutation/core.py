@@ -52,19 +52,17 @@ CORE: dict[str, tuple[str, ...]] = {
     "models/packing.py": TRIES,
     "models/trie.py": TRIES,
     "rewards/advantages.py": ("tests/test_advantages.py",),
-    "rewards/row_advantages.py": ("tests/test_advantages.py",),
     "rollout/branches.py": (
         "tests/test_branches.py",
         "tests/test_grower.py",
     ),
-    "selection/budget.py": ("tests/test_dense_pairs.py",),
-    "selection/demonstrations.py": ("tests/test_selection.py",),
-    "selection/dense_pairs.py": ("tests/test_dense_pairs.py",),
-    "selection/pairs.py": (
+    "selection.py": (
+        "tests/test_dense_pairs.py",
+        "tests/test_selection.py",
         "tests/test_tree_search.py",
         "tests/test_pairs.py",
+        "tests/test_ranked.py",
     ),
-    "selection/ranked_pairs.py": ("tests/test_ranked.py",),
     "training/batches.py": (
         TRAINING,
         *LOSSES,

@@ -21,7 +21,7 @@ from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.record.rows import prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
-from coterie.rewards.judge import Judge
+from coterie.rewards.critics import Judge
 from coterie.rollout.candidates import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step

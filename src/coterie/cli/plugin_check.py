@@ -66,7 +66,7 @@ def look(kind: str, name: str) -> None:
 
         plugin(recipe_kind(), name)
     elif kind == "reward":
-        from coterie.rewards.custom_rewards import load_terms
+        from coterie.rewards.dialogue_reward import load_terms
 
         load_terms((name,), ())
     else:

@@ -11,14 +11,18 @@ only the actor's trained tokens, in order. Observations therefore change nothing
 and never carry a reward.
 
 Advantages precede filters: a path that is later excluded from training (weight 0) is still compared.
+
+Trained tokens are the targets with a token before them, in the order of the path, over all of its rows (segments).
+Observations are not trained, so they shift nothing.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coterie.errors import UserError
+from coterie.record.rows import UNPREDICTED, Row
 
 Baseline = Literal["mean", "mean_std", "leave_one_out"]
 """``mean``: R - mean (Dr. GRPO, arXiv 2503.20783). ``mean_std``: that divided by the group's unbiased standard
@@ -193,3 +197,49 @@ def _standard(values: Sequence[float], floor: float) -> list[float]:
     deltas = [value - mean for value in values]
     deviation = math.sqrt(math.fsum(a * a for a in deltas) / (len(values) - 1))
     return [a / max(deviation, floor) for a in deltas]
+
+
+def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:
+    """Return the rows with one advantage at every target."""
+    return [replace(row, advantages=(advantage,) * row.target_count) for row in rows]
+
+
+def with_advantages(
+    rows: Sequence[Row], advantages: Sequence[float], returns: Sequence[float]
+) -> list[Row]:
+    """Return the rows with the result of :func:`~coterie.rewards.advantages.gae` for the trained tokens.
+
+    Raises ``ValueError`` if the lengths differ.
+    """
+    by_row = zip(rows, _split(rows, advantages), _split(rows, returns), strict=True)
+    return [replace(row, advantages=own, returns=later) for row, own, later in by_row]
+
+
+def trained_values(rows: Sequence[Row]) -> list[float]:
+    """Return the values (``Row.values``) of a path's trained tokens, for :func:`~coterie.rewards.advantages.gae`."""
+    return [value for row in rows for value in (row.values or ())[row.unpredicted :]]
+
+
+def turn_ends(rows: Sequence[Row]) -> dict[str, int]:
+    """Return the index of each turn's last token among the path's trained tokens, by turn id.
+
+    A reward of the turn's step belongs to this token. Untrained turns have no index.
+    """
+    ends: dict[str, int] = {}
+    before = 0
+    for row in rows:
+        for target in row.targets:
+            before += target.stop - max(target.start, 1)
+            if target.stop > 1:
+                ends[target.turn] = before - 1
+    return ends
+
+
+def _split(rows: Sequence[Row], tokens: Sequence[float]) -> Iterator[tuple[float, ...]]:
+    counts = [row.target_count - row.unpredicted for row in rows]
+    if sum(counts) != len(tokens):
+        raise ValueError(f"{len(tokens)} numbers for {sum(counts)} trained tokens")
+    start = 0
+    for row, count in zip(rows, counts, strict=True):
+        yield (*[UNPREDICTED] * row.unpredicted, *tokens[start : start + count])
+        start += count

@@ -1,24 +1,107 @@
-"""Optima's reward of a dialogue: task score, minus tokens, plus likelihood, minus penalties.
+"""Custom reward terms: functions of a dialogue with weights.
+
+In Optima's code, an utterance leaks if it has both speakers' names as prefixes, or one of them twice. There, every
+utterance begins with its speaker's name; here the name is optional, and the rule is the same. A dialogue with a repeat
+gets no likelihood term.
+
+A plan that quotes the right actions makes them likely, and leaves nothing to do for the agent that should write them.
 
 R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
 (arXiv 2410.08115, equation 1). The maximum is over the samples of the same task, or a parameter. Penalties follow the
-released code: see :class:`RewardSettings` and ``rewards.conduct``.
+released code: see :class:`RewardSettings` and ``rewards.dialogue_reward``.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import Literal
 
 from pydantic import field_validator
 
-from coterie.config.plugins import Plugin, absolute_name
+from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label
 from coterie.config.settings import Settings, key
+from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Outcome
 from coterie.record.turn import Turn, digest
-from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
+
+REWARDS = Kind("reward", {})
+
+
+def load_terms(names: tuple[str, ...], built_in: tuple[str, ...]) -> dict[str, Plugin]:
+    """Load functions, by the names of their terms.
+
+    Raises ``UserError`` for a function that can't be loaded, and for two terms with one name.
+    """
+    terms: dict[str, Plugin] = {}
+    for name in names:
+        short = label(name)
+        if short in (*built_in, *terms):
+            raise UserError(
+                f"reward.terms has {name}, but there is already a term {short!r}",
+                "rename the function; for built-in terms set their own weights",
+            )
+        terms[short] = _find(name)
+    return terms
+
+
+@cache
+def _find(name: str) -> Plugin:
+    term = find(REWARDS, name)
+    if not callable(term.thing) or isinstance(term.thing, type):
+        raise UserError(
+            f"{term} is not a function", "write def NAME(sample): ... that returns a number"
+        )
+    return term
+
+
+def term_value(term: Plugin, sample: object) -> float:
+    """Return a term's value for a dialogue. Raises ``UserError`` if it fails or returns no finite number."""
+    value = guarded(f"{term} failed", lambda: term.thing(sample))
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{term} returned {value!r}", "return a finite number")
+    return float(value)
+
+
+def term_sources(names: Mapping[str, float]) -> list[tuple[str, str, float]]:
+    """Return the name, the hash of the file, and the weight of each term."""
+    return [(label(name), _find(name).source, weight) for name, weight in names.items()]
+
+
+def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
+    """Count the utterances with an agent's name as a prefix (``Bob:``), except the speaker's own at the beginning."""
+    return sum(_leaks(turn, agents) for turn in path)
+
+
+def _leaks(turn: Turn, agents: Sequence[str]) -> bool:
+    text = turn.text.lstrip().removeprefix(f"{turn.speaker.name}:")
+    return any(f"{agent}:" in text for agent in agents)
+
+
+def count_repeats(path: Sequence[Turn]) -> int:
+    """Count the utterances that repeat an earlier one, ignoring case, outer spaces and the speaker's name."""
+    texts = [
+        turn.text.strip().removeprefix(f"{turn.speaker.name}:").strip().casefold() for turn in path
+    ]
+    return len(texts) - len(set(texts))
+
+
+SHORTEST = 6
+"""Minimum length of a quote in characters, without spaces."""
+_NAME = re.compile(r"^\s*\w+\s*=\s*")
+
+
+def quotes(text: str, hidden: Sequence[str]) -> bool:
+    """Return True if a text contains a hidden text, ignoring spaces and the name of its result."""
+    bare = _bare(text)
+    needles = (_bare(_NAME.sub("", one)) for one in hidden)
+    return any(len(needle) >= SHORTEST and needle in bare for needle in needles)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).lower()
 
 
 class RewardSettings(Settings):

@@ -22,9 +22,14 @@ from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
 from coterie.record.tree import CONTEXT, LENGTH, Ending, Outcome
 from coterie.record.turn import Finish, Turn, digest
-from coterie.rewards.conduct import count_leaks, count_repeats
-from coterie.rewards.custom_rewards import load_terms, term_sources, term_value
-from coterie.rewards.dialogue_reward import DialogueSample
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    count_leaks,
+    count_repeats,
+    load_terms,
+    term_sources,
+    term_value,
+)
 
 TERMS = ("environment", "measures", "malformed", "repeats", "overlong")
 

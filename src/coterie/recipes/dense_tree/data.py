@@ -37,8 +37,7 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
 from coterie.runs.selections import load_selections
 from coterie.runs.tree_growth import rollouts
-from coterie.selection.budget import densest
-from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
+from coterie.selection import SiblingPair, count_pairs, dense_pairs, densest, first_differences
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 

@@ -11,8 +11,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.dense_search import DenseSearchSettings
-from coterie.selection.budget import BudgetSettings
-from coterie.selection.dense_pairs import DensePairSettings
+from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 

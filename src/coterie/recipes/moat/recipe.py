@@ -45,7 +45,7 @@ from coterie.recipes.moat.settings import SCRIPT
 from coterie.recipes.trainings import prefer, train_role
 from coterie.record.tree import ItemKey, Metrics, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rewards.corrections import Correction, question, read_correction
+from coterie.rewards.critics import Correction, correction_question, read_correction
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
@@ -101,7 +101,9 @@ class ModelCritic:
     async def review(self, task: Task, candidate: Candidate) -> Correction:
         """Parse the model's reply. A truncated reply is unreadable."""
         seed = int(digest("critic", self.seed, candidate.actions.id)[:15], 16)
-        messages = question(request(task), candidate.plan.text, candidate.actions.text, self.tools)
+        messages = correction_question(
+            request(task), candidate.plan.text, candidate.actions.text, self.tools
+        )
         reply = await self.chat.ask(messages, seed)
         return Correction("unreadable") if reply.truncated else read_correction(reply.text)
 

@@ -18,8 +18,8 @@ from coterie.progress import Progress
 from coterie.recipes.moat.data import MoatData
 from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rewards.leaks import quotes
-from coterie.rewards.target_likelihood import mean_loglikelihoods, perplexity
+from coterie.rewards.dialogue_reward import quotes
+from coterie.rewards.likelihood import mean_loglikelihoods, perplexity
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees

@@ -47,8 +47,7 @@ from coterie.recipes.trainings import prefer, train_role
 from coterie.record.rows import View, view
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import digest
-from coterie.rewards.conduct import count_leaks, count_repeats
-from coterie.rewards.dialogue_reward import RewardSettings, rewards
+from coterie.rewards.dialogue_reward import RewardSettings, count_leaks, count_repeats, rewards
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.grower import Rollout
@@ -58,8 +57,12 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, going_on, on_trees
 from coterie.runs.stage import Stage
 from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary, rollouts
-from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
-from coterie.selection.pairs import PairSettings, sibling_pairs
+from coterie.selection import (
+    PairSettings,
+    best_demonstrations,
+    random_demonstrations,
+    sibling_pairs,
+)
 
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""

@@ -7,8 +7,14 @@ from coterie.record.rows import View
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Tree
 from coterie.record.turn import Turn
-from coterie.rewards.conduct import count_leaks, count_repeats
-from coterie.rewards.dialogue_reward import DialogueSample, RewardSettings, largest_loss, rewards
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    RewardSettings,
+    count_leaks,
+    count_repeats,
+    largest_loss,
+    rewards,
+)
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.items import Done

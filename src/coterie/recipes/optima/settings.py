@@ -8,8 +8,7 @@ from coterie.config.settings import Settings, key
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.dialogue_reward import RewardSettings
 from coterie.rollout.tree_search import SearchSettings
-from coterie.selection.demonstrations import SelectSettings
-from coterie.selection.pairs import PairSettings
+from coterie.selection import PairSettings, SelectSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
 TrainingKind = Literal["sft", "dpo"]

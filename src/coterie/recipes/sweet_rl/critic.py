@@ -18,8 +18,7 @@ from coterie.recipes.sweet_rl.data import FIRST, SECOND, SweetData, critic_promp
 from coterie.recipes.sweet_rl.settings import POLICY
 from coterie.record.tree import Credit, ItemKey, Metrics, Task, Tree
 from coterie.record.turn import Turn
-from coterie.rewards.judge import Judge, Situation
-from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
+from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees

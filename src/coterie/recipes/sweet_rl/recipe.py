@@ -65,7 +65,7 @@ from coterie.runs.items import Done, do_items
 from coterie.runs.roles import Role
 from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
-from coterie.selection.ranked_pairs import ranked_pairs, trajectory_pairs
+from coterie.selection import ranked_pairs, trajectory_pairs
 from coterie.training.classifier import Classifier
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings

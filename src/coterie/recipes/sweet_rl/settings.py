@@ -8,7 +8,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.recipes.settings import RecipeSettings
-from coterie.selection.ranked_pairs import RankedPairSettings
+from coterie.selection import RankedPairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 

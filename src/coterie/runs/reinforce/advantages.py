@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coterie.rewards.advantages import GroupAdvantages, gae, group_advantages, whiten
-from coterie.rewards.row_advantages import trained_values, with_advantage, with_advantages
+from coterie.rewards.advantages import (
+    GroupAdvantages,
+    gae,
+    group_advantages,
+    trained_values,
+    whiten,
+    with_advantage,
+    with_advantages,
+)
 from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.settings import AdvantageSettings
 from coterie.training.recomputed import with_values

@@ -7,9 +7,8 @@ from coterie.record.rows import Row, rows, view
 from coterie.record.store import Store
 from coterie.record.tree import Metrics, Outcome, Tree
 from coterie.record.turn import Turn
-from coterie.rewards.advantages import SampledPath
+from coterie.rewards.advantages import SampledPath, turn_ends
 from coterie.rewards.path_reward import GradedPath, PathReward, total
-from coterie.rewards.row_advantages import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 
 

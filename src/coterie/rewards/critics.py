@@ -1,0 +1,286 @@
+"""Critics: a judge that compares replies, a step critic that scores them, and corrections of actions.
+
+Candidates are arranged in a circle, in an order drawn from the seed, and each is compared with the next few. Each has
+the same number of comparisons, equally often as first and second, and no ordered pair is compared twice.
+
+A critic may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``), followed by
+the agent's sampled ids.
+
+In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over its tokens of log pi_critic - log
+pi_ref under the critic's prompt. Its ablations use a regression head, a value function (:class:`HeadCritic`) or a judge
+(``rewards.critics``).
+"""
+
+import asyncio
+import math
+import random
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+
+from coterie.engines.endpoint import Utterance
+from coterie.engines.protocol import Engine, EngineError
+from coterie.models.check import check
+from coterie.models.heads import token_values
+from coterie.models.loading import LoadedModel
+from coterie.models.packing import CostRule
+from coterie.models.splitting import Splitter
+
+Chat = Callable[[list[Utterance]], Awaitable[str]]
+"""Chat model: messages -> reply. Raises ``EngineError``."""
+_LETTER = re.compile(r"\W*([ab])\W*", re.IGNORECASE)
+_NAMED = re.compile(r"\b(?:reply|answer|option|verdict)(?:\W+is)?\W+([ab])\b", re.IGNORECASE)
+_JUDGE_RULES = (
+    "You compare two replies, A and B, that an assistant could send next in a conversation with a person. The "
+    "assistant has not seen the reference solution.\n"
+    "- The better reply brings the assistant closer to a solution that does what the reference does: it is a question "
+    "about something that is still unknown, or an answer that is right.\n"
+    "- Length and politeness do not count.\n"
+    "- Reply with one letter and nothing else. If reply A is better, your message is:\nA\n"
+    "If reply B is better, your message is:\nB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Task and dialogue that the replies could continue."""
+
+    key: str
+    """Task and turn id; together with the seed it determines the comparisons."""
+    task: str
+    reference: str = field(repr=False)
+    """Privileged solution, which critics may see."""
+    dialogue: Sequence[tuple[str, str]] = ()
+    """(speaker, text) so far, oldest first."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """Compares replies with ``chat``, and counts comparisons."""
+
+    chat: Chat
+    opponents: int = 3
+    """Number of next candidates in the circle that each is compared with (at least 1)."""
+    seed: int = 0
+    comparisons: int = 0
+    unreadable: int = 0
+    """Number of answers without one clear letter, which count as ties."""
+
+    def __post_init__(self) -> None:
+        if self.opponents < 1:
+            raise ValueError(f"a judge needs at least 1 opponent a candidate, got {self.opponents}")
+
+    async def wins(self, situation: Situation, replies: Sequence[str]) -> list[float]:
+        """Return the share of comparisons that each reply wins; a tie is half a win.
+
+        Equal replies tie without a question to the model. A single reply has 0.5. Raises ``EngineError``.
+        """
+        pairs = self._pairs(situation.key, len(replies))
+        tasks = [
+            asyncio.ensure_future(self._first_wins(situation, replies[a], replies[b]))
+            for a, b in pairs
+        ]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        won = [0.0] * len(replies)
+        for (a, b), share in zip(pairs, results, strict=True):
+            won[a] += share
+            won[b] += 1 - share
+        each = 2 * len(pairs) // max(len(replies), 1)
+        return [share / each if each else 0.5 for share in won]
+
+    def _pairs(self, key: str, count: int) -> list[tuple[int, int]]:
+        circle = list(range(count))
+        random.Random(f"{self.seed}/{key}").shuffle(circle)
+        steps = range(1, min(self.opponents, count - 1) + 1)
+        return [(circle[i], circle[(i + step) % count]) for step in steps for i in range(count)]
+
+    async def _first_wins(self, situation: Situation, a: str, b: str) -> float:
+        """Return 1 if A is better, 0 if B is, 0.5 for a tie."""
+        if a == b:
+            return 0.5
+        self.comparisons += 1
+        verdict = read_verdict(await self.chat(judge_question(situation, a, b)))
+        self.unreadable += verdict is None
+        return {"A": 1.0, "B": 0.0, None: 0.5}[verdict]
+
+
+def judge_question(situation: Situation, a: str, b: str) -> list[Utterance]:
+    """Build the prompt of one comparison."""
+    dialogue = "\n".join(f"{who}: {what}" for who, what in situation.dialogue) or "(nothing yet)"
+    blocks = {
+        "Task": situation.task,
+        "Reference solution": situation.reference,
+        "Conversation so far": dialogue,
+        "Reply A": a,
+        "Reply B": b,
+    }
+    text = "\n\n".join(f"## {title}\n{block}" for title, block in blocks.items())
+    return [
+        Utterance("system", _JUDGE_RULES),
+        Utterance("user", f"{text}\n\nWhich reply is better, A or B?"),
+    ]
+
+
+def read_verdict(answer: str) -> str | None:
+    """Return ``A`` or ``B``: a letter alone on the first or last line, else the only reply named in the last line.
+
+    A reason may precede or follow the letter. An answer with both or neither is no verdict.
+    """
+    lines = [line for line in answer.splitlines() if line.strip()]
+    ends = lines[:1] + lines[-1:]
+    letters = {alone[1].upper() for line in ends if (alone := _LETTER.fullmatch(line))}
+    if not letters:
+        letters = {letter.upper() for line in lines[-1:] for letter in _NAMED.findall(line)}
+    return letters.pop() if len(letters) == 1 else None
+
+
+SCORED_TOKENS = 1 << 14
+"""Maximum padded tokens of one forward pass of a :class:`HeadCritic`, unless one candidate needs more."""
+
+
+class StepCritic(Protocol):
+    """Scores candidates of one turn; only order and differences are meaningful."""
+
+    async def advantages(
+        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Return a score for each candidate after ``prompt``; higher is better. Raises ``EngineError``."""
+        ...
+
+
+class LikelihoodCritic:
+    """Log-ratio of a language model trained as a critic (``DPO`` on trajectories) and its reference.
+
+    ``tokens`` takes the mean over a candidate's tokens, ``none`` the sum.
+    """
+
+    def __init__(
+        self, critic: Engine, reference: Engine, normalise: Literal["tokens", "none"] = "tokens"
+    ) -> None:
+        self.critic = critic
+        self.reference = reference
+        self.normalise = normalise
+
+    async def advantages(
+        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Return log-ratios in nats, with one pass over the prompt for each model."""
+        ours, before = await asyncio.gather(
+            self.critic.logprobs(prompt, candidates), self.reference.logprobs(prompt, candidates)
+        )
+        ratios = [sum(one) - sum(other) for one, other in zip(ours, before, strict=True)]
+        if self.normalise == "tokens":
+            lengths = map(len, candidates)
+            ratios = [ratio / length for ratio, length in zip(ratios, lengths, strict=True)]
+        return _checked(ratios)
+
+
+class HeadCritic:
+    """Model with a value head, in this process.
+
+    ``mean`` is the mean value over a candidate's tokens (trained by ``Regression``), ``last`` the value at its last
+    token (trained by ``Classifier``: the logit of success). With a ``rule``, shared prefixes are computed once.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, pool: Literal["mean", "last"], rule: CostRule | None = None
+    ) -> None:
+        check(loaded.model)
+        self.loaded = loaded
+        self.pool = pool
+        self.rule = rule
+
+    async def advantages(
+        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Return pooled values. Raises ``EngineError`` for candidates that are empty or exceed the context."""
+        if not prompt or not all(map(len, candidates)):
+            raise EngineError("values need a prompt and candidates, none of them empty")
+        sequences = [(*prompt, *candidate) for candidate in candidates]
+        if (longest := max(map(len, sequences), default=0)) > self.loaded.context_length:
+            raise EngineError(
+                f"context overflow: {longest} tokens, but the critic takes "
+                f"{self.loaded.context_length}"
+            )
+        start = len(prompt)
+        splitter = Splitter([[ids] for ids in sequences], self.rule, SCORED_TOKENS)
+        scores = [0.0] * len(sequences)
+        for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
+            for index, value in zip(part, self._pooled(part, sequences, start), strict=True):
+                scores[index] = value
+        return _checked(scores)
+
+    @torch.inference_mode()
+    def _pooled(
+        self, part: Sequence[int], sequences: Sequence[tuple[int, ...]], start: int
+    ) -> list[float]:
+        chosen = [sequences[i] for i in part]
+        begin = start if self.pool == "mean" else -1
+        places = [range(len(ids))[begin:] for ids in chosen]
+        return [float(v.mean()) for v in token_values(self.loaded.model, chosen, places, self.rule)]
+
+
+def _checked(numbers: list[float]) -> list[float]:
+    """Return the numbers; raise ``EngineError`` if one is not finite, since it would still sort somewhere."""
+    if not all(map(math.isfinite, numbers)):
+        raise EngineError(f"the critic's scores are not all numbers: {numbers}")
+    return numbers
+
+
+Verdict = Literal["accepted", "corrected", "unreadable"]
+
+ACCEPTED = "ACCEPT"
+_LINE = r"^[^\w\n]*corrected {}[^\w\n:]*:[^\w\n]*\n{{0,3}}(?!\W*corrected )(.+)$"
+_SUBGOALS = re.compile(_LINE.format("subgoals"), re.IGNORECASE | re.MULTILINE)
+_ACTIONS = re.compile(_LINE.format("actions"), re.IGNORECASE | re.MULTILINE)
+_REFUSED = re.compile(rf"(\bnot|n't|\bcannot|\bnever)\s+{ACCEPTED}\b", re.IGNORECASE)
+_BEGIN, _END = "<think>", "</think>"
+"""Thought marks. Some templates end with the first one, so replies begin inside the thought."""
+_CORRECTION_RULES = (
+    "You check the actions that an agent wrote for the subgoals of a task.\n"
+    f"- If carrying out the actions answers the task, reply with one word: {ACCEPTED}\n"
+    "- Otherwise reply with two lines and nothing else:\n"
+    "Corrected subgoals: Subgoal 1: ...; Subgoal 2: ...\n"
+    "Corrected actions: R1 = Tool(...); R2 = Tool(...)\n"
+    "- The actions may use these tools only."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Verdict of a critic, with its corrections."""
+
+    verdict: Verdict
+    subgoals: str = ""
+    actions: str = ""
+
+
+def correction_question(task: str, subgoals: str, actions: str, tools: str) -> list[Utterance]:
+    blocks = {"Tools": tools, "Task": task, "Subgoals": subgoals, "Actions": actions or "(none)"}
+    text = "\n\n".join(f"## {title}\n{block}" for title, block in blocks.items())
+    return [Utterance("system", _CORRECTION_RULES), Utterance("user", text)]
+
+
+def read_correction(reply: str) -> Correction:
+    """Read a reply without its thoughts: both lines of a correction, or acceptance.
+
+    A reply with both, with neither, or with half a correction is unreadable.
+    """
+    text = reply.rpartition(_END)[2].partition(_BEGIN)[0]
+    subgoals, actions = _SUBGOALS.findall(text), _ACTIONS.findall(text)
+    accepted = re.search(rf"\b{ACCEPTED}(ED)?\b", text) is not None
+    if _REFUSED.search(text):
+        accepted = False
+    if accepted and not subgoals and not actions:
+        return Correction("accepted")
+    if accepted or not (subgoals and actions):
+        return Correction("unreadable")
+    return Correction("corrected", subgoals[-1].strip(), actions[-1].strip())

@@ -1,0 +1,418 @@
+"""Selection: which nodes of the trees are trained on, as references to them.
+
+Optima (arXiv 2410.08115), algorithm 1: take each task's sample with the highest reward, keep those at or above the
+threshold, then the top share by reward. The released code takes the top share before the threshold; this follows the
+paper.
+
+Optima (arXiv 2410.08115), section 3.3 and algorithm 5: siblings are a pair if the better value is above theta_filter
+and exceeds the other by more than theta_diff; a task keeps the top share of its pairs by the better value. The paper
+pairs all siblings, the released code the best with the worst child of each parent; both rules are available. Values are
+from the finished tree (the released code uses outdated values of the growing tree).
+
+SWEET-RL (arXiv 2503.15478): sections 4.2 (successful and failed trajectories, for the critic) and 4.3 (candidates of
+the upper and the lower half, for the policy).
+
+DensePolicy (its code; we found no paper): two siblings with different texts are a pair if their values differ by at
+least a margin and both have enough visits (distinct leaves below them) for a reliable value. A node far from the end
+needs more visits: min(floor(2^d), M), where d is the mean distance to the end.
+
+``first_difference`` is the baseline without trees: two whole rollouts with different outcomes, paired where they first
+differ.
+
+In DensePolicy's experiment, the number of pairs is fixed and the number of their tasks varies. The tasks with the most
+pairs are kept; if they have more pairs than the budget, the same share of each task's pairs is drawn with a seed.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import Literal, Protocol, Self, TypeVar
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.record.tree import Tree
+from coterie.record.turn import Turn
+
+
+class Rewarded(Protocol):
+    """A trajectory with its reward and score."""
+
+    @property
+    def sample(self) -> int: ...
+
+    @property
+    def total(self) -> float: ...
+
+    @property
+    def score(self) -> float: ...
+
+
+R = TypeVar("R", bound=Rewarded)
+
+
+class SelectSettings(Settings):
+    """Selection of trajectories to train on."""
+
+    rule: Literal["best", "random"] = key(
+        "best",
+        "`best` takes each task's sample with the highest reward; `random` is the control: `counts` random "
+        "trajectories, at most one a task.",
+        source="Optima algorithm 1; `random` is ours",
+    )
+    top_share: float = key(
+        0.7,
+        "Share of the selected tasks to keep, by reward.",
+        source="Optima section 3.2",
+        gt=0,
+        le=1,
+    )
+    skip_share: float = key(
+        0.0,
+        "Share of the selected tasks with the highest rewards to exclude as too easy.",
+        source="Optima's code: 0.1 on MATH",
+        ge=0,
+        lt=1,
+    )
+    threshold: float = key(
+        0.5, "Minimum reward of a selected trajectory (theta_sft).", source="Optima table 8"
+    )
+    min_score: float = key(
+        0.0,
+        "Minimum task score of a selected trajectory, whatever its reward. 0: only the reward counts, as in the "
+        "paper; 1: no wrong trajectory is selected.",
+        ge=0,
+        le=1,
+    )
+    counts: tuple[int, ...] = key(
+        (),
+        "For `random`: number of trajectories in each iteration, such as the numbers of the run to compare with.",
+    )
+
+    @model_validator(mode="after")
+    def _check_rule(self) -> Self:
+        if (self.rule == "random") != bool(self.counts):
+            raise ValueError("select.rule=random needs select.counts, and no other rule allows it")
+        if self.skip_share >= self.top_share:
+            raise ValueError("select.skip_share must be below select.top_share")
+        return self
+
+
+def best_demonstrations(
+    rewards: Mapping[str, Sequence[R]], settings: SelectSettings
+) -> list[tuple[str, R]]:
+    """Return the selected (task, trajectory), highest reward first.
+
+    Ties go to the earlier sample, then to the smaller task id.
+    """
+    right = {task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}
+    best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
+    good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
+    good.sort(key=lambda item: (-item[1].total, item[0]))
+    first, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
+    return good[first:stop]
+
+
+def random_demonstrations(
+    rewards: Mapping[str, Sequence[R]], count: int, seed: int
+) -> list[tuple[str, R]]:
+    """Draw up to ``count`` tasks, and one trajectory of each."""
+    generator = random.Random(seed)
+    tasks = sorted(task for task, rs in rewards.items() if rs)
+    chosen = sorted(generator.sample(tasks, min(count, len(tasks))))
+    return [(task, generator.choice(list(rewards[task]))) for task in chosen]
+
+
+class Value(Protocol):
+    """Value of a node, from the rollouts through it."""
+
+    @property
+    def mean(self) -> float: ...
+
+
+class PairSettings(Settings):
+    """Conditions of a preference pair, and the share of a task's pairs to keep."""
+
+    rule: Literal["all", "best_worst"] = key(
+        "all",
+        "Pairs of one parent: any two of its children, or the best and the worst.",
+        source="Optima algorithm 5: all; its code: best_worst",
+    )
+    theta_filter: float = key(
+        0.4, "Minimum value of a chosen utterance (exclusive).", source="Optima table 8"
+    )
+    theta_diff: float = key(
+        0.2, "Minimum difference of the two values (exclusive).", source="Optima table 8", ge=0
+    )
+    top_share: float = key(
+        0.5,
+        "Share of a task's pairs to keep, by the chosen one's value; at least one.",
+        source="Optima section 3.3",
+        gt=0,
+        le=1,
+    )
+    min_score: float = key(
+        0.0,
+        "Minimum mean task score of the rollouts through a chosen utterance. 0: only the reward counts, as in the "
+        "paper.",
+        ge=0,
+        le=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """An utterance preferred to its sibling."""
+
+    chosen: Turn
+    rejected: Turn
+    value: float
+    difference: float
+    """Difference of the two values, above 0."""
+
+
+def sibling_pairs(
+    tree: Tree,
+    values: Mapping[str, Value],
+    settings: PairSettings,
+    score: Callable[[str], float] = lambda _: 1.0,
+) -> list[Preference]:
+    """Return the pairs of a tree, the highest chosen value first. Siblings without a value make no pair.
+
+    ``score(node)`` is the mean task score of the rollouts through a node, for ``min_score``.
+    """
+    pairs: list[Preference] = []
+    for parent in (tree.root, *tree.turns):
+        children = [turn for turn in tree.children(parent) if turn.id in values]
+        pairs += [
+            pair
+            for pair in _pairs(children, values, settings)
+            if pair.value > settings.theta_filter
+            and pair.difference > settings.theta_diff
+            and (not settings.min_score or score(pair.chosen.id) >= settings.min_score)
+        ]
+    pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
+    return pairs[: max(int(len(pairs) * settings.top_share), 1)]
+
+
+def _pairs(
+    children: list[Turn], values: Mapping[str, Value], settings: PairSettings
+) -> list[Preference]:
+    if settings.rule == "all":
+        return [_pair(a, b, values) for a, b in permutations(children, 2)]
+    if len(children) < 2:
+        return []
+    order = sorted(children, key=lambda turn: (-values[turn.id].mean, turn.id))
+    return [_pair(order[0], order[-1], values)]
+
+
+def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Value]) -> Preference:
+    value = values[chosen.id].mean
+    return Preference(chosen, rejected, value, value - values[rejected.id].mean)
+
+
+class RankedPairSettings(Settings):
+    """Pairs of a turn's candidates."""
+
+    count: int = key(
+        4,
+        "Number of pairs of a turn, drawn with replacement.",
+        source="SWEET-RL's commands: 4 (code: 8)",
+        ge=1,
+    )
+    top_share: float = key(
+        0.5,
+        "Share of the best candidates to draw chosen ones from; rejected ones are drawn from the same share of the "
+        "worst.",
+        source="SWEET-RL section 4.3: 0.5",
+        gt=0,
+        le=0.5,
+    )
+
+
+def trajectory_pairs(
+    rewards: Sequence[tuple[str, float]], min_reward: float = 1.0
+) -> list[tuple[str, str]]:
+    """Return (chosen, rejected) leaves of a task's trajectories, given (leaf, reward in [0, 1]) in order.
+
+    Chosen is the first trajectory of the highest reward, if it is at least ``min_reward`` (1: full success). Each
+    trajectory with a lower reward is rejected once.
+    """
+    if not rewards:
+        return []
+    best = max(reward for _, reward in rewards)
+    if best < min_reward:
+        return []
+    chosen = next(leaf for leaf, reward in rewards if reward == best)
+    return [(chosen, leaf) for leaf, reward in rewards if reward < best]
+
+
+def ranked_pairs(
+    scores: Mapping[str, float], settings: RankedPairSettings, seed: str
+) -> list[tuple[str, str]]:
+    """Draw (chosen, rejected) candidates of one turn from the best and the worst ones.
+
+    Ties go to the earlier candidate. A draw of two equal scores is dropped.
+    """
+    ranking = sorted(scores, key=lambda node: -scores[node])
+    share = max(1, int(len(ranking) * settings.top_share))
+    if len(ranking) < 2:
+        return []
+    best, worst = ranking[:share], ranking[-share:]
+    rng = random.Random(seed)
+    pairs = [(rng.choice(best), rng.choice(worst)) for _ in range(settings.count)]
+    return [(chosen, rejected) for chosen, rejected in pairs if scores[chosen] > scores[rejected]]
+
+
+class NodeValue(Protocol):
+    """Value of a node, from the rollouts through it."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def visits(self) -> int: ...
+
+    @property
+    def distance(self) -> float:
+        """Mean number of agent turns to the end."""
+        ...
+
+
+class DensePairSettings(Settings):
+    """Conditions of a preference pair."""
+
+    rule: Literal["siblings", "first_difference"] = key(
+        "siblings",
+        "`siblings`: children of one node, by their values. `first_difference`: two whole rollouts with different "
+        "outcomes, where they first differ (the sparse baseline).",
+        source="DensePolicy: siblings; its older contrast_pair is like first_difference",
+    )
+    margin: float = key(
+        0.5, "Minimum difference of the two values.", source="DensePolicy's code: 0.5", gt=0
+    )
+    max_visits: int = key(
+        8,
+        "Both siblings need min(2^d, this) visits (distinct leaves below them); d is the mean distance to the end.",
+        source="DensePolicy's code: 8",
+        ge=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingPair:
+    """A turn preferred to its sibling."""
+
+    chosen: Turn
+    rejected: Turn
+    difference: float
+    """Difference of the two values, above 0."""
+
+
+def needed_visits(distance: float, limit: int) -> int:
+    """Return the number of visits that make a node's value reliable."""
+    return min(int(2.0 ** min(distance, 62.0)), limit)
+
+
+def qualify(one: NodeValue, other: NodeValue, settings: DensePairSettings) -> bool:
+    """Return True if siblings with these values, the better one first, are a pair."""
+    return one.mean - other.mean >= settings.margin and all(
+        node.visits >= needed_visits(node.distance, settings.max_visits) for node in (one, other)
+    )
+
+
+def count_pairs(values: Sequence[NodeValue], settings: DensePairSettings) -> int:
+    """Count the pairs among a node's children, if all their texts differ."""
+    order = sorted(values, key=lambda node: -node.mean)
+    return sum(qualify(better, worse, settings) for better, worse in combinations(order, 2))
+
+
+def dense_pairs(
+    tree: Tree, values: Mapping[str, NodeValue], settings: DensePairSettings
+) -> list[SiblingPair]:
+    pairs: list[SiblingPair] = []
+    for parent in (tree.root, *tree.turns):
+        children = [turn for turn in tree.children(parent) if turn.id in values]
+        order = sorted(children, key=lambda turn: -values[turn.id].mean)
+        for better, worse in combinations(order, 2):
+            one, other = values[better.id], values[worse.id]
+            if qualify(one, other, settings) and not _same_text(better, worse):
+                pairs.append(SiblingPair(better, worse, one.mean - other.mean))
+    return pairs
+
+
+def first_differences(
+    tree: Tree, rewards: Mapping[str, float], agent: str, settings: DensePairSettings
+) -> list[SiblingPair]:
+    """Pair rollouts with different rewards at the turn where the agent first differs.
+
+    ``rewards`` are by leaf. The best rollout is paired with the worst, the second best with the second worst, and so
+    on, while their rewards differ by the margin.
+    """
+    order = sorted(rewards, key=lambda leaf: (-rewards[leaf], leaf))
+    pairs: list[SiblingPair] = []
+    for better, worse in zip(order, reversed(order), strict=True):
+        difference = rewards[better] - rewards[worse]
+        if difference < settings.margin:
+            break
+        turns = _first_difference(tree, better, worse, agent)
+        if turns is not None and not _same_text(*turns):
+            pairs.append(SiblingPair(*turns, difference))
+    return pairs
+
+
+def _first_difference(tree: Tree, leaf: str, other: str, agent: str) -> tuple[Turn, Turn] | None:
+    for one, two in zip(tree.path(leaf), tree.path(other), strict=False):
+        if one.id != two.id:
+            both = one.speaker.name == two.speaker.name == agent
+            return (one, two) if both else None
+    return None
+
+
+def _same_text(one: Turn, other: Turn) -> bool:
+    return one.text.strip() == other.text.strip()
+
+
+class BudgetSettings(Settings):
+    """Numbers of pairs and tasks to train on."""
+
+    tasks: int | None = key(
+        None,
+        "Number of tasks to take pairs from, those with the most pairs. None: all.",
+        source="DensePolicy: MATH 347, AlfWorld cool 20 and put 24, BabyAI 19",
+        ge=1,
+    )
+    pairs: int | None = key(
+        None,
+        "Total number of pairs; each task keeps the same share of its own. None: all.",
+        source="DensePolicy: MATH 22331, AlfWorld cool 665 and put 1170, BabyAI 908",
+        ge=1,
+    )
+
+
+def densest(counts: Mapping[str, int], settings: BudgetSettings, seed: int) -> dict[str, list[int]]:
+    """Return the indices of the pairs to keep for each task, given the number of pairs of each.
+
+    The total is ``settings.pairs``, if there are at least this many.
+    """
+    order = sorted((task for task in counts if counts[task]), key=lambda t: (-counts[t], t))
+    available = {task: counts[task] for task in order[: settings.tasks]}
+    total = sum(available.values())
+    budget = total if settings.pairs is None else min(settings.pairs, total)
+    return {
+        task: sorted(random.Random(f"budget/{seed}/{task}").sample(range(available[task]), share))
+        for task, share in _shares(available, budget).items()
+    }
+
+
+def _shares(counts: Mapping[str, int], budget: int) -> dict[str, int]:
+    """Divide the budget in proportion to the counts, rounding up the largest remainders."""
+    total = sum(counts.values())
+    if budget == total:
+        return dict(counts)
+    shares = {task: count * budget // total for task, count in counts.items()}
+    left = budget - sum(shares.values())
+    for task in sorted(counts, key=lambda t: (-(counts[t] * budget % total), t))[:left]:
+        shares[task] += 1
+    return {task: share for task, share in shares.items() if share}
