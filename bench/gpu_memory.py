@@ -30,9 +30,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coterie.record.rows import Row, Target
+from coterie.training.losses import SFT
 from coterie.training.memory import ModelShape, TrainedModel, training_memory
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
 
 SIZES = {

@@ -35,8 +35,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coterie.record.rows import Row, Target
+from coterie.training.losses import SFT
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
 
 SIZES = {

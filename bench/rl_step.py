@@ -76,7 +76,7 @@ from coterie.models.packing import CostRule
 from coterie.models.trie import build
 from coterie.record.rows import Row, Target
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.recomputed import with_old
+from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 
 PATHS, PROMPT, OWN = 8, 600, 200

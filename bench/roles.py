@@ -33,8 +33,8 @@ from coterie.engines.protocol import Sampling
 from coterie.models.adapters import ATTENTION, add_lora
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row, Target
+from coterie.training.losses import SFT
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
 
 RANK, STEPS, ROUNDS = 16, 2, 2

@@ -45,10 +45,9 @@ from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
 from coterie.record.rows import Pair, Row, Target
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import LossModule
+from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.objective import Objective
-from coterie.training.sft import SFT
+from coterie.training.reference import LossModule
 
 REPEATS = 3
 BATCHES = (1, 2, 4, 8)

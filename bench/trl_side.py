@@ -14,7 +14,7 @@ from torch.utils.data import SequentialSampler
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from coterie.record.rows import Pair, Row
-from coterie.training.dpo import DPOSettings
+from coterie.training.losses import DPOSettings
 
 SIDES = ("chosen", "rejected")
 LOSSES = {"none": "sigmoid", "tokens": "sigmoid_norm"}

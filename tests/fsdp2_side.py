@@ -7,9 +7,9 @@ from pathlib import Path
 from torch.distributed.tensor import DTensor
 
 from coterie.record.rows import Pair
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import train
 from tests.training_models import SETTINGS, some_pairs, tiny_llama
 
 OBJECTIVE = DPOSettings(beta=0.5, nll=0.2)

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from coterie.errors import UserError
 from coterie.models.heads import add_head
 from coterie.training import trainer
-from coterie.training.dpo import DPO
-from coterie.training.loop import train
-from coterie.training.regression import Regression
+from coterie.training.losses import DPO, Regression
+from coterie.training.trainer import train
 from tests.fsdp2_side import OBJECTIVE, pairs, settings
 from tests.launching import CONFIGS, launch
 from tests.training_models import tiny_llama

@@ -16,10 +16,10 @@ import torch
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.adapters import activate, add_lora, copy_adapter, save_adapter, using
 from coterie.models.loading import LoadedModel
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import train
 from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
 from tests.training_models import SETTINGS, some_pairs, some_rows
 

@@ -27,8 +27,8 @@ from coterie.models.logprobs import body
 from coterie.models.packed import sequence_logprobs
 from coterie.models.packing import CostRule
 from coterie.rewards.critics import HeadCritic
-from coterie.training.loop import train
 from coterie.training.reference import with_reference
+from coterie.training.trainer import train
 from tests.templates import model as chatml
 from tests.templates import tokenizer
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama

@@ -16,8 +16,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.loop import train
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import train
 from tests.conftest import Cli
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED

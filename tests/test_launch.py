@@ -18,15 +18,13 @@ from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.record.rows import Row
 from coterie.training import launch
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import read_rows, row_logprobs
 from coterie.training.launch import check_launch, train_on_ranks
-from coterie.training.loop import train
+from coterie.training.losses import DPO, SFT, DPOSettings, Regression
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.regression import Regression
+from coterie.training.reference import read_rows, row_logprobs
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
 from coterie.training.trackers import NoTracker
+from coterie.training.trainer import train
 from tests.conftest import SMALL, refused
 from tests.fsdp2_side import pairs
 from tests.launching import CONFIGS
@@ -147,7 +145,7 @@ def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
 DIES = """
 import os, signal
 from pathlib import Path
-from coterie.training.sft import SFT
+from coterie.training.losses import SFT
 
 RUN = Path({folder!r})
 
@@ -290,7 +288,7 @@ def test_items_of_several_classes_are_refused(saved, tmp_path):
 def test_ranks_train_by_an_objective_of_a_file_on_rows_with_numbers_of_numpy(saved, tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "from coterie.training.sft import SFT\n\n"
+        "from coterie.training.losses import SFT\n\n"
         "class Doubled(SFT):\n"
         "    def losses(self, items, logprobs):\n"
         "        return 2 * super().losses(items, logprobs)\n"

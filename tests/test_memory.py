@@ -18,12 +18,12 @@ from coterie.errors import UserError
 from coterie.recipes import plan as plan_of_run
 from coterie.record.rows import Row, Target
 from coterie.runs.reinforce.settings import UpdateSettings
-from coterie.training.forward import LossModule
+from coterie.training.losses import SFT
 from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
 from coterie.training.objective import Objective
 from coterie.training.policy_gradient import PolicyGradient
+from coterie.training.reference import LossModule
 from coterie.training.settings import PolicyGradientSettings, TrainingSettings
-from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer, make_optimizer
 from tests.conftest import Cli, refused
 from tests.test_bad_input import TINY

@@ -7,11 +7,10 @@ import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row, Target
-from coterie.training.forward import LossModule
-from coterie.training.loop import train
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
+from coterie.training.reference import LossModule
 from coterie.training.settings import TrainingSettings
-from coterie.training.trainer import Trainer
+from coterie.training.trainer import Trainer, train
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 ONE = TrainingSettings(

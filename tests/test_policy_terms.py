@@ -19,11 +19,19 @@ from coterie.models.packing import CostRule
 from coterie.record.rows import Piece, Row, Segment, Target, View, rows, view
 from coterie.record.turn import Part, Sample, Speaker, make_turn
 from coterie.training.batches import make_batch
-from coterie.training.divergence import divergence
-from coterie.training.forward import LossModule, places, row_logprobs
-from coterie.training.means import row_count
-from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.recomputed import with_old, with_row_reference
+from coterie.training.policy_gradient import (
+    PolicyGradient,
+    PolicyGradientSettings,
+    divergence,
+    row_count,
+)
+from coterie.training.reference import (
+    LossModule,
+    places,
+    row_logprobs,
+    with_old,
+    with_row_reference,
+)
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 from tests.dialogue import AGENTS, play

@@ -34,7 +34,7 @@ from coterie.runs.reinforce.settings import (
     UpdateSettings,
 )
 from coterie.training.checkpoint import weight_hash
-from coterie.training.sft import SFT
+from coterie.training.losses import SFT
 from coterie.training.trainer import Trainer
 from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words

@@ -23,8 +23,8 @@ from coterie.runs.reinforce.settings import (
     StepSettings,
     UpdateSettings,
 )
-from coterie.training import record
-from coterie.training.recomputed import with_old
+from coterie.training import checkpoint
+from coterie.training.reference import with_old
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 
@@ -190,7 +190,7 @@ def test_checkpoints_are_taken_between_steps_alone_however_long_an_update_takes(
     """Saved by the clock, a policy and its critic would keep no step in common."""
     hours = itertools.count(step=3600)
     clock = SimpleNamespace(monotonic=lambda: float(next(hours)))
-    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(checkpoint, "time", clock)
     words = [one for one in telling_words(tmp_path) if "save_every" not in one]
     recipe = made("rl/grpo", [*words, "steps.count=4", "steps.save_every=2"])
     with pytest.raises(Killed):

@@ -18,10 +18,10 @@ from coterie.models.adapters import (
     using,
 )
 from coterie.models.loading import LoadedModel, load
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import train
 from tests.templates import model
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 

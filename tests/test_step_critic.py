@@ -27,9 +27,8 @@ from coterie.rewards.critics import (
     judge_question,
     read_verdict,
 )
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import LossModule
-from coterie.training.reference import with_reference
+from coterie.training.losses import DPO, DPOSettings
+from coterie.training.reference import LossModule, with_reference
 from coterie.training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(max_length=512, mixed_precision="no")

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from coterie.errors import UserError
 from coterie.record.rows import Pair, Row, Target
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import row_logprobs
-from coterie.training.sides import side_statistic
+from coterie.training.losses import DPO, DPOSettings, side_statistic
+from coterie.training.reference import row_logprobs
 from tests.training_models import tiny_llama
 
 

@@ -15,8 +15,8 @@ import pytest
 from coterie.errors import UserError
 from coterie.recipes import plan
 from coterie.runs import run_tracker
-from coterie.training.loop import train
 from coterie.training.trackers import make_tracker
+from coterie.training.trainer import train
 from tests.conftest import SMALL, once
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
@@ -89,7 +89,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
 
 def test_trackers_are_imported_only_when_chosen():
     code = (
-        "import sys, coterie.training.loop; "
+        "import sys, coterie.training.trainer; "
         "print([m for m in ('tensorboard', 'trackio', 'wandb', 'swanlab') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

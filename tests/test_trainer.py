@@ -22,11 +22,9 @@ from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row, Target
 from coterie.training.batches import Order
 from coterie.training.checkpoint import weight_hash
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
-from coterie.training.trainer import Trainer
+from coterie.training.trainer import Trainer, train
 from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
 from tests.fsdp2_side import pairs
 from tests.training_models import SETTINGS, some_rows, tiny_llama

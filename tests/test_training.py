@@ -22,12 +22,10 @@ from coterie.record.rows import Row, Target
 from coterie.training import checkpoint
 from coterie.training.batches import Order, make_batch, rank_microbatches
 from coterie.training.checkpoint import weight_hash
-from coterie.training.forward import row_logprobs
-from coterie.training.loop import train
-from coterie.training.regression import Regression
+from coterie.training.losses import SFT, Regression
+from coterie.training.reference import row_logprobs
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
-from coterie.training.trainer import make_optimizer, rate_at
+from coterie.training.trainer import make_optimizer, rate_at, train
 from tests.training_models import LOW, SETTINGS, some_pairs, some_rows, started, tiny_llama
 
 SCRIPT = Path(__file__).with_name("training_models.py")

@@ -14,7 +14,7 @@ from coterie.config import folders
 from coterie.errors import UserError
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
-from coterie.training.loop import train
+from coterie.training.trainer import train
 from tests.test_training import SCRIPT, largest_difference, metrics_of, weights_of, with_
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 

@@ -10,7 +10,7 @@ from coterie.models.blocks import BlockedMask, by_blocks
 from coterie.models.packed import PackedBatch, pack_batch
 from coterie.models.packing import CostRule
 from coterie.record.rows import Row, Target
-from coterie.training.forward import row_logprobs
+from coterie.training.reference import row_logprobs
 from tests.training_models import tiny_llama
 
 ALWAYS = CostRule(0.0)

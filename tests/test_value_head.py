@@ -15,12 +15,10 @@ from coterie.models.heads import HEAD_FILE, add_head, find_head, load_head, toke
 from coterie.models.packing import CostRule
 from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
 from coterie.training.checkpoint import weight_hash
-from coterie.training.classifier import Classifier
-from coterie.training.forward import LossModule, places
-from coterie.training.loop import train
-from coterie.training.regression import Regression
+from coterie.training.losses import SFT, Classifier, Regression
+from coterie.training.reference import LossModule, places
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
+from coterie.training.trainer import train
 from tests import heads_side
 from tests.launching import launch
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama

@@ -11,11 +11,10 @@ from coterie.models.packing import CostRule
 from coterie.record.rows import Row, Target
 from coterie.rewards.advantages import gae, trained_values, with_advantages
 from coterie.training.batches import make_batch
-from coterie.training.forward import LossModule
-from coterie.training.recomputed import with_values
+from coterie.training.losses import ValueLoss, ValueLossSettings
+from coterie.training.reference import LossModule, with_values
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from coterie.training.value_loss import ValueLoss, ValueLossSettings
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 ONE = TrainingSettings(

@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coterie.record.rows import Pair, Row, Target
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import train
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2,

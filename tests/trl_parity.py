@@ -24,13 +24,11 @@ from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row
 from coterie.training.batches import Order, make_batch
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import row_logprobs
-from coterie.training.loop import train
+from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.reference import with_reference
+from coterie.training.reference import row_logprobs, with_reference
 from coterie.training.settings import TrainingSettings
-from coterie.training.sft import SFT
+from coterie.training.trainer import train
 from tests.templates import model as make
 from tests.training_models import some_pairs
 

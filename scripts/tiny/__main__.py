@@ -20,8 +20,8 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 
 from coterie.models.check import check
 from coterie.record.rows import Row
-from coterie.training.forward import LossModule
-from coterie.training.sft import SFT
+from coterie.training.losses import SFT
+from coterie.training.reference import LossModule
 from scripts.tiny.world import load, tiny_model
 
 NAMES = ("exchange", "persona", "problems", "acts", "encyclopedia")

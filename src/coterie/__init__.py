@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from coterie.record.rows import Pair, Row
     from coterie.record.tree import Task
     from coterie.rollout.conversation_rows import pairs_from_messages, rows_from_messages
-    from coterie.training.dpo import DPO
-    from coterie.training.loop import train
+    from coterie.training.losses import DPO, SFT
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference
     from coterie.training.settings import TrainingSettings
-    from coterie.training.sft import SFT
-    from coterie.training.trainer import Trainer
+    from coterie.training.trainer import Trainer, train
 
 _MODULES = {
     "api": ("Played", "by_task", "demonstrate", "environment", "play"),
@@ -48,13 +46,11 @@ _MODULES = {
     "record.rows": ("Pair", "Row"),
     "record.tree": ("Task",),
     "rollout.conversation_rows": ("pairs_from_messages", "rows_from_messages"),
-    "training.dpo": ("DPO",),
-    "training.loop": ("train",),
+    "training.losses": ("DPO", "SFT"),
     "training.policy_gradient": ("PolicyGradient",),
     "training.reference": ("with_reference",),
     "training.settings": ("TrainingSettings",),
-    "training.sft": ("SFT",),
-    "training.trainer": ("Trainer",),
+    "training.trainer": ("train", "Trainer"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [

@@ -13,8 +13,8 @@ import torch
 
 from coterie.models import packed
 from coterie.record.rows import Row
-from coterie.training.forward import LossModule
-from coterie.training.sft import SFT
+from coterie.training.losses import SFT
+from coterie.training.reference import LossModule
 from tests.training_models import some_rows, tiny_llama
 
 

@@ -26,10 +26,9 @@ from coterie.record.turn import (
 )
 from coterie.rewards.advantages import SampledPath, gae, trained_values, turn_ends, with_advantages
 from coterie.tools.tags import Tag, Tags
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import LossModule
+from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.sft import SFT
+from coterie.training.reference import LossModule
 from tests.games import TOOLS
 from tests.templates import model
 

@@ -17,9 +17,9 @@ from torch.nn.functional import logsigmoid
 from coterie.errors import UserError
 from coterie.models.check import check
 from coterie.record.rows import Pair, Row
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
+from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
+from coterie.training.trainer import train
 from tests.training_models import SETTINGS, main, some_pairs, tiny_llama
 
 SCRIPT = Path(__file__).parents[1] / "training_models.py"

@@ -38,7 +38,7 @@ def test_behaviour_logprobs_are_those_of_the_trainer(
 
 
 def test_the_trainers_forward_agrees(template: str, engine: InProcessEngine) -> None:
-    from coterie.training.forward import row_logprobs
+    from coterie.training.reference import row_logprobs
 
     game = play(engine, lambda _: Sampling(max_tokens=40), turns=4)
     batch = [row for agent in AGENTS for row in rows(view(game.tree, game.leaf, agent))]

@@ -19,7 +19,7 @@ from coterie.models.loading import load, reload
 from coterie.record.rows import Row, Target
 from coterie.runs.reinforce.learner import Learner
 from coterie.runs.roles import Role, Roles
-from coterie.training.recomputed import with_old
+from coterie.training.reference import with_old
 from tests.engine_models import CHATML, engine_of, loaded
 from tests.reinforcing import SMALL, made
 from tests.training_models import LOW

@@ -18,7 +18,7 @@ HOME = "home"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["coterie.cli.app", "coterie.cli.running", "coterie.cli.evaluate", "coterie.engines.inprocess",
-     "coterie.training.loop", "coterie.recipes.optima.recipe", "coterie.recipes.sweet_rl.recipe"]
+     "coterie.training.trainer", "coterie.recipes.optima.recipe", "coterie.recipes.sweet_rl.recipe"]
 )  # fmt: skip
 
 

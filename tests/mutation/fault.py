@@ -47,7 +47,7 @@ class Fault:
     def apply(self) -> None:
         """Replace the target; where it is defined, also in every module that imported it by name.
 
-        A target named in a module that only imports it (``coterie.training.dpo:logsigmoid``) is
+        A target named in a module that only imports it (``coterie.training.losses:logsigmoid``) is
         replaced there alone.
         """
         owner, name, old = self.resolve()

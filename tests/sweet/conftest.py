@@ -15,7 +15,7 @@ from coterie.recipes import trainings as trainings_of_recipes
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.sft import SFT
+from coterie.training.losses import SFT
 from tests.sweet.known import (
     BRANCH,
     REWARD,

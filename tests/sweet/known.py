@@ -20,8 +20,8 @@ from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.checkpoint import weight_hash
-from coterie.training.forward import row_logprobs
-from coterie.training.sides import side_statistic
+from coterie.training.losses import side_statistic
+from coterie.training.reference import row_logprobs
 from tests.test_sweet_offline import RIGHT, WRONG, made, row, wrote
 
 BASE = "tiny-exchange"

@@ -25,7 +25,7 @@ from coterie.rewards.critics import Judge
 from coterie.rollout.candidates import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
-from coterie.training.dpo import DPO
+from coterie.training.losses import DPO
 from tests.sweet.known import (
     BASE,
     REWARD,

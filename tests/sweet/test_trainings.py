@@ -9,10 +9,7 @@ from coterie.models.heads import find_head
 from coterie.progress import Silent
 from coterie.recipes.sweet_rl.data import rewards
 from coterie.runs.folder import Run
-from coterie.training.classifier import Classifier
-from coterie.training.dpo import DPO
-from coterie.training.regression import Regression
-from coterie.training.sft import SFT
+from coterie.training.losses import DPO, SFT, Classifier, Regression
 from tests.sweet.known import SECRET, TRAIN, WORDS, Training, by_base, said, text, trained
 from tests.test_sweet_offline import REFERENCE_CODE, RIGHT, WRONG, made
 

@@ -19,7 +19,7 @@ from coterie.record.store import Store
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.settings import UpdateSettings
-from coterie.training.recomputed import with_old
+from coterie.training.reference import with_old
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, run_whole, telling_words
 from tests.vllm.conftest import MODEL

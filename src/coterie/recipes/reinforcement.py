@@ -23,11 +23,11 @@ from coterie.runs.reinforce.preparation import BatchRules
 from coterie.runs.reinforce.sampling import GroupSampler, sampling_of
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
+from coterie.training.losses import ValueLoss
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.objective import Reads
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import weight_dtype
-from coterie.training.value_loss import ValueLoss
 
 CRITIC = "critic"
 """Role of the value function."""

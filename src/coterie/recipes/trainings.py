@@ -13,15 +13,13 @@ from coterie.record.rows import Pair, View, rows, view
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run
 from coterie.runs.selections import load_selections
-from coterie.training.checkpoint import weight_hash
-from coterie.training.dpo import DPO
+from coterie.training.checkpoint import TrainingReport, weight_hash
 from coterie.training.launch import launches, train_on_ranks
-from coterie.training.loop import train
+from coterie.training.losses import DPO, SFT
 from coterie.training.objective import Objective
-from coterie.training.record import TrainingReport
 from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings
-from coterie.training.sft import SFT
+from coterie.training.trainer import train
 
 
 def train_role(

@@ -1,9 +1,10 @@
-"""Launch a training on several ranks of this machine and follow its progress.
+"""Accelerate for trainings: in one process, or on the ranks of a launcher.
 
 ``accelerate launch`` starts :mod:`coterie.training.rank` under the child-process guard, so that the ranks end with
 this process. They read their job from the subfolder ``job`` of the training's folder, and write their log there.
 """
 
+import atexit
 import json
 import os
 import shutil
@@ -13,13 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import yaml
+from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -33,11 +39,88 @@ from coterie.models.adapters import save_adapter
 from coterie.models.heads import HEAD_FILE, find_head, split_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
+from coterie.training.batches import precision
+from coterie.training.checkpoint import TrainingReport, read_report
 from coterie.training.objective import Objective
-from coterie.training.ranks import refuse_sharded_head
-from coterie.training.record import TrainingReport, read_report
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import Tracker
+
+_open: list[Accelerator] = []
+"""Open accelerators. They share one state in a process, which is reset only if none is open."""
+
+
+@contextmanager
+def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
+    """Open Accelerate for one training on the device of the model.
+
+    Ranks of a launcher keep their devices. Trainings that are open at the same time need the same device type and
+    precision.
+    """
+    alone = "WORLD_SIZE" not in os.environ
+    if not _open:  # the state of an earlier training would not allow another precision or device
+        AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
+    if alone and device.type == "cuda":
+        torch.cuda.set_device(device)
+    mixed_precision = precision(settings, device)
+    if _open and _open[0].mixed_precision != mixed_precision:
+        raise UserError(
+            f"a training with precision {_open[0].mixed_precision!r} is open, but this one has {mixed_precision!r}",
+            "use the same mixed_precision for both, or finish the first training",
+        )
+    if alone and _open and _open[0].device.type != device.type:
+        raise UserError(
+            f"a training on {_open[0].device.type} is open, but this model is on {device.type}",
+            "put both models on one device, or finish the first training",
+        )
+    accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=mixed_precision)
+    _shard_on_cpu(accelerator)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        _end_ranks_at_exit()
+    _check_backend(accelerator)
+    _open.append(accelerator)
+    try:
+        yield accelerator
+    finally:
+        _open.remove(accelerator)
+        accelerator.free_memory()
+
+
+def refuse_sharded_head(kind: str) -> None:
+    """Raise ``UserError`` for a value head under FSDP, which does not gather it.
+
+    ``kind`` is Accelerate's ``distributed_type``.
+    """
+    if kind == DistributedType.FSDP:
+        raise UserError(
+            "a model with a value head can't be trained under FSDP",
+            "train it on one GPU or with a copy on each (configs/accelerate/ddp.yaml)",
+        )
+
+
+def _check_backend(accelerator: Accelerator) -> None:
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError(
+            "DeepSpeed is not supported: it steps inside its backward pass, before a loss or gradient that is not "
+            "finite can be detected",
+            "launch the training with FSDP (configs/accelerate/fsdp2.yaml), which shards the same tensors",
+        )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise UserError("FSDP 1 is not supported", "use FSDP 2 (configs/accelerate/fsdp2.yaml)")
+
+
+def _shard_on_cpu(accelerator: Accelerator) -> None:
+    """Enable FSDP on CPU ranks if the launcher requests it; Accelerate enables it on GPUs only."""
+    is_requested = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    state = AcceleratorState()
+    if is_requested and state.distributed_type == DistributedType.MULTI_CPU:
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
+
+
+@cache
+def _end_ranks_at_exit() -> None:
+    """Destroy the process group at exit: a process that exits with running gloo threads may abort."""
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
 def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[str, Any]:
@@ -167,7 +250,7 @@ def train_on_ranks(
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
 ) -> TrainingReport:
-    """Run :func:`~coterie.training.loop.train` on separate ranks; the loaded model does not change.
+    """Run :func:`~coterie.training.trainer.train` on separate ranks; the loaded model does not change.
 
     Raises :class:`UserError` as ``train`` does, and with the end of the log if a rank dies or does not connect. The
     next call resumes from the last checkpoint.

@@ -20,9 +20,9 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR
 from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
-from coterie.training.adamw import BUCKET
 from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import BUCKET
 
 MOMENTS = 8
 """Bytes of AdamW's two float32 moments of a weight."""

@@ -1,4 +1,27 @@
-"""Clipped policy gradient.
+"""Mean over the sampled tokens of a step, which implementations of the same algorithm define differently.
+
+* ``token``: mean over all trained tokens of the step (DAPO, arXiv 2503.14476, section 3.3); long paths weigh more.
+* ``sequence``: mean over the step's paths of the mean over a path's trained tokens (GRPO, arXiv 2402.03300, eq. 3).
+* ``constant``: mean over the step's paths of the sum over a path's trained tokens divided by a constant (Dr. GRPO,
+  arXiv 2503.20783).
+
+A path has all tokens of one agent up to one leaf, in one or several rows (segments). Each row has the number of tokens
+of its path (``Row.path_tokens``) and counts as that share of it. Numerator and denominator use the same tokens and
+weights, so a row of weight 0 is in neither.
+
+For a token drawn from p, with d = log p - log p_ref (Schulman, "Approximating KL Divergence", 2020):
+
+* k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
+
+The values of k1 and k3 are unbiased for KL(p, p_ref). A loss needs the right *gradient* instead, and the distribution
+of the tokens depends on p too:
+
+* ``k2``: has the gradient d · grad log p; its mean over tokens drawn from p is the gradient of KL(p, p_ref).
+* ``k3``: k3 times the ratio p / p_old, to account for the sampling. Its expected gradient is the gradient of
+  KL(p, p_ref), also for tokens drawn from p_old.
+* ``k3_forward``: k3 alone, as in GRPO's paper (arXiv 2402.03300, equation 4). Its expected gradient is the gradient of
+  KL(p_ref, p), the reverse direction.
+* k1 in a loss has an expected gradient of 0. It belongs in the reward (:func:`coterie.rewards.advantages.kl_rewards`).
 
 Per trained token, with ratio = p / p_old and A its advantage:
 
@@ -7,11 +30,10 @@ Per trained token, with ratio = p / p_old and A its advantage:
 
 PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
 separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
-H is the entropy of the token's distribution over the whole vocabulary. See :mod:`coterie.training.means` for the mean
-and :mod:`coterie.training.divergence` for the divergence.
+H is the entropy of the token's distribution over the whole vocabulary. The mean and the divergence are chosen by name.
 
 p_old is the probability at sampling: from the engine (``old=behaviour``), or computed by the trainer under the same
-weights before it changes them (``old=recomputed``, :mod:`coterie.training.recomputed`). In the second case
+weights before it changes them (``old=recomputed``, :mod:`coterie.training.reference`). In the second case
 ``importance`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without a
 gradient, truncated at ``importance_cap`` or masked (set to 0) above it.
 
@@ -26,13 +48,52 @@ import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row
-from coterie.training.divergence import divergence, log_ratio
-from coterie.training.means import row_count, row_scale
-from coterie.training.measures import Measure
-from coterie.training.objective import Reads, TargetValue
-from coterie.training.on_rows import OnRows
-from coterie.training.settings import PolicyGradientSettings
-from coterie.training.targets import at_predicted
+from coterie.training.objective import Measure, OnRows, Reads, TargetValue, at_predicted
+from coterie.training.settings import Divergence, Mean, PolicyGradientSettings
+
+
+def row_count(row: Row, mean: Mean) -> float:
+    """Return the row's share of the denominator: its weighted tokens (``token``), or its weighted share of its path."""
+    tokens = sum(map(len, row.predicted))
+    return row.weight * (tokens if mean == "token" else tokens / path_tokens(row))
+
+
+def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
+    """Return the factor of the sum over the row's tokens."""
+    if mean == "token":
+        return row.weight
+    return row.weight / ((constant or 1) if mean == "constant" else path_tokens(row))
+
+
+def path_tokens(row: Row) -> int:
+    """Return the trained tokens of the row's path. Raises ``UserError`` if unknown, or fewer than the row's own."""
+    own = sum(map(len, row.predicted))
+    if row.path_tokens is None or row.path_tokens < own:
+        raise UserError(
+            f"row {row.origin or '?'} has {own} trained tokens but path_tokens={row.path_tokens}",
+            "set path_tokens to the sum over all rows of the path (record.rows.rows does), or use mean=token",
+        )
+    return max(row.path_tokens, 1)
+
+
+MOST_LOG_RATIO = 20.0
+"""Bound of the absolute log-ratio, so that ``exp`` can't overflow. Beyond it the gradient is 0."""
+
+
+def log_ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """Return ``above - below``, clamped to ±:data:`MOST_LOG_RATIO`."""
+    return (above - below).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+
+
+def divergence(
+    kind: Divergence, logprobs: torch.Tensor, reference: torch.Tensor, ratio: torch.Tensor
+) -> torch.Tensor:
+    """Return the term of each token, in nats; ``ratio`` is p / p_old, with its gradient. All ``(tokens,)``."""
+    difference = log_ratio(logprobs, reference)
+    if kind == "k2":
+        return difference.square() / 2
+    value = (-difference).exp() - 1 + difference
+    return value * ratio if kind == "k3" else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from coterie.training.launch import (
     Job,
     make_objective,
 )
-from coterie.training.loop import train
+from coterie.training.trainer import train
 
 
 class ToFile:

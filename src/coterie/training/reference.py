@@ -1,4 +1,16 @@
-"""Reference log-probs of preference pairs, computed once and cached on disk.
+"""Log-probs and values of rows: of a micro-batch, before a training changes the weights, and of a reference.
+
+Rows are packed into tries where that is cheaper, and padded on the right otherwise. In both cases no target attends to
+padding or another row, and only targets have labels.
+
+    rows = with_old(trainer.model, rows, settings, temperature=1.0)        # log-probs under the sampling weights
+    rows = with_row_reference(base, rows, settings, temperature=1.0)       # under a reference
+    rows, after = with_values(critic, rows, settings)                      # V before each token, and after the last
+
+The model's current weights are used; the caller ensures that they are the version that sampled (``Target.writer``).
+Micro-batches are the same as in a trainer's step on these rows under the same settings, so in float32 on one process
+the ratio to ``old`` is exactly 1 until the weights change. A row that is too long to train, or has nothing to train,
+gets no values.
 
 The reference is a model, a base with its adapters off, or a frozen adapter on it. The cache is keyed by the weights,
 the pairs, and the reduction of a side's log-probs to one number.
@@ -6,28 +18,192 @@ the pairs, and the reduction of a side's log-probs to one number.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.check import check
+from coterie.models.heads import token_values
+from coterie.models.packed import sequence_entropies, sequence_logprobs
+from coterie.models.packing import CostRule
 from coterie.models.saved import reading, writing
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
-from coterie.record.rows import Pair, Row
+from coterie.record.rows import UNPREDICTED, Pair, Row
+from coterie.training.batches import max_row_length
 from coterie.training.checkpoint import hash_items, hash_tensors
-from coterie.training.forward import row_logprobs
-from coterie.training.prepare import max_row_length
+from coterie.training.losses import side_statistic
+from coterie.training.objective import OF_A_HEAD, Item, Measured, Objective, Reads, Tally, Tempered
 from coterie.training.settings import Normalise, TrainingSettings
-from coterie.training.sides import side_statistic
+
+
+class LossModule(nn.Module, Generic[Item]):
+    """Model and objective as one module, so that Accelerate wraps both (ranks, precision)."""
+
+    def __init__(
+        self, model: nn.Module, objective: Objective[Item], rule: CostRule | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self.rule = rule
+        self._no_split_modules = getattr(model, "_no_split_modules", None)
+        """Classes of layers that FSDP shards as units."""
+        self.tally = Tally()
+        """Measures of the objective since the last reset."""
+
+    def forward(self, items: Sequence[Item], *, counts: bool = True) -> torch.Tensor:
+        """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``."""
+        objective = self.objective
+        groups = [objective.rows(item) for item in items]
+        rows = [row for group in groups for row in group]
+        temperature = objective.temperature if isinstance(objective, Tempered) else 1.0
+        tensors = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
+        read = [[next(tensors) for _ in group] for group in groups]
+        if counts and isinstance(objective, Measured):
+            with torch.no_grad():
+                detached = [[tensor.detach() for tensor in group] for group in read]
+                self.tally.add(objective.measures(items, detached))
+        return objective.losses(items, read)
+
+
+def read_rows(
+    model: Any,
+    rows: Sequence[Row],
+    reads: Reads,
+    rule: CostRule | None = None,
+    temperature: float = 1.0,
+) -> list[torch.Tensor]:
+    """Compute the values that an objective reads of each row's targets, in order; none for a first token."""
+    ids, at = [row.ids for row in rows], [places(row) for row in rows]
+    if reads in OF_A_HEAD:
+        return token_values(model, ids, at, rule, before=reads == "states")
+    if reads == "logprobs":
+        return sequence_logprobs(model, ids, at, rule, temperature=temperature)
+    gradient = reads == "entropies"
+    return sequence_entropies(model, ids, at, rule, temperature=temperature, gradient=gradient)
+
+
+def row_logprobs(
+    model: Any, rows: Sequence[Row], rule: CostRule | None = None, temperature: float = 1.0
+) -> list[torch.Tensor]:
+    """Compute the log-probs (nats, float32) of each row's targets, in order; none for a first token."""
+    return read_rows(model, rows, "logprobs", rule, temperature)
+
+
+def places(row: Row) -> list[int]:
+    """Return the positions of a row's targets in order, without a target at the first token."""
+    return [place for turn in row.predicted for place in turn]
+
+
+def with_old(
+    model: Any, rows: Sequence[Row], settings: TrainingSettings, *, temperature: float
+) -> list[Row]:
+    """Set ``old`` of each row: log-probs of its targets under the current weights (with the active adapter)."""
+    logprobs_of_rows = _logprobs(model, rows, settings, temperature)
+    return [
+        replace(row, old=logprobs) for row, logprobs in zip(rows, logprobs_of_rows, strict=True)
+    ]
+
+
+def with_row_reference(
+    model: Any,
+    rows: Sequence[Row],
+    settings: TrainingSettings,
+    *,
+    temperature: float,
+    adapter: str | None = None,
+) -> list[Row]:
+    """Set ``reference`` of each row: log-probs of its targets under a reference model.
+
+    Of a model with adapters the reference is ``adapter`` (a frozen copy), or the base if that is ``None``.
+    """
+    with using(model, adapter):
+        logprobs_of_rows = _logprobs(model, rows, settings, temperature)
+    return [
+        replace(row, reference=logprobs)
+        for row, logprobs in zip(rows, logprobs_of_rows, strict=True)
+    ]
+
+
+def with_values(
+    model: Any, rows: Sequence[Row], settings: TrainingSettings
+) -> tuple[list[Row], list[float | None]]:
+    """Set ``values`` of each row: the head's value before each target.
+
+    Also returns the value after each row's last target, which bootstraps a truncated trajectory; ``None`` for a row
+    without values.
+    """
+
+    def read(part: Sequence[Row], rule: CostRule | None) -> list[list[float]]:
+        ids, at = [row.ids for row in part], [places(row) for row in part]
+        before = token_values(model, ids, at, rule, before=True)
+        last = token_values(model, ids, [places[-1:] for places in at], rule)
+        return [[*b.tolist(), *after.tolist()] for b, after in zip(before, last, strict=True)]
+
+    result: list[Row] = []
+    after: list[float | None] = []
+    for row, values in zip(rows, _read(model, rows, settings, read), strict=True):
+        result.append(
+            replace(row, values=None if values is None else _of_targets(row, values[:-1]))
+        )
+        after.append(None if values is None else values[-1])
+    return result, after
+
+
+def _logprobs(
+    model: Any, rows: Sequence[Row], settings: TrainingSettings, temperature: float
+) -> list[tuple[float, ...] | None]:
+    def read(part: Sequence[Row], rule: CostRule | None) -> list[list[float]]:
+        return [logprobs.tolist() for logprobs in row_logprobs(model, part, rule, temperature)]
+
+    values = _read(model, rows, settings, read)
+    return [
+        None if logprobs is None else _of_targets(row, logprobs)
+        for row, logprobs in zip(rows, values, strict=True)
+    ]
+
+
+def _read(
+    model: Any,
+    rows: Sequence[Row],
+    settings: TrainingSettings,
+    read: Callable[[Sequence[Row], CostRule | None], list[list[float]]],
+) -> list[list[float] | None]:
+    """Apply ``read`` to the micro-batches of trainable rows; ``None`` for the other rows."""
+    rule = check(model).packing(settings.packing)
+    values_of_rows: list[list[float] | None] = [None] * len(rows)
+    with torch.no_grad():
+        for part in _parts(rows, rule, settings, max_row_length(model, settings)):
+            for index, values in zip(part, read([rows[i] for i in part], rule), strict=True):
+                values_of_rows[index] = values
+    return values_of_rows
+
+
+def _parts(
+    rows: Sequence[Row], rule: CostRule | None, settings: TrainingSettings, longest: int
+) -> Iterator[list[int]]:
+    """Yield micro-batches of row indices as in a :meth:`~coterie.training.trainer.Trainer.step` on one rank."""
+    indices = [i for i, row in enumerate(rows) if row.weight and row.predicted]
+    indices = [i for i in indices if len(rows[i].ids) <= longest]
+    splitter = Splitter([[rows[i].ids] for i in indices], rule, settings.tokens_per_microbatch)
+    families = splitter.families(range(len(indices)))
+    for part in splitter.microbatches(families)[0] if indices else ():
+        yield [indices[i] for i in part]
+
+
+def _of_targets(row: Row, predicted: Sequence[float]) -> tuple[float, ...]:
+    return (*[UNPREDICTED] * row.unpredicted, *predicted)
+
 
 FILE = "reference.safetensors"
 

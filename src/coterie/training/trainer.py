@@ -1,4 +1,8 @@
-"""Trainer of one model, step by step: any objective, full weights or an adapter, one rank or several.
+"""A training that takes steps: any objective, full weights or adapter, one rank or several; and the loop over rows.
+
+A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
+nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
+stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 
     with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
         for step in range(trainer.done, 50):
@@ -11,34 +15,149 @@ process the final weights are bitwise the same as without an interruption.
 
 Between two steps the model is in evaluation mode, and an engine in this process that has ``trainer.model`` samples from
 the new weights. Servers, and engines next to several ranks, load them after :meth:`Trainer.publish`.
+
+    report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
+
+The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and ``metrics.jsonl`` (one line per
+optimizer step). Until then it has a checkpoint: calling ``train`` again with the same arguments resumes from it, and in
+float32 on one CPU process the final weights are bitwise the same as without an interruption. A finished training is not
+repeated.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.models.check import check
 from coterie.models.heads import find_head
 from coterie.models.splitting import Family, Splitter
+from coterie.progress import Progress, Silent
 from coterie.training import checkpoint
-from coterie.training.adamw import AdamW
-from coterie.training.batches import Batch, make_batch, rank_microbatches
-from coterie.training.forward import LossModule
+from coterie.training.batches import (
+    Batch,
+    Order,
+    make_batch,
+    max_row_length,
+    prepare_model,
+    rank_microbatches,
+    tokenizer_folder,
+)
+from coterie.training.checkpoint import Record, TrainingReport, hash_items, open_folder
+from coterie.training.launch import open_accelerator, refuse_sharded_head
+from coterie.training.losses import SFT
 from coterie.training.objective import Item, Objective
-from coterie.training.prepare import max_row_length, prepare_model, tokenizer_folder
-from coterie.training.ranks import open_accelerator, refuse_sharded_head
-from coterie.training.record import Record, TrainingReport, open_folder
+from coterie.training.reference import LossModule
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import NoTracker, Tracker
+
+BUCKET = 1 << 24
+"""Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
+
+
+class AdamW(torch.optim.AdamW):
+    """Fused AdamW of torch, with float32 moments and stochastic rounding for bfloat16 weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient; clear the gradients of bfloat16 weights."""
+        low = [
+            (
+                group,
+                [w for w in group["params"] if w.dtype == torch.bfloat16 and w.grad is not None],
+            )
+            for group in self.param_groups
+        ]
+        gradients = {weight: weight.grad for _, weights in low for weight in weights}
+        for weight in gradients:
+            weight.grad = None
+        super().step(closure)
+        for group, weights in low:
+            for bucket in _buckets(weights):
+                self._update(group, bucket, [gradients.pop(weight) for weight in bucket])
+
+    def _update(
+        self, group: dict[str, Any], weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> None:
+        for weight in weights:
+            if not self.state[weight]:
+                zeros = (torch.zeros_like(weight, dtype=torch.float32) for _ in range(2))
+                self.state[weight].update(
+                    zip(("exp_avg", "exp_avg_sq"), zeros, strict=True),
+                    step=torch.zeros((), device=weight.device),
+                )
+        states = [self.state[weight] for weight in weights]
+        stored = [_local(weight) for weight in weights]
+        buffer, exact = _copies(stored, torch.float32)
+        adamw(
+            exact,
+            _copies([_local(one) for one in gradients], torch.float32)[1],
+            [_local(state["exp_avg"]) for state in states],
+            [_local(state["exp_avg_sq"]) for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        torch._foreach_copy_(stored, _views(rounded(buffer), stored))
+
+
+def rounded(exact: Tensor) -> Tensor:
+    """Round float32 to bfloat16 stochastically and without bias; keep infinities and NaN."""
+    bits = exact.view(torch.int32)
+    noise = torch.randint_like(bits, 1 << 16)
+    result = ((bits + noise) & -(1 << 16)).view(torch.float32)
+    return torch.where(exact.isfinite(), result, exact).to(torch.bfloat16)
+
+
+def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield weights of one device in groups of about :data:`BUCKET` elements, at least one in each."""
+    bucket: list[Tensor] = []
+    count = 0
+    for weight in weights:
+        size = _local(weight).numel()
+        if bucket and (count + size > BUCKET or weight.device != bucket[0].device):
+            yield bucket
+            bucket, count = [], 0
+        bucket.append(weight)
+        count += size
+    if bucket:
+        yield bucket
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the slice of a sharded tensor that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """Return a flat buffer with all elements, and views of it in the shapes of the tensors."""
+    count = sum(one.numel() for one in tensors)
+    buffer = torch.empty(count, dtype=dtype, device=tensors[0].device)
+    views = _views(buffer, tensors)
+    torch._foreach_copy_(views, list(tensors))
+    return buffer, views
+
+
+def _views(buffer: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = buffer.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
 
 
 def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
@@ -393,3 +512,83 @@ def _refuse_step(loss: float, norm: float, bad: Sequence[str], step: Sequence[st
 
 def _finite(value: float) -> bool:
     return value - value == 0.0
+
+
+def train(
+    model: Any,
+    rows: Sequence[Any],
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    objective: Objective[Any] | None = None,
+    adapter: str | None = None,
+    resume: bool = True,
+    progress: Progress | None = None,
+    tracker: Tracker | None = None,
+    heldout: Sequence[Any] = (),
+    measure_every: int | None = None,
+) -> TrainingReport:
+    """Train a model in place.
+
+    With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
+    ``folder/final``. An objective that reads values needs a model with a value head (``models.heads``), which is
+    trained with it, and not under FSDP.
+
+    Args:
+        model: Model, with or without adapters.
+        rows: Items of the objective: rows for SFT. Every rank gets all of them.
+        settings: Settings of the training.
+        folder: Folder of checkpoints, metrics and final weights.
+        objective: Objective to minimize; SFT by default.
+        adapter: Name of the adapter to train; the active one by default.
+        resume: False to remove the earlier training in ``folder``.
+        progress: Progress display.
+        tracker: Receives the metrics of every step.
+        heldout: Items whose mean loss is in the metrics as ``heldout_loss``, at some steps and at the last one.
+        measure_every: Steps between two measures of ``heldout``; an epoch by default.
+
+    Raises:
+        UserError: No row can be trained, the folder has another training, the model has dropout or lacks a head, or a
+            loss or gradient is not finite (the weights then keep their values from before the step).
+    """
+    objective = objective or SFT()
+    batch = make_batch(rows, objective, max_row_length(model, settings))
+    order = Order(batch.groups, settings.seed, settings.batch_rows)
+    steps = order.steps_per_epoch * settings.epochs
+    steps = min(steps, settings.max_steps or steps)
+    identity = {"rows": hash_items(batch.items)}
+    with Trainer(
+        *(model, objective, settings, folder),
+        steps=steps,
+        adapter=adapter,
+        resume=resume,
+        tracker=tracker,
+        identity=identity,
+    ) as trainer:
+        if trainer.report is None:
+            watch = progress if progress and trainer.is_main else Silent()
+            every = measure_every or order.steps_per_epoch
+            _steps(trainer, batch, order, steps, watch, heldout, every)
+        return trainer.finish()
+
+
+def _steps(
+    trainer: Trainer[Any],
+    batch: Batch[Any],
+    order: Order,
+    steps: int,
+    progress: Progress,
+    heldout: Sequence[Any],
+    every: int,
+) -> None:
+    if trainer.done == 0:
+        trainer.leave_out(batch.too_long, batch.empty)
+    try:
+        progress.start(steps, f"training {len(batch.items)} rows")
+        progress.advance(trainer.done)
+        for indices in order.steps(trainer.done, steps):
+            number = trainer.done + 1
+            measured = heldout if number == steps or number % every == 0 else ()
+            progress.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
+    finally:
+        progress.close()

@@ -37,8 +37,7 @@ from coterie.runs.roles import Role
 from coterie.runs.selections import load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
-from coterie.training.amount import steps_for_targets
-from coterie.training.prepare import max_row_length
+from coterie.training.batches import max_row_length, steps_for_targets
 from coterie.training.settings import TrainingSettings
 
 # Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation

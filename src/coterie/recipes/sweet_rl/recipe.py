@@ -66,8 +66,7 @@ from coterie.runs.roles import Role
 from coterie.runs.selections import load_selections
 from coterie.runs.stage import Stage
 from coterie.selection import ranked_pairs, trajectory_pairs
-from coterie.training.classifier import Classifier
-from coterie.training.regression import Regression
+from coterie.training.losses import Classifier, Regression
 from coterie.training.settings import TrainingSettings
 
 

@@ -14,7 +14,7 @@ from coterie.rewards.advantages import (
 )
 from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.settings import AdvantageSettings
-from coterie.training.recomputed import with_values
+from coterie.training.reference import with_values
 from coterie.training.settings import TrainingSettings
 
 

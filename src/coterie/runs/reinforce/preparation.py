@@ -10,7 +10,7 @@ from coterie.runs.reinforce.learner import Learner
 from coterie.runs.reinforce.paths import AgentPath
 from coterie.runs.reinforce.sampling import StepSamples
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings
-from coterie.training.recomputed import with_old
+from coterie.training.reference import with_old
 
 
 @dataclass(frozen=True, slots=True)
