@@ -32,7 +32,7 @@ from coterie.recipes.reinforcement import STAGE
 from coterie.record.tree import Metrics, Selection
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
-from coterie.runs.play import summary
+from coterie.runs.items import summary
 from coterie.runs.reinforce.loop import DRAWS, step_records
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 

@@ -37,8 +37,8 @@ from coterie.rollout.samplers import Sampler
 from coterie.runs.actors import open_actors
 from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step
-from coterie.runs.play import play
-from coterie.runs.stage import Stage
+from coterie.runs.items import play
+from coterie.runs.loop import Stage
 from experiments.experiment import (
     Claim,
     Experiment,

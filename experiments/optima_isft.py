@@ -16,7 +16,7 @@ from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
 from coterie.record.rows import Row
 from coterie.runs.folder import Run, Step
-from coterie.runs.stage import Stage
+from coterie.runs.loop import Stage
 from experiments.experiment import Claim, Experiment, above, make_recipe
 from scripts.tiny.exchange import pretraining_rows
 from scripts.tiny.exchange_dialogues import corpus

@@ -18,7 +18,7 @@ from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Respons
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
-from coterie.runs.play import play
+from coterie.runs.items import play
 from tests.games import Counting, Rounds, Script
 from tests.test_branches import TASK, branches
 

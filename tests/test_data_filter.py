@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.data_filter import RateRule
+from coterie.cli.data_filter import RateRule, pass_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.answers import gold_answer
 from coterie.errors import UserError
@@ -16,7 +16,6 @@ from coterie.record.store import Store
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings, evaluate
-from coterie.runs.pass_rates import pass_rates
 from tests.conftest import Cli
 
 CLOSED = ["dataset=2wiki", "dataset.source=sample", "environment.prompt=closed", "tools=[]"]

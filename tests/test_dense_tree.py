@@ -15,9 +15,9 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.items import rollouts
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.selections import load_selections
-from coterie.runs.tree_growth import rollouts
+from coterie.runs.roles import load_selections
 from experiments.dense_tree import SPARSE
 from tests import games
 
@@ -144,18 +144,18 @@ def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) 
 def test_a_run_that_is_cut_off_goes_on_to_the_same_trees(
     grown: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coterie.runs import tree_growth
+    from coterie.runs import items
 
-    recorded, whole = 0, tree_growth.TreeWriter.record
+    recorded, whole = 0, items.TreeWriter.record
 
-    def until(self: tree_growth.TreeWriter, *given: object) -> None:
+    def until(self: items.TreeWriter, *given: object) -> None:
         nonlocal recorded
         whole(self, *given)  # type: ignore[arg-type]
         recorded += 1
         if recorded == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(tree_growth.TreeWriter, "record", until)
+    monkeypatch.setattr(items.TreeWriter, "record", until)
     with pytest.raises(KeyboardInterrupt):
         played(dense(), tmp_path / "run", "rollout")
     monkeypatch.undo()

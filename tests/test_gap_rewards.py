@@ -29,8 +29,8 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.actors import open_actors
 from coterie.runs.folder import open_run
-from coterie.runs.play import play
-from coterie.runs.reinforce.paths import AgentPath, paths_of
+from coterie.runs.items import play
+from coterie.runs.reinforce.sampling import AgentPath, paths_of
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 

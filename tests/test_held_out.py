@@ -6,7 +6,7 @@ from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.runs.evaluation_results import evaluation, held_out_draws
-from coterie.runs.play import summary
+from coterie.runs.items import summary
 
 SCORES = {"a": 1.0, "b": 0.5, "c": None}
 

@@ -27,8 +27,8 @@ from coterie.record.tree import ItemKey, Tree
 from coterie.rollout.episodes import Episode
 from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.items import rollouts
 from coterie.runs.loop import run_steps
-from coterie.runs.tree_growth import rollouts
 from coterie.training.settings import TrainingSettings
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, once

@@ -18,8 +18,8 @@ from coterie.recipes.registry import recipe, run_report, settings
 from coterie.record.rows import view
 from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps
-from coterie.runs.tree_growth import TreeWriter, rollouts
 from tests.by_hand import distance, turn_losses
 from tests.conftest import SMALL, Cli, once
 

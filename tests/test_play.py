@@ -15,7 +15,7 @@ from coterie.record.store import Store
 from coterie.record.turn import Turn
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.runs.play import play
+from coterie.runs.items import play
 from tests.games import Counting, Rounds, Script
 
 STAGE = "rollout"

@@ -24,9 +24,14 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.reinforce.learner import LearnerConfig
 from coterie.runs.reinforce.loop import UpdateMetrics, minibatches, step_metrics, step_records
-from coterie.runs.reinforce.paths import AgentPath, paths_of
-from coterie.runs.reinforce.preparation import BatchRules, informative_tasks, prepare
-from coterie.runs.reinforce.sampling import StepSamples
+from coterie.runs.reinforce.sampling import (
+    AgentPath,
+    BatchRules,
+    StepSamples,
+    informative_tasks,
+    paths_of,
+    prepare,
+)
 from coterie.runs.reinforce.settings import (
     AdvantageSettings,
     GroupSettings,

@@ -16,10 +16,14 @@ from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import PathRewardSettings
-from coterie.runs.reinforce.advantages import critic_batch, group_batch
-from coterie.runs.reinforce.paths import AgentPath
-from coterie.runs.reinforce.preparation import BatchRules, prepare
-from coterie.runs.reinforce.sampling import StepSamples
+from coterie.runs.reinforce.sampling import (
+    AgentPath,
+    BatchRules,
+    StepSamples,
+    critic_batch,
+    group_batch,
+    prepare,
+)
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
 from coterie.training.settings import PolicyLossSettings
 

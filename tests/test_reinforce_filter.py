@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coterie.cli.data_filter import step_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
@@ -14,7 +15,6 @@ from coterie.recipes.reinforcement import STAGE
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.runs.folder import open_run
-from coterie.runs.pass_rates import step_rates
 from coterie.runs.reinforce.loop import STEP
 from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, Killing, made, run_whole

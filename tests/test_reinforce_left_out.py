@@ -14,9 +14,7 @@ from coterie.record.rows import Row, Target
 from coterie.record.tree import Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.runs.reinforce.loop import describe_step, update
-from coterie.runs.reinforce.paths import AgentPath
-from coterie.runs.reinforce.preparation import BatchRules, prepare
-from coterie.runs.reinforce.sampling import StepSamples
+from coterie.runs.reinforce.sampling import AgentPath, BatchRules, StepSamples, prepare
 from coterie.runs.reinforce.settings import (
     AdvantageSettings,
     GroupSettings,

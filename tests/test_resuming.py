@@ -23,9 +23,8 @@ from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.folder import Step, open_run
-from coterie.runs.items import Done, on_trees
+from coterie.runs.items import Done, on_trees, play, summary
 from coterie.runs.loop import run_steps
-from coterie.runs.play import play, summary
 from tests.conftest import SMALL, Cli
 
 

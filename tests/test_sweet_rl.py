@@ -24,7 +24,7 @@ from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.selections import load_selections
+from coterie.runs.roles import load_selections
 from tests.conftest import Cli
 
 SMALL = (

@@ -16,9 +16,8 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.plain_report import plain_report
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import fork, run_steps
+from coterie.runs.loop import Stage, check_stages, fork, run_steps
 from coterie.runs.roles import Role, Roles, check_roles
-from coterie.runs.stage import Stage, check_stages
 from coterie.training.checkpoint import save_final, weight_hash
 from tests.outside.package.relay import Relay, RelayRecipe, RelaySettings
 

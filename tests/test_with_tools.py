@@ -26,7 +26,7 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
-from coterie.runs.play import play
+from coterie.runs.items import play
 from coterie.tools.calls import Function, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox

@@ -31,9 +31,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.runs.folder import Run, open_run
-from coterie.runs.loop import run_steps
-from coterie.runs.selections import load_selections
-from coterie.runs.stage import Stage
+from coterie.runs.loop import Stage, run_steps
+from coterie.runs.roles import load_selections
 
 WORDS = [
     "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",

@@ -17,7 +17,7 @@ from coterie.recipes.reinforcement import STAGE
 from coterie.record.rows import Row
 from coterie.record.store import Store
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
-from coterie.runs.reinforce.paths import paths_of
+from coterie.runs.reinforce.sampling import paths_of
 from coterie.runs.reinforce.settings import UpdateSettings
 from coterie.training.reference import with_old
 from coterie.training.trainer import Trainer

@@ -25,9 +25,8 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Step, open_run
-from coterie.runs.loop import run_steps
+from coterie.runs.loop import EVALUATION, run_steps
 
 TIMEOUT = 180.0
 """Seconds that a trial may take."""

@@ -49,7 +49,6 @@ from coterie.environments.registry import (
 )
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
-from coterie.evaluation.picker import NOBODY, PickerSettings
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.description import RunCritic
 from coterie.recipes.recorded_run import recorded_run
@@ -68,7 +67,7 @@ from coterie.runs.benchmark import (
     sampler_per_agent,
     store_name,
 )
-from coterie.runs.best_of_n import score_best_of_n
+from coterie.runs.best_of_n import NOBODY, PickerSettings, score_best_of_n
 from coterie.runs.evaluation_results import STAGE
 from coterie.runs.export_rows import dialogue_rows, write_rows
 from coterie.runs.folder import Run, read_config

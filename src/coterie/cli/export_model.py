@@ -22,9 +22,9 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.runs.eta import EVALUATION
 from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run
+from coterie.runs.loop import EVALUATION
 from coterie.terminal.console import notes
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -25,12 +25,10 @@ from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.actors import Actors, open_actors
-from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Run, Step
-from coterie.runs.play import play, summary
-from coterie.runs.roles import Role, Roles
-from coterie.runs.selections import load_selections
-from coterie.runs.stage import Stage
+from coterie.runs.items import play, summary
+from coterie.runs.loop import EVALUATION, Stage
+from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings, weight_dtype
 

@@ -22,7 +22,7 @@ from coterie.recipes.plan import Plan
 from coterie.record.rows import Row
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
-from coterie.runs.stage import Stage
+from coterie.runs.loop import Stage
 from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"

@@ -16,9 +16,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.recipes.sweep import shared_steps
 from coterie.record.store import copy_step
-from coterie.runs.eta import EVALUATION
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
-from coterie.runs.loop import check_finished, run_steps
+from coterie.runs.loop import EVALUATION, check_finished, run_steps
 
 SHARD = "rollout.shard"
 """Key of a run's part of the tasks: [i, n]."""

@@ -32,9 +32,8 @@ from coterie.models.loading import (
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.eta import EVALUATION
+from coterie.runs.loop import EVALUATION, check_stages
 from coterie.runs.roles import check_roles
-from coterie.runs.stage import check_stages
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings, make_jail
 from coterie.training.launch import accelerate_config, check_launch, launches

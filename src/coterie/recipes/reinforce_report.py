@@ -14,8 +14,7 @@ from coterie.rewards.advantages import group_advantages
 from coterie.rewards.path_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.loop import step_records
-from coterie.runs.reinforce.paths import AgentPath, paths_of
-from coterie.runs.reinforce.sampling import step_stage
+from coterie.runs.reinforce.sampling import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce.settings import ReinforceSettings
 
 ROWS, POINTS = 40, 100

@@ -15,12 +15,11 @@ from coterie.recipes.plan import Plan, check_room, check_served, check_training,
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.tree import Metrics
 from coterie.rewards.path_reward import PathReward
-from coterie.runs.eta import REINFORCE
 from coterie.runs.folder import Run
+from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce.learner import LearnerConfig
 from coterie.runs.reinforce.loop import Reinforcement
-from coterie.runs.reinforce.preparation import BatchRules
-from coterie.runs.reinforce.sampling import GroupSampler, sampling_of
+from coterie.runs.reinforce.sampling import BatchRules, GroupSampler, sampling_of
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.training.launch import launches
 from coterie.training.losses import ValueLoss

@@ -5,7 +5,7 @@ from typing import ClassVar
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
-from coterie.runs.run_tracker import RunSettings
+from coterie.runs.folder import RunSettings
 
 
 class EvaluateSettings(Settings):

@@ -18,10 +18,9 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.reports.page import write_page
-from coterie.runs.eta import EVALUATION
 from coterie.runs.evaluation_results import evaluation, held_out_results
 from coterie.runs.folder import Step, open_run
-from coterie.runs.loop import check_finished, fork, run_steps
+from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 
 
 @dataclass(frozen=True, slots=True)

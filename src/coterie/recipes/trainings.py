@@ -12,7 +12,7 @@ from coterie.recipes.base import Recipe
 from coterie.record.rows import Pair, View, rows, view
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run
-from coterie.runs.selections import load_selections
+from coterie.runs.roles import load_selections
 from coterie.training.checkpoint import TrainingReport, weight_hash
 from coterie.training.launch import launches, train_on_ranks
 from coterie.training.losses import DPO, SFT

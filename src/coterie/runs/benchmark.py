@@ -49,7 +49,7 @@ from coterie.runs.evaluation_results import (
     grade_means,
     held_out_draws,
 )
-from coterie.runs.play import play
+from coterie.runs.items import play
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 

@@ -1,4 +1,4 @@
-"""Loop over the stages of a recipe: run, resume, fork.
+"""Stages of a recipe.
 
 Finished stages are not repeated and interrupted stages resume. A finished stage whose settings have changed is refused,
 or left out of a fork.
@@ -9,17 +9,95 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
-from coterie.progress import Progress
+from coterie.progress import Progress, StagePlace
 from coterie.record.export import copy
-from coterie.runs.eta import stage_place
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
-from coterie.runs.stage import Stage, check_stages
+
+Do = Callable[[Run, int, Progress], Metrics]
+"""Function that does or resumes a stage of an iteration and returns its metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of one iteration."""
+
+    step: Step
+    do: Do
+    after: tuple[Step, ...] = ()
+    depends: tuple[object, ...] = ()
+    """Settings that its results depend on, in addition to the settings of the whole recipe."""
+    trains: tuple[str, ...] = ()
+    kind: str = ""
+    """Name of the work. Stages of one kind in other iterations are used to estimate the remaining time."""
+
+
+def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
+    """Raise :class:`UserError` unless ``stages`` is a list of stages in an order that can run."""
+    value: object = stages
+    if not isinstance(value, (list, tuple)) or not all(isinstance(stage, Stage) for stage in value):
+        raise _refused(
+            recipe, "a stages() that does not return a list of Stage", "make each with self.stage"
+        )
+    before: set[Step] = set()
+    known = {stage.step for stage in stages}
+    for stage in stages:
+        if stage.step in before:
+            raise _refused(recipe, f"two stages called {stage.step}", "give each a unique name")
+        for required in stage.after:
+            if required == stage.step:
+                raise _refused(recipe, f"a stage after itself: the {stage.step}", "correct `after`")
+            if required not in known:
+                what = f"the {stage.step} after the {required}, which it does not have"
+                raise _refused(recipe, what, "add that stage, or correct `after`")
+            if required not in before:
+                what = f"the {stage.step} before the {required}, which it needs"
+                raise _refused(recipe, what, "put them in the order in which they run")
+        before.add(stage.step)
+
+
+def _refused(recipe: str, what: str, do: str) -> UserError:
+    return UserError(f"the recipe {recipe} has {what}", do)
+
+
+EVALUATION = "evaluate"
+"""Name of the evaluation stage, which also follows the last iteration."""
+REINFORCE = "reinforce"
+"""Stage of many steps, which reports its time left itself."""
+
+
+def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
+    iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
+    seconds_by_kind = _seconds(run, stages)
+    left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
+    later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
+    here = stage.step.iteration
+    return StagePlace(
+        here,
+        iterations.index(here) + 1 if here in iterations else None,
+        len(iterations),
+        seconds_by_kind.get(stage.kind),
+        None
+        if None in later or stage.step.stage == REINFORCE
+        else sum(seconds or 0.0 for seconds in later),
+        sum(s.kind == stage.kind for s in left),
+    )
+
+
+def _seconds(run: Run, stages: Sequence[Stage]) -> dict[str, float]:
+    seconds_by_kind = {stage.kind: run.metrics(stage.step).get("seconds") for stage in stages
+             if run.is_finished(stage.step)}  # fmt: skip
+    return {
+        kind: float(seconds) for kind, seconds in seconds_by_kind.items() if seconds is not None
+    }
+
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
 

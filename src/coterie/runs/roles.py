@@ -6,7 +6,7 @@ process, an adapter is merged into float32 weights. With bfloat16 weights it sta
 small updates away. Servers serve it as an adapter.
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, remove_adapter
 from coterie.models.heads import add_head, load_head
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
+from coterie.record.tree import Selection, Tree
 from coterie.runs.folder import Run
 
 Result = TypeVar("Result")
@@ -201,3 +202,12 @@ def _fresh_adapter(model: Any, name: str) -> Any:
     if isinstance(model, PeftModel) and name in model.peft_config:
         remove_adapter(model, name)
     return add_lora(model, r=1, alpha=1, name=name).eval()
+
+
+def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
+    """Yield each selection of an iteration with its tree."""
+    tree: Tree | None = None
+    for task, selection in run.store.selections(iteration, "select"):
+        if tree is None or tree.task != task:
+            tree = run.store.tree(iteration, "rollout", task)
+        yield tree, selection

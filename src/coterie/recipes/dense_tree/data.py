@@ -34,9 +34,8 @@ from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.tree_search import Judgment, Search
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done
-from coterie.runs.selections import load_selections
-from coterie.runs.tree_growth import rollouts
+from coterie.runs.items import Done, rollouts
+from coterie.runs.roles import load_selections
 from coterie.selection import SiblingPair, count_pairs, dense_pairs, densest, first_differences
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings

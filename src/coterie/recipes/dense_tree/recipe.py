@@ -37,9 +37,8 @@ from coterie.rollout.episodes import Driver
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search
 from coterie.runs.folder import Run
-from coterie.runs.items import going_on, on_trees
-from coterie.runs.stage import Stage
-from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary
+from coterie.runs.items import TreeWriter, going_on, grow_trees, growth_summary, on_trees
+from coterie.runs.loop import Stage
 
 
 async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progress) -> None:

@@ -32,9 +32,8 @@ from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.folder import Run
-from coterie.runs.play import play
-from coterie.runs.roles import Role
-from coterie.runs.selections import load_selections
+from coterie.runs.items import play
+from coterie.runs.roles import Role, load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 from coterie.training.batches import max_row_length, steps_for_targets

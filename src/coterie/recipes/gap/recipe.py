@@ -31,8 +31,8 @@ from coterie.recipes.gap.data import GapData
 from coterie.recipes.reinforcement import STAGE, reinforce, reinforcement_settings
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
-from coterie.runs.play import summary
-from coterie.runs.stage import Stage
+from coterie.runs.items import summary
+from coterie.runs.loop import Stage
 
 
 class Gap(GapData):

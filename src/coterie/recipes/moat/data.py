@@ -24,7 +24,7 @@ from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.tree_search import Value
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
-from coterie.runs.selections import load_selections
+from coterie.runs.roles import load_selections
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings

@@ -49,8 +49,8 @@ from coterie.rewards.critics import Correction, correction_question, read_correc
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
+from coterie.runs.loop import Stage
 from coterie.runs.roles import Role
-from coterie.runs.stage import Stage
 from coterie.tools.actions.grammar import check, describe
 
 IN_FLIGHT = 16

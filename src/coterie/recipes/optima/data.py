@@ -24,7 +24,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.tree_search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
-from coterie.runs.selections import load_selections
+from coterie.runs.roles import load_selections
 from coterie.training.settings import TrainingSettings
 
 DROP_FORMAT = "drop_format"

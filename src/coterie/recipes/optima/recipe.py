@@ -54,9 +54,16 @@ from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, going_on, on_trees
-from coterie.runs.stage import Stage
-from coterie.runs.tree_growth import TreeWriter, grow_trees, growth_summary, rollouts
+from coterie.runs.items import (
+    Done,
+    TreeWriter,
+    going_on,
+    grow_trees,
+    growth_summary,
+    on_trees,
+    rollouts,
+)
+from coterie.runs.loop import Stage
 from coterie.selection import (
     PairSettings,
     best_demonstrations,

@@ -33,8 +33,8 @@ from coterie.recipes.reinforcement import (
 from coterie.recipes.rl.settings import GrpoSettings
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
+from coterie.runs.loop import Stage
 from coterie.runs.roles import Role
-from coterie.runs.stage import Stage
 
 
 class Reinforce(Recipe):

@@ -25,7 +25,7 @@ from coterie.rollout.candidates import PlayedDialogue
 from coterie.rollout.episodes import Episode
 from coterie.runs.actors import Actors, open_actors
 from coterie.runs.folder import Run
-from coterie.runs.selections import load_selections
+from coterie.runs.roles import load_selections
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 

@@ -40,8 +40,7 @@ from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
 from coterie.runs.folder import Run
-from coterie.runs.items import Done, do_items
-from coterie.runs.play import summary
+from coterie.runs.items import Done, do_items, summary
 from coterie.tools.sandbox.pool import Sandbox
 
 IN_FLIGHT = 16

@@ -62,9 +62,8 @@ from coterie.record.turn import digest
 from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items
-from coterie.runs.roles import Role
-from coterie.runs.selections import load_selections
-from coterie.runs.stage import Stage
+from coterie.runs.loop import Stage
+from coterie.runs.roles import Role, load_selections
 from coterie.selection import ranked_pairs, trajectory_pairs
 from coterie.training.losses import Classifier, Regression
 from coterie.training.settings import TrainingSettings

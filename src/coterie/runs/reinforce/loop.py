@@ -20,11 +20,16 @@ from coterie.record.rows import Row
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
 from coterie.runs.folder import Run
-from coterie.runs.reinforce.advantages import StepBatch
 from coterie.runs.reinforce.learner import Learner, LearnerConfig, learner, saved_updates
-from coterie.runs.reinforce.paths import AgentPath
-from coterie.runs.reinforce.preparation import BatchRules, informative_tasks, prepare
-from coterie.runs.reinforce.sampling import GroupSampler, StepSamples
+from coterie.runs.reinforce.sampling import (
+    AgentPath,
+    BatchRules,
+    GroupSampler,
+    StepBatch,
+    StepSamples,
+    informative_tasks,
+    prepare,
+)
 from coterie.runs.reinforce.settings import StepSettings
 from coterie.runs.roles import Roles
 from coterie.training.checkpoint import weight_hash
