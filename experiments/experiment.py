@@ -32,8 +32,7 @@ from coterie.record.tree import Metrics
 from coterie.runs.evaluation_results import STAGE, HeldOutResult, grade_means, held_out_results
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
-from coterie.terminal.console import results
-from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal import ConsoleProgress, results
 
 NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-sft")
 SIGNIFICANCE = 0.05

@@ -94,7 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests that change it take a copy."""
     from coterie.cli.running import run_recipe
     from coterie.recipes.registry import settings
-    from coterie.terminal.console import notes
+    from coterie.terminal import notes
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
     run_recipe(settings("optima/isft", FEW), folder, notes())

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.cli.candidates import candidates
 from coterie.cli.chatting import open_engine
-from coterie.config.day import pinned, today
+from coterie.config.folders import pinned, today
 from coterie.engines.settings import EngineSettings
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import resolve

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.config.home import home, new_folder
+from coterie.config.folders import home, new_folder
 from coterie.errors import UserError
 from coterie.models import catalogue
 from coterie.models.catalogue import CATALOGUE, WheelModel, folder_of

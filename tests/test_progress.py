@@ -10,7 +10,7 @@ from coterie.progress import Pace, Silent, StagePlace, duration
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal import ConsoleProgress
 from tests.conftest import FEW, Cli
 
 

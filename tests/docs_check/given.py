@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from coterie.config.home import sha256
+from coterie.config.folders import sha256
 from coterie.datasets.catalogue import find
 from coterie.datasets.sources import REVISIONS
 from coterie.models.conversion import MANIFEST, ModelManifest

@@ -29,8 +29,7 @@ from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import sweep
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import quickstart_method
-from coterie.terminal.console import notes, results
-from coterie.terminal.words import Words
+from coterie.terminal import Words, notes, results
 
 EPILOG = (
     "First: `coterie quickstart`. `coterie list` has recipes, benchmarks and models; each command's --help has "

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coterie.config.plain import wrong_at
-from coterie.config.resolve import resolve
+from coterie.config.folders import encoded
+from coterie.config.resolve import resolve, wrong_at
 from coterie.config.settings import Settings
-from coterie.config.text import encoded
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.settings import EngineSettings
@@ -39,7 +38,7 @@ from coterie.record.turn import (
     make_turn,
 )
 from coterie.rollout.episodes import FirstPrompt, first_prompts
-from coterie.terminal.console import notes
+from coterie.terminal import notes
 from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
 from coterie.tools.sandbox.pool import Sandbox

@@ -25,8 +25,7 @@ from coterie.datasets.load import load
 from coterie.environments.coding import compared
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
-from coterie.terminal.console import results
-from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal import ConsoleProgress, results
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, format_value, has_nan, same
 

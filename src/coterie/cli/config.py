@@ -12,8 +12,7 @@ from rich.text import Text
 from coterie.cli.run import RecipeName
 from coterie.config.plugins import label
 from coterie.errors import UserError
-from coterie.terminal.console import results
-from coterie.terminal.words import once
+from coterie.terminal import once, results
 
 if TYPE_CHECKING:
     from coterie.config.resolve import SettingsKey
@@ -86,7 +85,7 @@ def config_list(
 
 def _asked(asked: Sequence[str], known: Mapping[str, "SettingsKey"]) -> list[str]:
     """The keys that are meant: those of that name or in that group, or else with it in their name."""
-    from coterie.config.explain import nearest_key
+    from coterie.config.resolve import nearest_key
 
     found: set[str] = set()
     for name in asked:

@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 
 from coterie.errors import UserError
-from coterie.terminal.console import notes, results
-from coterie.terminal.progress import ConsoleProgress
-from coterie.terminal.words import Words
+from coterie.terminal import ConsoleProgress, Words, notes, results
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from coterie.cli.running import plan_table
-from coterie.config.file import nested
-from coterie.config.resolve import flatten
+from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import known_answers
 from coterie.environments.checks import draw_tasks

@@ -71,7 +71,7 @@ from coterie.runs.best_of_n import NOBODY, PickerSettings, score_best_of_n
 from coterie.runs.evaluation_results import STAGE
 from coterie.runs.export_rows import dialogue_rows, write_rows
 from coterie.runs.folder import Run, read_config
-from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 
 

@@ -25,7 +25,7 @@ from coterie.recipes.registry import settings
 from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run
 from coterie.runs.loop import EVALUATION
-from coterie.terminal.console import notes
+from coterie.terminal import notes
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -32,8 +32,7 @@ from coterie.runs.benchmark import BenchmarkSettings, Consistency
 from coterie.runs.best_of_n import BestOfN
 from coterie.runs.evaluation_results import STAGE, Evaluation
 from coterie.runs.loop import command_line
-from coterie.terminal.console import results
-from coterie.terminal.means import beside, in_words, means_table, share
+from coterie.terminal import beside, in_words, means_table, results, share
 
 EXAMPLES = 12
 """Tasks that are shown on the page."""

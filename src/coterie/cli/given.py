@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config.file import SettingsFile, names_in, nested, read_settings, recipe_in
 from coterie.config.folders import expanded
 from coterie.config.plugins import absolute_name
-from coterie.config.resolve import keys, overlaid
+from coterie.config.resolve import (
+    SettingsFile,
+    keys,
+    names_in,
+    nested,
+    overlaid,
+    read_settings,
+    recipe_in,
+)
 from coterie.datasets.conversations import FileSettings
 from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import DATASETS
@@ -18,7 +25,7 @@ from coterie.errors import UserError
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import read_config
-from coterie.terminal.words import once
+from coterie.terminal import once
 
 PLAYED = ("dataset", "environment")
 """Groups whose names decide which keys there are."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from coterie.cli.models import model_table
-from coterie.terminal.console import results
+from coterie.terminal import results
 
 
 def list_names() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.terminal.console import notes
+from coterie.terminal import notes
 
 
 def merge(
@@ -28,7 +28,7 @@ def merge(
         coterie merge runs/part-0 runs/part-2 --folder runs/whole --partial
     """
     from coterie.recipes.merge import merge as merge_parts
-    from coterie.terminal.progress import ConsoleProgress
+    from coterie.terminal import ConsoleProgress
 
     console = notes()
     progress = ConsoleProgress(console)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from coterie.terminal.console import notes, results
+from coterie.terminal import notes, results
 
 app = typer.Typer(
     no_args_is_help=True,

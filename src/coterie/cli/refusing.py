@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from coterie.config.blame import plugin_errors
 from coterie.config.folders import FULL
+from coterie.config.plugin_errors import plugin_errors
 from coterie.errors import UserError
 
 REFUSED = 2

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from coterie.config.plugins import label
-from coterie.terminal.console import notes, results
-from coterie.terminal.words import Words
+from coterie.terminal import Words, notes, results
 
 RecipeName = Annotated[
     str | None,

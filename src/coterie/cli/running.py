@@ -21,8 +21,7 @@ from coterie.reports.page import write_page
 from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.loop import check_finished, fork, run_steps
-from coterie.terminal.means import beside, in_words, means_table, share
-from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal import ConsoleProgress, beside, in_words, means_table, share
 
 
 def run_recipe(

@@ -11,7 +11,7 @@ import typer
 
 from coterie.cli.serve_model import model
 from coterie.errors import UserError
-from coterie.terminal.console import notes
+from coterie.terminal import notes
 
 console = notes()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.errors import UserError
-from coterie.terminal.console import notes
+from coterie.terminal import notes
 
 if TYPE_CHECKING:
     from coterie.cli.export_model import Export
@@ -108,7 +108,7 @@ def model(
 def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Export | None]":
     """Return how a run's vLLM is started, where its policy is, and how that is made if it is an adapter."""
     from coterie.cli.export_model import Export, exported_version
-    from coterie.config.home import sha256
+    from coterie.config.folders import sha256
     from coterie.engines.servers.member import absolute
     from coterie.models.loading import is_adapter, resolve
     from coterie.recipes.recorded_run import recorded_run

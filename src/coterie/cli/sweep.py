@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from coterie.config.plugins import absolute_name, label
-from coterie.terminal.console import notes, results
-from coterie.terminal.words import Words
+from coterie.terminal import Words, notes, results
 
 if TYPE_CHECKING:
     from coterie.recipes.sweep import Point, SweepRow
@@ -56,7 +55,7 @@ def sweep(
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
     from coterie.reports.page import write_page
     from coterie.runs.loop import command_line
-    from coterie.terminal.progress import ConsoleProgress
+    from coterie.terminal import ConsoleProgress
 
     recipe, words, console = absolute_name(recipe), words or [], notes()
     key = ",".join(split_words(words)[0])

@@ -1,14 +1,101 @@
-"""Atomic creation of files and folders, and checks that a path is writable."""
+"""Folders and files that are whole on disk or absent, coterie's home folder, text and dates.
+
+JSON and YAML can contain a lone surrogate (``"\ud800"``), half of a character, which tokenizers, files and servers
+reject.
+
+A run may take several days and be resumed. Everything that is loaded while it is open uses the date on which its
+folder was made.
+
+Data sets are in ``data``, converted models in ``models``.
+"""
 
 import errno
+import fcntl
+import hashlib
+import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 from coterie.errors import UserError
+
+MAX_DEPTH = 100
+"""Maximum nesting of values for :func:`shallow`, far below Python's recursion limit."""
+
+_SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def encoded(text: str, what: str) -> bytes:
+    """Encode a text. Raise ``UserError``, which names the text ``what``, for a lone surrogate."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        wrong = _explain(error)
+        raise UserError(f"{what} holds {wrong}", "write the full character or remove it") from error
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON. Raise ``ValueError`` for invalid JSON, a lone surrogate or too deep nesting."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    return whole(value) if _SPELLED.search(text) else value
+
+
+def whole(value: Any) -> Any:
+    """Return a JSON value unchanged. Raise ``ValueError`` if it contains a lone surrogate."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds {_explain(error)}") from error
+    return value
+
+
+def shallow(value: Any) -> Any:
+    """Return a JSON value unchanged. Raise ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [
+            one.values() if isinstance(one, Mapping) else one
+            for one in level
+            if isinstance(one, Mapping | list | tuple)
+        ]
+        if not inner:
+            return value
+        level = [one for several in inner for one in several]
+    raise ValueError(f"it nests too deep (more than {MAX_DEPTH} levels)")
+
+
+def _explain(error: UnicodeEncodeError) -> str:
+    code = f"\\u{ord(error.object[error.start]):04x}"
+    return f"half a character (the lone surrogate {code}, at character {error.start + 1})"
+
+
+_pinned: list[list[date]] = []
+
+
+@contextmanager
+def pinned(day: date) -> Iterator[None]:
+    """Freeze :func:`today` inside the block."""
+    entry = [day]
+    _pinned.append(entry)
+    try:
+        yield
+    finally:
+        _pinned[:] = [other for other in _pinned if other is not entry]
+
+
+def today() -> date:
+    """Return the date that was pinned last, or else the current date."""
+    return _pinned[-1][0] if _pinned else date.today()
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk."""
@@ -110,3 +197,36 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def home() -> Path:
+    """Return the folder, which may not exist yet."""
+    folder = os.environ.get("COTERIE_HOME")
+    return expanded(folder) if folder else Path.home() / ".cache" / "coterie"
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Create a :func:`~coterie.config.folders.whole_folder` under a lock.
+
+    Raises ``UserError`` if another process holds the lock or the folder can't be created.
+    """
+    try:
+        make_folder(target.parent)
+    except UserError as error:
+        raise UserError(
+            error.what, "make it writable, or set COTERIE_HOME to another folder"
+        ) from error
+    with open(target.with_name(f".{target.name}.lock"), "a", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another command is creating {target}", "wait until it ends") from None
+        with whole_folder(target) as partial:
+            yield partial
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 checksum of a file in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,21 +1,371 @@
-"""Resolve validated settings from a preset and ``key=value`` words.
+"""Settings from a preset, a YAML file and ``key=value`` words, with errors a person can act on.
+
+    recipe: NAME
+    seed: 3
+    rollout:
+      samples: 4
+    reward.lambda_token: 0.3        # dotted keys work too
+
+Errors name the line.
 
 ``coterie run RECIPE rollout.samples=4`` parses ``rollout.samples=4`` here.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from coterie.config.explain import explain, nearest_key
+from coterie.config.folders import encoded
 from coterie.config.settings import Settings
-from coterie.config.text import encoded
-from coterie.errors import UserError
+from coterie.errors import UserError, nearest
+
+WORDS = {
+    "missing": "is missing",
+    "missing_argument": "is missing",
+    "missing_keyword_only_argument": "is missing",
+    "extra_forbidden": "is not known here",
+    "unexpected_keyword_argument": "is not known here",
+    "invalid_key": "is not known here",
+    "json_invalid": "is not JSON",
+    "none_required": "must be null",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} items, and has {actual_length}",
+    "too_long": "must have at most {max_length} items, and has {actual_length}",
+}
+"""Descriptions by type of validation error; braces are filled from its context."""
+SOME_TEXT = r"\S"
+"""Pattern of text that isn't blank."""
+KINDS = {
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "string": "must be text",
+    "list": "must be a list",
+    "tuple": "must be a list",
+    "dict": "must be an object with named values",
+    "model": "must be an object with named values",
+    "dataclass": "must be an object with named values",
+}
+"""Descriptions of wrong types by the first word of the type of validation error."""
+
+
+def wrong(error: ErrorDetails) -> str:
+    """Describe an error, such as ``must be a whole number``. Keep messages of coterie's own checks."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in WORDS:
+        return WORDS[kind].format(**{name: _short(value) for name, value in context.items()})
+    if kind in ("value_error", "assertion_error"):
+        return str(context["error"])
+    if kind in ("literal_error", "enum"):
+        return f"must be {str(context['expected']).replace(chr(39), '')}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"must be one of {str(context.get('expected_tags', 'those known')).replace(chr(39), '')}"
+    if kind == "string_pattern_mismatch" and context["pattern"] != SOME_TEXT:
+        return "is not of the form that is needed"
+    if kind in ("string_too_short", "string_pattern_mismatch"):
+        return "must hold some text"
+    return KINDS.get(kind.partition("_")[0], f"can't be read ({kind.replace('_', ' ')})")
+
+
+def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
+    """Describe an error like :func:`wrong`, prefixed by the location without its first ``skip`` steps."""
+    place = ".".join(map(str, error["loc"][skip:]))
+    return f"{place}: {wrong(error)}" if place else wrong(error)
+
+
+def _short(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+SYNONYMS = {
+    "lr": "learning_rate",
+    "batch_size": "batch_rows",
+    "per_device_train_batch_size": "batch_rows",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_seq_length": "max_length",
+    "lora_rank": "lora_r",
+    "group_size": "samples",
+    "num_generations": "samples",
+    "max_completion_length": "max_tokens",
+}
+"""Training keys by their names in other libraries."""
+OWN_CHECKS = ("value_error", "assertion_error")
+
+
+def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
+    problems: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        where, problem = _problem(detail, known)
+        problems.setdefault(where, []).append(problem)
+    lines = [f"{where}{' or '.join(dict.fromkeys(texts))}" for where, texts in problems.items()]
+    return "these settings can't be used:\n  " + "\n  ".join(lines)
+
+
+def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
+    """Return the known key that is most similar to ``path``, by its full name or its last part."""
+    group, dot, last = path.rpartition(".")
+    last = SYNONYMS.get(last, last)
+    path = f"{group}{dot}{last}"
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    if same:
+        return min(
+            same,
+            key=lambda key: (
+                key != path,
+                bool(group) and not key.startswith(f"{group}."),
+                key.count(".") != path.count("."),
+                key.startswith(("evaluate.", "engine.")),
+            ),
+        )
+    leaves = {key.rsplit(".", 1)[-1]: key for key in reversed(list(known))}
+    leaf = nearest(path.rsplit(".", 1)[-1], leaves, cutoff=0.75)
+    return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))
+
+
+def _problem(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
+    path, place = _split(error["loc"], known)
+    if error["type"] == "extra_forbidden":
+        near = nearest_key(path, known)
+        return f"unknown key {path!r}", f"; did you mean {near!r}?" if near else ""
+    if error["type"] == "missing":
+        inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.is_required]
+        return " and ".join(inner or [path]), " must be given"
+    if path not in known:
+        return _group_problem(error, path, known), ""
+    key = known[path]
+    item = f", item {place}" if place else ""
+    value = "" if key.quiet else f"={_display_value(error['input'])}"
+    return f"{path}{item}{value}: ", _key_problem(error, key)
+
+
+def _key_problem(error: ErrorDetails, key: "SettingsKey") -> str:
+    problem = wrong(error)
+    if error["type"] in OWN_CHECKS:
+        return problem
+    if error["type"] in ("tuple_type", "list_type"):
+        return f"{problem}, such as {key.path}=[{_display_value(error['input'])}]"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{problem}: {key.meaning}"
+    choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    near = nearest(str(error["input"]), choices, cutoff=0.5)
+    return f"{problem}; did you mean {near}?" if near else problem
+
+
+def _group_problem(error: ErrorDetails, path: str, known: Mapping[str, "SettingsKey"]) -> str:
+    """Explain a failed check of several keys, with their full names, or a value for a group."""
+    if error["type"] in OWN_CHECKS:
+        return _in_full(wrong(error), path, known)
+    inside = [key for key in known if key.startswith(f"{path}.")]
+    if inside:
+        examples = ", ".join(inside[:3]) + ", ..." * (len(inside) > 3)
+        return f"{path}={_display_value(error['input'])}: {path} is a group of keys: {examples}"
+    return f"{path}: {wrong(error)}" if path else wrong(error)
+
+
+def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
+    """Replace keys of a group in a message by their full names.
+
+    Keys that may be plain words are replaced only before ``=``.
+    """
+    if not group:
+        return text
+    for key in known:
+        inner = key.removeprefix(f"{group}.")
+        if inner == key:
+            continue
+        after = r"(?![\w.])" if "_" in inner or "." in inner else r"(?==)"
+        text = re.sub(rf"(?<![\w.]){re.escape(inner)}{after}", key, text)
+    return text
+
+
+def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[str, str]:
+    """Split a location into a key and the place within its value; without a known key, return the full location."""
+    for count in range(len(place), 0, -1):
+        path = ".".join(map(str, place[:count]))
+        if path in known:
+            inside = [step for step in place[count:] if isinstance(step, int)]
+            return path, ".".join(str(step + 1) for step in inside)
+    return ".".join(map(str, place)), ""
+
+
+def _display_value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, dict | list) or value == "" else str(value)
+
+
+RECIPE = "recipe"
+OF_RUNS = ("made",)
+"""Keys in the config of a run folder that are not settings."""
+_KEY = re.compile(r"\s*([\w.]+)")
+
+
+@dataclass(slots=True)
+class SettingsFile:
+    """File of settings of one type."""
+
+    path: Path
+    values: dict[str, Any] = dataclass_field(default_factory=dict)
+    """Values by dotted key. A group with a value means its main key."""
+    lines: dict[str, int] = dataclass_field(default_factory=dict)
+
+    @contextmanager
+    def line_numbers(self, words: Iterable[str] = ()) -> Iterator[None]:
+        """Add line numbers to errors about keys of the file inside the block, unless a word replaces the key."""
+        replaced = {word.partition("=")[0] for word in words}
+        try:
+            yield
+        except UserError as error:
+            what = "\n".join(self._add_line(line, replaced) for line in error.what.split("\n"))
+            raise UserError(what, error.todo) from error
+
+    def _add_line(self, problem: str, replaced: set[str]) -> str:
+        match = _KEY.match(problem)
+        key = match[1].rstrip(".") if match else ""
+        if key not in self.lines or key in replaced:
+            return problem
+        return f"{problem} ({self.path}, line {self.lines[key]})"
+
+
+def recipe_in(path: Path) -> str | None:
+    """Return the recipe that a file names, if any."""
+    for name, value in _items(path, _document(path), ""):
+        if name.value == RECIPE and isinstance(value, yaml.ScalarNode):
+            return str(value.value)
+    return None
+
+
+def names_in(path: Path, groups: Iterable[str]) -> list[str]:
+    """Return the names of groups such as ``dataset`` in a file, as words ``dataset=NAME``."""
+    words = []
+    for name, value in _items(path, _document(path), ""):
+        group, _, key = str(name.value).partition(".")
+        if group not in groups or key not in ("", "name"):
+            continue
+        if isinstance(value, yaml.MappingNode):
+            inner = {key.value: one for key, one in _items(path, value, f"{group}.")}
+            value = inner.get("name", value)
+        if isinstance(value, yaml.ScalarNode):
+            words.append(f"{group}={value.value}")
+    return words
+
+
+def read_settings(path: Path, settings: type[Settings]) -> SettingsFile:
+    """Read the settings of a file.
+
+    Raises :class:`UserError` with the line for invalid YAML, a duplicate key or an unknown key.
+    """
+    known, file = {key.path for key in keys(settings)}, SettingsFile(path)
+
+    def read(node: yaml.MappingNode, prefix: str) -> None:
+        for name, value in _items(path, node, prefix):
+            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
+            if key in (RECIPE, *OF_RUNS):
+                continue
+            if key in file.lines:
+                _refuse(path, _twice(key, file.lines[key], line))
+            is_group = key not in known
+            if is_group and not any(path.startswith(f"{key}.") for path in known):
+                raise _unknown(path, line, key, known)
+            if is_group and isinstance(value, yaml.MappingNode):
+                read(value, f"{key}.")
+            elif not (is_group and value.value == ""):  # an empty group sets nothing
+                file.lines[key] = line
+                file.values[key] = _built(path, value)
+
+    read(_document(path), "")
+    return file
+
+
+def _unknown(path: Path, line: int, key: str, known: Iterable[str]) -> UserError:
+    near = nearest_key(key, dict.fromkeys(known))
+    todo = f"did you mean {near!r}?" if near else RECIPE_KEYS
+    return UserError(f"{path}, line {line}: unknown key {key!r}", todo)
+
+
+def _twice(key: str, before: int, line: int) -> str:
+    return f"the key {key!r} is in line {before} and again in line {line}"
+
+
+def _document(path: Path) -> yaml.MappingNode:
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(
+            f"can't read {path}: {error.strerror}", "give --config a YAML file of settings"
+        ) from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        _refuse(path, _reason(error))
+    if node is None:
+        return yaml.MappingNode("tag:yaml.org,2002:map", [])
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path} has no settings", "add lines such as `iterations: 2`")
+    return node
+
+
+def _items(
+    path: Path, node: yaml.MappingNode, prefix: str
+) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Yield the keys and values of a mapping. Raise ``UserError`` for a key that is not a word or a duplicate."""
+    seen: dict[str, int] = {}
+    for name, value in node.value:
+        line = name.start_mark.line + 1
+        if not isinstance(name, yaml.ScalarNode):
+            _refuse(path, f"the key in line {line} is not a word")
+        if name.value in seen:
+            _refuse(path, _twice(f"{prefix}{name.value}", seen[name.value], line))
+        seen[name.value] = line
+        yield name, value
+
+
+def _built(path: Path, node: yaml.Node) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: invalid date
+        _refuse(path, f"line {node.start_mark.line + 1}: {_reason(error)}")
+    finally:
+        loader.dispose()
+
+
+def _reason(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if problem and "'\\t'" in problem:
+        problem = "YAML does not allow a tab here; use spaces"
+    return f"line {mark.line + 1}: {problem}" if mark is not None and problem else str(error)
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise UserError(f"can't read settings from {path}: {reason}", "correct the file")
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, name = key.split(".")
+        inside = tree
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    return tree
+
 
 S = TypeVar("S", bound=Settings)
 NEEDED = "(needed)"

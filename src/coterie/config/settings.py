@@ -1,4 +1,4 @@
-"""Base class of settings and declaration of keys.
+"""Groups of settings: their base class, keys, and addresses of servers.
 
 :func:`key` declares a key with its meaning and, if a paper fixes its value, the source. ``coterie config`` shows both.
 """
@@ -7,7 +7,20 @@ import hashlib
 import json
 from typing import Any, ClassVar
 
+import httpx2
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def server_url(url: str) -> httpx2.URL:
+    """Parse the URL of a server. Raise ``ValueError`` unless it is an HTTP(S) URL."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"is not a URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError("must begin with http:// or https:// and a host")
+    return parsed
+
 
 MOST_SEED = 2**32 - 1
 """Largest seed. Generators take 64 bits, and a run derives the seeds of its trainings."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from coterie.config.text import read_json
+from coterie.config.folders import read_json
 from coterie.datasets.problems import EMPTY, MathRow
 from coterie.datasets.rows import (
     Frozen,

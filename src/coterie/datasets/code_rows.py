@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from coterie.config.text import read_json
+from coterie.config.folders import read_json
 from coterie.datasets.answers import AnswerRow, Layout, as_text
 from coterie.datasets.rows import Frozen, QuestionRow, question_key
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from coterie.config.home import sha256
+from coterie.config.folders import sha256
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered

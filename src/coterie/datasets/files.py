@@ -14,9 +14,8 @@ from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from coterie.config.folders import make_folder, reason_of
-from coterie.config.plain import wrong_at
-from coterie.config.text import read_json
+from coterie.config.folders import make_folder, read_json, reason_of
+from coterie.config.resolve import wrong_at
 from coterie.datasets.rows import SetRow
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from coterie.config.construct import construct, settings_type_of
-from coterie.config.folders import expanded, whole_file
-from coterie.config.home import sha256
+from coterie.config.folders import expanded, sha256, whole_file
 from coterie.config.plugins import Kind, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key

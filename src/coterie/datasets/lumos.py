@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coterie.config.plain import wrong_at
+from coterie.config.resolve import wrong_at
 from coterie.datasets.files import numbered
 from coterie.datasets.plans import Domain, PlanRow, PlanStep, one_line
 from coterie.datasets.rows import LeftOut, Text

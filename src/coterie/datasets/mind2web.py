@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import model_validator
 
+from coterie.config.folders import read_json
 from coterie.config.settings import key
-from coterie.config.text import read_json
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import DatasetSettings

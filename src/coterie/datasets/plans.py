@@ -33,7 +33,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from coterie.config.plain import wrong_at
+from coterie.config.resolve import wrong_at
 from coterie.datasets.problems import number, parse_formula, value
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, Text, question_key
 

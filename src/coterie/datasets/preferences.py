@@ -16,8 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coterie.config.folders import expanded
-from coterie.config.home import sha256
+from coterie.config.folders import expanded, sha256
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Repository, Split
 from coterie.datasets.conversations import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from coterie.config.plain import wrong_at
+from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.answers import AnswerRow, first_of
 from coterie.datasets.catalogue import SPLITS, Split

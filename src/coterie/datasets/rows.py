@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from coterie.config.text import read_json
+from coterie.config.folders import read_json
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 

@@ -23,8 +23,7 @@ import httpx2
 from dotenv import dotenv_values
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from coterie.config.settings import Settings, key
-from coterie.config.urls import server_url
+from coterie.config.settings import Settings, key, server_url
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from coterie.config.blame import first_line, place
+from coterie.config.plugin_errors import first_line, place
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import ActorKind, Environment, Shared, State

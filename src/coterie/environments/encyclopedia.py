@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 from zlib import crc32
 
-from coterie.config.home import home
+from coterie.config.folders import home
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
 from rapidfuzz import fuzz
 
-from coterie.config.plain import wrong_at
+from coterie.config.resolve import wrong_at
 from coterie.config.settings import Settings, key
 from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance

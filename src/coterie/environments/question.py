@@ -23,7 +23,6 @@ from typing import Any
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from coterie.config.plain import wrong_at
 from coterie.config.plugins import (
     Kind,
     Plugin,
@@ -34,6 +33,7 @@ from coterie.config.plugins import (
     label,
     last_line,
 )
+from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.answers import as_text, first_of
 from coterie.datasets.catalogue import Split

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
-from coterie.config.text import shallow
+from coterie.config.folders import shallow
 from coterie.record.turn import Finish, Tool, ToolCall, ToolResult, call_id
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"

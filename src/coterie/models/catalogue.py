@@ -12,8 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from coterie.config.folders import expanded
-from coterie.config.home import home
+from coterie.config.folders import expanded, home
 from coterie.errors import UserError, did_you_mean, nearest
 
 

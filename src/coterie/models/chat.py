@@ -28,7 +28,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from coterie.config.text import encoded
+from coterie.config.folders import encoded
 from coterie.errors import UserError
 from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Slot, TemplateMessage, TextPiece

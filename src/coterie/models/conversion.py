@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coterie.config.home import new_folder, sha256
+from coterie.config.folders import new_folder, sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import WheelModel, folder_of
 from coterie.models.saved import writing

@@ -24,8 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from coterie.config.folders import expanded
-from coterie.config.home import sha256
+from coterie.config.folders import expanded, sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import (
     check_hub_name,

@@ -1,7 +1,7 @@
 """Chat template of a tokenizer: text of chats, and its headers and thoughts, detected by trials.
 
-Templates that write the date get the day on which they were loaded, or the pinned one (``config.day``), since prompts
-must not change during a run or when it resumes.
+Templates that write the date get the day on which they were loaded, or the pinned one (``config.folders``), since
+prompts must not change during a run or when it resumes.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
-from coterie.config.day import today
+from coterie.config.folders import today
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count as numbers
 from typing import TYPE_CHECKING, Any, Literal
 
-from coterie.config.text import shallow
+from coterie.config.folders import shallow
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import (
     SYNTAXES,

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from coterie.config.folders import make_folder, reason_of, whole_file
-from coterie.config.plain import wrong
+from coterie.config.resolve import wrong
 from coterie.errors import UserError
 from coterie.record import reader, tables
 from coterie.record.rows import Edit, Render, View, prompts, recontext, rows, view

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Literal
 
-from coterie.config.text import encoded
+from coterie.config.folders import encoded
 
 _PLACE = re.compile(r"c(0|[1-9][0-9]*)")
 

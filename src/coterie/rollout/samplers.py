@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coterie.config.text import shallow
+from coterie.config.folders import shallow
 from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.environments.user_simulator import PERSON, UserSimulator

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.config.day import pinned, today
-from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
+from coterie.config.folders import check_new_folder, flush, make_folder, pinned, today, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import POLICY

@@ -32,8 +32,8 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT201909, DRAFT202012
 
+from coterie.config.folders import shallow, whole
 from coterie.config.settings import Settings, key
-from coterie.config.text import shallow, whole
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 from coterie.record.turn import Finish, Message, Role, Tool, ToolCall, ToolResult, place

@@ -18,8 +18,8 @@ from pydantic import ValidationError, create_model, field_validator
 
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plain import wrong_at
 from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label, last_line
+from coterie.config.resolve import wrong_at
 from coterie.config.settings import Settings, key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolCall, ToolResult, digest

@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from coterie.config.folders import read_json
 from coterie.config.settings import key
-from coterie.config.text import read_json
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat

@@ -9,8 +9,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 
-from coterie.config.folders import expanded
-from coterie.config.home import sha256
+from coterie.config.folders import expanded, sha256
 from coterie.environments.answers import question_of
 from coterie.environments.protocol import Openers, Shared, agents_of
 from coterie.environments.workflow.agent import AgentSettings

@@ -5,8 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from pathlib import Path
 
-from coterie.config.folders import expanded
-from coterie.config.home import sha256
+from coterie.config.folders import expanded, sha256
 from coterie.engines.chat_model import check_chat
 from coterie.environments.coding import AGENT, CRITIC, BackendProgramming, Coding, with_reference
 from coterie.environments.protocol import Openers

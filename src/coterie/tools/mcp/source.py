@@ -17,8 +17,7 @@ from typing import ClassVar, Self
 
 from pydantic import field_validator, model_validator
 
-from coterie.config.settings import Settings, key
-from coterie.config.urls import server_url
+from coterie.config.settings import Settings, key, server_url
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 from coterie.tools.calls import Function, ToolUnavailable

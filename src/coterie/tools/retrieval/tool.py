@@ -18,10 +18,8 @@ from typing import Any, Self
 import httpx2
 from pydantic import BaseModel, ValidationError, field_validator, model_validator
 
-from coterie.config.folders import expanded
-from coterie.config.home import home, new_folder, sha256
-from coterie.config.settings import key
-from coterie.config.urls import server_url
+from coterie.config.folders import expanded, home, new_folder, sha256
+from coterie.config.settings import key, server_url
 from coterie.engines.endpoint import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent

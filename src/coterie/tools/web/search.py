@@ -15,9 +15,8 @@ from weakref import WeakValueDictionary
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coterie.config.home import sha256
-from coterie.config.settings import Settings, key
-from coterie.config.urls import server_url
+from coterie.config.folders import sha256
+from coterie.config.settings import Settings, key, server_url
 from coterie.datasets.files import numbered
 from coterie.engines.endpoint import Limits, find_key, retry_after
 from coterie.engines.protocol import EngineGone

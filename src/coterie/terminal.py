@@ -1,7 +1,13 @@
-"""Progress bars with rate and time left, or plain lines without a terminal."""
+"""The terminal: where commands write, progress, tables of measures, and ``key=value`` words.
+
+Markup is off, so ``coterie[wandb]``, names and text of models are printed unchanged.
+"""
 
 import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (  # fmt: skip
     BarColumn,
@@ -11,8 +17,76 @@ from rich.progress import (  # fmt: skip
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 
+from coterie.errors import UserError
 from coterie.progress import Pace, StagePlace, duration
+
+
+def results(width: int = 0) -> Console:
+    """Return standard output for tables, at least ``width`` columns wide so that no number is cut."""
+    console = Console(markup=False, emoji=False)
+    console.width = max(console.width, width)
+    return console
+
+
+def notes() -> Console:
+    """Return standard error for messages, without line wrapping so that paths stay intact."""
+    return Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+
+def once(words: list[str] | None) -> list[str] | None:
+    """Raise ``UserError`` for a duplicate key. ``user_simulator=`` and ``user_simulator.model=`` are the same key."""
+    by_key: dict[str, str] = {}
+    for word in words or []:
+        key = word.partition("=")[0]
+        before = by_key.setdefault(key.removesuffix(".model"), word)
+        if before is not word:
+            raise UserError(f"{key} is given twice: {before} and {word}", "remove one of them")
+    return words
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),
+]
+
+MOST = 6
+"""Maximum number of metrics next to the score."""
+
+
+def measures(means: Sequence[Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for one in means for name in one))
+
+
+def beside(means: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the metrics next to the score; empty if they need a separate table."""
+    names = measures(means)
+    return names if len(names) <= MOST else []
+
+
+def in_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def share(means: Mapping[str, float], name: str) -> str:
+    """Format a metric; empty if it was not measured."""
+    return f"{means[name]:.2f}" if name in means else ""
+
+
+def means_table(labels: Sequence[str], means: Sequence[Mapping[str, float]]) -> Table | None:
+    """Build a table of metrics by policy; ``None`` if all fit next to the score."""
+    names = measures(means)
+    if len(names) <= MOST:
+        return None
+    table = Table(title="means", box=None)
+    table.add_column("")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for name in names:
+        table.add_row(in_words(name), *(share(one, name) for one in means))
+    return table
+
 
 SECONDS_BETWEEN_LINES = 5.0
 

@@ -1,1 +1,0 @@
-"""Terminal output and arguments of commands: tables, notes, progress and settings."""
