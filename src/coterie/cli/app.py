@@ -20,13 +20,12 @@ from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.export import app as export_app
 from coterie.cli.export import import_record
+from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
-from coterie.cli.merge import merge
-from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
 from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
-from coterie.cli.sweep import sweep
+from coterie.cli.sweep import merge, sweep
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import quickstart_method
 from coterie.terminal import Words, notes, results

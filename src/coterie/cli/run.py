@@ -66,7 +66,7 @@ def run(
     from coterie.recipes.registry import recipe as recipe_of
 
     if dry_run:
-        from coterie.cli.dry_run import dry_run as show
+        from coterie.cli.running import dry_run as show
 
         show(recipe_of(own), results(), notes())
     else:
