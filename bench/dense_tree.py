@@ -50,7 +50,7 @@ from coterie.environments.babyai import BabyAI, Game
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load
 from coterie.models.packing import CostRule
-from coterie.recipes.dense_tree.data import by_score
+from coterie.recipes.dense_tree.recipe import by_score
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, prompts

@@ -118,9 +118,9 @@ def measure(folder: Path) -> None:
     began = time.perf_counter()
     from coterie.progress import Silent
     from coterie.recipes.dense_tree.recipe import DenseTree
-    from coterie.recipes.merge import merge
     from coterie.recipes.recorded_run import recorded_run
     from coterie.recipes.registry import recipe as recipe_of
+    from coterie.recipes.sweep import merge
 
     imported = time.perf_counter()
     merge([folder / "0", folder / "1"], folder / "whole", lambda _: None, Silent())

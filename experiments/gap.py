@@ -28,7 +28,7 @@ from statistics import fmean
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics, Selection
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step

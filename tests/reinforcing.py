@@ -7,7 +7,7 @@ from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps

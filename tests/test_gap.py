@@ -18,9 +18,8 @@ from coterie.environments.workflow.trace import Query, Trace
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.data import format_row
-from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.gap.trace_environment import format_error, split_trace
+from coterie.recipes.gap.recipe import Gap, format_row
+from coterie.recipes.gap.traces import format_error, split_trace
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.record.rows import Row, Target, rows, view

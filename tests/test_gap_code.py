@@ -11,8 +11,7 @@ from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.data import format_row
-from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap.recipe import Gap, format_row
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view

@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.reinforce.loop import step_records

@@ -14,8 +14,8 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcement import STAGE
 from coterie.recipes.rl.recipe import Reinforce
+from coterie.recipes.trainings import STAGE
 from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath

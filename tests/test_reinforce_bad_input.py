@@ -9,7 +9,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
 from coterie.runs.reinforce.loop import step_records

@@ -11,7 +11,7 @@ from coterie.cli.data_filter import step_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.runs.folder import open_run

@@ -18,7 +18,7 @@ from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.store import Store
 from coterie.runs.folder import Step
 from coterie.runs.reinforce.loop import Reinforcement

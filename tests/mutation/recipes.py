@@ -54,11 +54,11 @@ def _turned_back(original, self, run, iteration):
 FAULTS = (
     # Optima.
     Fault(f"{R}base:Recipe.seeded", given(iteration=0), [SEEDED]),
-    Fault(f"{R}optima.data:OptimaData.context", returns(None), [FORMATS]),
-    Fault(f"{R}optima.data:OptimaData._format", given(sample=0), [FORMATS]),
-    Fault(f"{R}optima.data:OptimaData.pairs", around(_turned_back), [VALUES]),
+    Fault(f"{R}optima.recipe:OptimaData.context", returns(None), [FORMATS]),
+    Fault(f"{R}optima.recipe:OptimaData._format", given(sample=0), [FORMATS]),
+    Fault(f"{R}optima.recipe:OptimaData.pairs", around(_turned_back), [VALUES]),
     Fault(
-        f"{R}optima.data:drop_format", around(lambda original, messages: messages), [ITERATION_0]
+        f"{R}optima.recipe:drop_format", around(lambda original, messages: messages), [ITERATION_0]
     ),
     Fault(f"{R}optima.recipe:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
     Fault(
@@ -66,44 +66,44 @@ FAULTS = (
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
-    Fault(f"{R}optima.data:OptimaData.train_tasks", given(iteration=0), [TASKS_DRAWN]),
+    Fault(f"{R}optima.recipe:OptimaData.train_tasks", given(iteration=0), [TASKS_DRAWN]),
     # SWEET-RL.
-    Fault(f"{R}sweet_rl.critic:TrainedCritic.__init__", given(privileged=False), [REWARD]),
+    Fault(f"{R}sweet_rl.recipe:TrainedCritic.__init__", given(privileged=False), [REWARD]),
     Fault(
-        f"{R}sweet_rl.critic:LikelihoodCritic",
+        f"{R}sweet_rl.recipe:LikelihoodCritic",
         around(lambda original, critic, reference, how: original(reference, critic, how)),
         [REWARD],
     ),
     Fault(f"{R}sweet_rl.data:dialogues_to_branch", reverse, [FIRST_DIALOGUE]),
     Fault(
-        f"{R}sweet_rl.critic:HeadCritic",
+        f"{R}sweet_rl.recipe:HeadCritic",
         around(lambda original, model, pool, rule: original(model, "last", rule)),
         [HEAD_GIVES],
     ),
     # MOAT.
     Fault(
-        f"{R}moat.scoring:mean_loglikelihoods",
+        f"{R}moat.data:mean_loglikelihoods",
         result(lambda found: [-one for one in found]),
         [WORTH],
     ),
-    Fault(f"{R}moat.scoring:_success", returns(1.0), [SUCCESS]),
-    Fault(f"{R}moat.scoring:valid_plans", given(leak_guard=False), [SUCCESS]),
+    Fault(f"{R}moat.data:_success", returns(1.0), [SUCCESS]),
+    Fault(f"{R}moat.data:valid_plans", given(leak_guard=False), [SUCCESS]),
     Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
     Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
-    Fault(f"{R}gap.data:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
-    Fault(f"{R}gap.trace_environment:format_error", returns(""), [TRACE_AGENT]),
+    Fault(f"{R}gap.recipe:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}gap.traces:format_error", returns(""), [TRACE_AGENT]),
     Fault(
-        f"{R}gap.trace_environment:split_trace",
+        f"{R}gap.traces:split_trace",
         result(edited(messages=lambda messages: messages[:-1])),
         [TRACE_PIECES],
     ),
-    Fault(f"{R}gap.data:GapData._flaw", returns(""), [WRONG_ANSWERS]),
+    Fault(f"{R}gap.recipe:GapData._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(
-        f"{R}dense_tree.data:DenseTreeData._random_side",
+        f"{R}dense_tree.recipe:DenseTreeData._random_side",
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),
-    Fault(f"{R}dense_tree.data:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
+    Fault(f"{R}dense_tree.recipe:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
 )

@@ -15,9 +15,8 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.environments.coding import AGENT, CRITIC, with_reference
 from coterie.models.loading import load
-from coterie.recipes.sweet_rl.critic import JudgeCritic, open_critic, score_candidates
 from coterie.recipes.sweet_rl.data import dialogues_to_branch
-from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl.recipe import JudgeCritic, SweetRL, open_critic, score_candidates
 from coterie.record.rows import prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn

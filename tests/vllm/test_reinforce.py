@@ -13,7 +13,7 @@ from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.rows import Row
 from coterie.record.store import Store
 from coterie.rewards.path_reward import PathReward, PathRewardSettings

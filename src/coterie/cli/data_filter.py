@@ -21,7 +21,7 @@ from coterie.environments.answers import question_of
 from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.reinforcement import STAGE as STEPS
+from coterie.recipes.trainings import STAGE as STEPS
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.evaluation_results import STAGE

@@ -171,7 +171,7 @@ def merge(
 
         coterie merge runs/part-0 runs/part-2 --folder runs/whole --partial
     """
-    from coterie.recipes.merge import merge as merge_parts
+    from coterie.recipes.sweep import merge as merge_parts
     from coterie.terminal import ConsoleProgress
 
     console = notes()

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from coterie.environments.registry import Choice
     from coterie.recipes.base import Recipe
     from coterie.recipes.description import RunCritic
-    from coterie.recipes.presets import Presets
-    from coterie.recipes.settings import RecipeSettings
+    from coterie.recipes.settings import Presets, RecipeSettings
     from coterie.reports.page import Report
     from coterie.runs.folder import Run
 
@@ -223,7 +222,7 @@ def _presets(name: str) -> "Presets":
 
 
 def _presets_of(description: RecipeDescription, file: str) -> "Presets":
-    from coterie.recipes.presets import NONE, read_presets
+    from coterie.recipes.settings import NONE, read_presets
 
     if not description.package:
         return NONE

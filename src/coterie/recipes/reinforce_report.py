@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from coterie.environments.protocol import agents_of
 from coterie.recipes.base import Recipe
 from coterie.recipes.plain_report import decoder
-from coterie.recipes.reinforcement import STAGE
+from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example

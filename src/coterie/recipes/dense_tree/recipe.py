@@ -25,20 +25,330 @@ Deliberate deviations from the released code:
 * Training and held-out tasks are disjoint. The code trains on test tasks.
 """
 
-from collections.abc import Sequence
-from functools import partial
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import cycle, islice
 
+from coterie.datasets.conversations import ChatMessage
+from coterie.datasets.preferences import MixedPreferences
+from coterie.environments.acting import Acting, drop_shots
+from coterie.environments.protocol import Openers, agents_of, most_turns
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.dense_tree.data import GROWN, DenseTreeData
+from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.recipes.plan import Plan
 from coterie.recipes.trainings import imitate, prefer
-from coterie.record.tree import ItemKey, Metrics, Task
+from coterie.record.rows import Edit, Pair, View, recontext, turn_pair, view
+from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import Message, digest
+from coterie.rollout.branches import Branches
+from coterie.rollout.conversation_rows import preference_pair
+from coterie.rollout.dense_search import (
+    DenseSearch,
+    NodeValue,
+    TreeValues,
+    distinct_rollouts,
+    drop_requests,
+    instructed_samplers,
+)
 from coterie.rollout.episodes import Driver
+from coterie.rollout.grower import Rollout
+from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Search
-from coterie.runs.folder import Run
-from coterie.runs.items import TreeWriter, going_on, grow_trees, growth_summary, on_trees
+from coterie.rollout.tree_search import Judgment, Search
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import (
+    Done,
+    TreeWriter,
+    going_on,
+    grow_trees,
+    growth_summary,
+    on_trees,
+    rollouts,
+)
 from coterie.runs.loop import Stage
+from coterie.runs.roles import load_selections
+from coterie.selection import SiblingPair, count_pairs, dense_pairs, densest, first_differences
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
+
+
+class HeldOutQuestions:
+    """Index of questions that ignores case and spacing."""
+
+    def __init__(self, questions: Iterable[str]) -> None:
+        self._long: dict[str, list[str]] = {}
+        self._short = set[str]()
+        for text in map(_plain, questions):
+            if len(text) >= BEGINNING:
+                self._long.setdefault(text[:BEGINNING], []).append(text)
+            elif text:
+                self._short.add(text)
+
+    def is_asked(self, messages: Sequence[ChatMessage]) -> bool:
+        return any(one.role == "user" and self._is_in(_plain(one.content)) for one in messages)
+
+    def _is_in(self, text: str) -> bool:
+        starts = [0, *(index + 1 for index, letter in enumerate(text) if letter == " ")]
+        return any(
+            text.startswith(question, start)
+            for start in starts
+            for question in self._long.get(text[start : start + BEGINNING], ())
+        ) or any(text[start:] in self._short for start in starts if len(text) - start < BEGINNING)
+
+
+GROWN = "grown"
+"""Stage name of the items that mark complete trees."""
+PLAIN = "plain"
+"""Recontext rule of training: prompts without few-shot examples and sampling instructions."""
+
+
+def plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Remove few-shot examples and sampling instructions from messages."""
+    return drop_requests(drop_shots(messages))
+
+
+class DenseTreeData(Recipe):
+    """Data of the DensePolicy stages."""
+
+    settings: DenseTreeSettings
+    by_task = ("rollout", GROWN, "reward")
+    edits: Mapping[str, Edit] = {PLAIN: plain}
+
+    def __init__(self, settings: DenseTreeSettings) -> None:
+        super().__init__(settings)
+        if len(self.environment.actors) != 1 or not agents_of(self.environment):
+            raise UserError(
+                f"{self.name} needs one agent, and {settings.played} has "
+                f"{', '.join(self.environment.actors)}",
+                "use an environment with one agent, such as environment=python_maths or babyai",
+            )
+        (self.agent,) = agents_of(self.environment)
+        self.steps_of_path = most_turns(self.environment)
+
+    def plan(self) -> Plan:
+        """Return the size of the run. Raises ``UserError`` for missing preference sets and a shard without tasks."""
+        for source in self.settings.mix.sets:
+            MixedPreferences(source).files()
+        if not self.train_tasks(0):
+            part, parts = self.settings.rollout.shard
+            raise UserError(
+                f"rollout.shard=[{part},{parts}] has no tasks",
+                "use fewer shards, or raise rollout.tasks",
+            )
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.settings.train}
+
+    def dialogues(self) -> int:
+        s = self.settings
+        return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
+
+    def openers(self) -> Openers:
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """Return the training tasks of an iteration that belong to this run's shard."""
+        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
+        previous = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
+
+    # -- trees ----------------------------------------------------------------------------------
+
+    def search(
+        self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
+    ) -> Search:
+        """Return the search of a task's tree, which continues after ``rollouts_so_far``."""
+        return DenseSearch(
+            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
+            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
+            steps=self.steps_of_path,
+            seed=self.settings.seed,
+        )
+
+    def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
+        """Return the agent's sampler of each child label. Labels with the same temperature share a sampler."""
+        s = self.settings.search
+        temperatures = [s.temperature(label) for label in range(s.base)]
+        samplers = {t: sampler.at(t) for t in temperatures}
+        if s.children == "temperature" or s.children == "sampling":
+            return [samplers[t] for t in temperatures]
+        return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.base)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    async def value_tree(self, run: Run, tree: Tree) -> Done:
+        """Store V(node), the mean success of the rollouts through the node, as credit."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        rollouts_by_task = rollouts(run.store, tree.iteration, tree.task)
+        values = tree_values(tree, rollouts_by_task[tree.task], self.settings)
+        credit = [
+            Credit(node, name, number, settings)
+            for node, value in values.items()
+            for name, number in (
+                ("value", value.mean),
+                ("visits", float(value.visits)),
+                ("distance", value.distance),
+            )
+        ]
+        counts: Metrics = {
+            "nodes": len(values),
+            "successes": sum(bool(outcome.score) for outcome in tree.outcomes.values()),
+        }
+        return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+
+    def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
+        """Read the node values of a tree that the reward stage stored."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for credit in run.store.credit_of(tree):
+            if credit.settings == settings:
+                columns[credit.name][credit.node] = credit.value
+        visits, distances = columns["visits"], columns["distance"]
+        return {
+            node: NodeValue(mean, round(visits[node]), distances[node])
+            for node, mean in columns["value"].items()
+        }
+
+    # -- selection ------------------------------------------------------------------------------
+
+    def tree_pairs(self, run: Run, tree: Tree) -> list[SiblingPair]:
+        """Return all pairs of a tree, in an order that does not depend on the order of its rollouts.
+
+        Siblings with ``V_chosen - V_rejected >= margin`` and enough visits are a pair.
+        """
+        s = self.settings.pairs
+        if s.rule == "first_difference":
+            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            pairs = first_differences(tree, scores, self.agent, s)
+        else:
+            pairs = dense_pairs(tree, self.values(run, tree), s)
+        return sorted(pairs, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """Select pairs within the budget and count all pairs by task.
+
+        Keeps the ids of pairs in memory instead of the trees.
+        """
+        pairs_by_task = {
+            tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
+            for tree in run.store.outlines(iteration, "rollout")
+        }
+        counts = {task: len(pairs) for task, pairs in pairs_by_task.items()}
+        indices = densest(counts, self.settings.budget, self.settings.seed)
+        context = self.context(self.train_tasks(iteration))
+        selections = [
+            Selection(better, self.agent, context, rejected=worse)
+            for task in sorted(indices)
+            for better, worse in map(pairs_by_task[task].__getitem__, indices[task])
+        ]
+        if self.settings.learns == "random_sides":
+            selections = [self._random_side(one) for one in selections]
+        return selections, counts
+
+    def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """Select successful rollouts for the control: as many as pairs, each repeated only after all others."""
+        pairs, counts = self.select_pairs(run, iteration)
+        leaves = [
+            leaf
+            for tree in run.store.outlines(iteration, "rollout")
+            for leaf, outcome in tree.outcomes.items()
+            if (outcome.score or 0.0) >= SUCCESS
+        ]
+        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
+        context = self.context(self.train_tasks(iteration))
+        repeated = islice(cycle(leaves), len(pairs))
+        selections = [Selection(leaf, self.agent, context) for leaf in repeated]
+        return selections, counts
+
+    def _random_side(self, pair: Selection) -> Selection:
+        assert pair.rejected is not None, "it is a pair"
+        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
+            return pair
+        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+
+    # -- training data --------------------------------------------------------------------------
+
+    def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "the selections are pairs"
+            worse = replace(selection, leaf=selection.rejected)
+            sides = self.training_view(tree, selection), self.training_view(tree, worse)
+            yield turn_pair(*sides, weight=selection.weight, group=tree.task)
+
+    def training_view(self, tree: Tree, selection: Selection) -> View:
+        """Return the agent's view of a trajectory without few-shot examples and sampling instructions."""
+        if selection.context is None:
+            return view(tree, selection.leaf, selection.agent)
+        render = self.renderer.render
+        return recontext(
+            tree, selection.leaf, selection.agent, name=selection.context, edit=plain, render=render
+        )
+
+    @cached_property
+    def renderer(self) -> ChatRenderer:
+        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
+
+    def context(self, tasks: Sequence[Task]) -> str | None:
+        """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
+        has_instructions = self.settings.search.children not in ("temperature", "sampling")
+        has_examples = isinstance(self.environment, Acting) and any(
+            map(self.environment.shots, tasks[:1])
+        )
+        return PLAIN if has_instructions or has_examples else None
+
+    # -- outside preferences --------------------------------------------------------------------
+
+    @cached_property
+    def mix_identity(self) -> list[tuple[str, int, str]]:
+        """Names, counts and checksums of the outside preference sets."""
+        sets = (
+            (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
+        )
+        return sorted((one.name, count, one.content()) for one, count in sets)
+
+    @cached_property
+    def heldout_questions(self) -> HeldOutQuestions:
+        """Held-out questions of a data set; empty for games, whose tasks are not questions."""
+        if self.settings.dataset.name is None:
+            return HeldOutQuestions(())
+        tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
+        return HeldOutQuestions(
+            str(task.public["question"]) for task in tasks if "question" in task.public
+        )
+
+    def mixed_pairs(
+        self, iteration: int, renderer: ChatRenderer, progress: Progress
+    ) -> tuple[list[Pair], Metrics]:
+        """Draw the outside pairs of an iteration and count them by set.
+
+        Pairs with a held-out question are left out and counted.
+        """
+        pairs, counts = list[Pair](), dict[str, float | int | str]()
+        for source, count in self.settings.mix.sets.items():
+            preferences = MixedPreferences(source)
+            candidates = preferences.draw(
+                count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
+            )
+            rows = [
+                row
+                for row in candidates
+                if not self.heldout_questions.is_asked(row.messages[: row.start])
+            ]
+            progress.start(len(rows), f"pairs of {preferences.name}")
+            for row in rows:
+                pairs.append(preference_pair(renderer, row))
+                progress.advance(1)
+            counts[f"mixed_{preferences.name}"] = len(rows)
+            lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
+            counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
+        return pairs, counts
 
 
 async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progress) -> None:
@@ -73,6 +383,33 @@ async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progre
         async with recipe.actors(run) as actors:
             driver = actors.driver({recipe.agent: sampler}, s.seed)
             await grow_trees(driver, writer, left, begin, s.rollout.max_trees, note)
+
+
+# Filter outside preference sets, which may contain held-out questions (DensePolicy's code trained on test tasks).
+
+BEGINNING = 32
+"""Characters that index a question. A shorter question matches only a whole message or its end."""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+SUCCESS = 1.0
+"""Score of a successful rollout."""
+
+
+def tree_values(
+    tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
+) -> Mapping[str, NodeValue]:
+    values = TreeValues(tree.root, settings.search.value)
+    for path, rollout in distinct_rollouts(tree, rollouts, set()):
+        values.add(path, rollout.reward or 0.0)
+    return values.values()
+
+
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+    return [Judgment(outcome.score or 0.0) for outcome in outcomes]
 
 
 class DenseTree(DenseTreeData):

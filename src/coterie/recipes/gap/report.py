@@ -1,6 +1,6 @@
 """The page of a ``gap`` run: the traces, why some are not learned from, and reinforcement learning."""
 
-from coterie.recipes.gap.data import LEFT_OUT, WITHOUT, GapData
+from coterie.recipes.gap.recipe import LEFT_OUT, WITHOUT, GapData
 from coterie.recipes.plain_report import plain_report, selected_examples
 from coterie.recipes.reinforce_report import step_sections
 from coterie.reports.examples import Example

@@ -39,8 +39,7 @@ from coterie.engines.chat_model import ChatModel, open_chat
 from coterie.engines.protocol import EngineError
 from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, known_results, request
 from coterie.progress import Progress
-from coterie.recipes.moat.data import DATA, HALF, WHOLE, MoatData, best_first
-from coterie.recipes.moat.scoring import measure, reward_plans
+from coterie.recipes.moat.data import DATA, HALF, WHOLE, MoatData, best_first, measure, reward_plans
 from coterie.recipes.moat.settings import SCRIPT
 from coterie.recipes.trainings import prefer, train_role
 from coterie.record.tree import ItemKey, Metrics, Task, Tree

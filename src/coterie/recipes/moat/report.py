@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Sequence
 
 from coterie.environments.plan_ground import GROUNDER, PLANNER
-from coterie.recipes.moat.data import HALF, WHOLE
+from coterie.recipes.moat.data import HALF, LEFT_OUT, WHOLE
 from coterie.recipes.moat.recipe import Moat
-from coterie.recipes.moat.scoring import LEFT_OUT
 from coterie.recipes.plain_report import decoder, plain_report, selected_examples
 from coterie.record.rows import rows, view
 from coterie.record.tree import Metrics

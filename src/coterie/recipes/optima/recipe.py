@@ -31,25 +31,43 @@ Deliberate deviations from the released code:
 * A dialogue that reaches the turn limit keeps its last answer, as in evaluation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import POLICY
+from coterie.engines.protocol import POLICY, Engine, EngineError
+from coterie.environments.protocol import agents_of, formats_of
+from coterie.environments.talk import drop_format
 from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.optima.data import OptimaData
-from coterie.recipes.optima.reward import agent_turns, make_sample, totals
+from coterie.recipes.base import Recipe
+from coterie.recipes.optima.settings import (
+    DPORoundSettings,
+    OptimaDPOSettings,
+    OptimaSettings,
+    TrainingKind,
+)
 from coterie.recipes.trainings import prefer, train_role
-from coterie.record.rows import View, view
+from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
+from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
-from coterie.record.turn import digest
-from coterie.rewards.dialogue_reward import RewardSettings, count_leaks, count_repeats, rewards
+from coterie.record.turn import Turn, digest
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    Reward,
+    RewardSettings,
+    count_leaks,
+    count_repeats,
+    largest_loss,
+    rewards,
+)
 from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
@@ -64,12 +82,14 @@ from coterie.runs.items import (
     rollouts,
 )
 from coterie.runs.loop import Stage
+from coterie.runs.roles import load_selections
 from coterie.selection import (
     PairSettings,
     best_demonstrations,
     random_demonstrations,
     sibling_pairs,
 )
+from coterie.training.settings import TrainingSettings
 
 PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""
@@ -116,6 +136,158 @@ class TreeJudge:
             views += [view(tree, outcome.leaf, agent) for agent in speakers]
         losses = await turn_losses(self.base, views) if views else {}
         return {turn: loss for turn, loss in losses.items() if turn not in self.losses}
+
+
+DROP_FORMAT = "drop_format"
+"""Recontext rule of iteration 0: prompts without the format prompt."""
+
+
+class OptimaData(Recipe):
+    """Data of the Optima stages."""
+
+    settings: OptimaSettings
+    edits: Mapping[str, Edit] = {DROP_FORMAT: drop_format}
+
+    def __init__(self, settings: OptimaSettings) -> None:
+        super().__init__(settings)
+        self.agents = agents_of(self.environment)
+        settings.reward.custom_terms()
+        if isinstance(settings, OptimaDPOSettings):
+            settings.dpo.reward.custom_terms()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        trainings = {"train": self.settings.train}
+        if isinstance(self.settings, OptimaDPOSettings):
+            trainings["dpo.train"] = self.settings.dpo.train
+        return trainings
+
+    def training_tasks(self) -> int:
+        return max(self.settings.draws())
+
+    def dialogues(self) -> int:
+        """Return the number of sampled dialogues and of tree rollouts, including the probe."""
+        count = 0
+        for i in range(self.settings.iterations):
+            each = self.settings.rollout.samples
+            if self.is_dpo(i):
+                search = self.dpo_settings.search
+                each, count = search.searches * search.rollouts, count + self.dpo_settings.probe
+            count += each * len(self.train_tasks(i))
+        return count
+
+    @property
+    def dpo_settings(self) -> DPORoundSettings:
+        assert isinstance(self.settings, OptimaDPOSettings), "this method has no DPO iterations"
+        return self.settings.dpo
+
+    def kind(self, iteration: int) -> TrainingKind:
+        return self.settings.kinds()[iteration]
+
+    def is_dpo(self, iteration: int) -> bool:
+        return iteration < self.settings.iterations and self.kind(iteration) == "dpo"
+
+    # -- tasks and episodes ---------------------------------------------------------------------
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
+        counts = self.settings.draws()
+        before, count = counts[:iteration], counts[iteration]
+        return self.environment.tasks("train", count, self.settings.seed, before)
+
+    def episodes(self, iteration: int) -> list[Episode]:
+        """Return N episodes per task; in iteration 0 each has a random format prompt."""
+        return [
+            Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
+            for task in self.train_tasks(iteration)
+            for sample in range(self.settings.rollout.samples)
+        ]
+
+    def draws(self, iteration: int) -> list[int]:
+        """Return the numbers of tasks that the iterations up to this one draw."""
+        return self.settings.draws()[: iteration + 1]
+
+    def context(self, iteration: int) -> str | None:
+        """Return the recontext rule for scoring and training on an iteration's dialogues."""
+        pool = self.settings.rollout.format_pool and bool(formats_of(self.environment))
+        return DROP_FORMAT if iteration == 0 and pool else None
+
+    def _format(self, task: Task, sample: int, iteration: int) -> str | None:
+        if self.context(iteration) is None:
+            return None
+        key = digest("format", self.settings.seed, iteration, task.id, sample)
+        return random.Random(key).choice(formats_of(self.environment))
+
+    # -- rewards and values ---------------------------------------------------------------------
+
+    def rule(self, iteration: int) -> RewardSettings:
+        """Return the reward settings of an iteration, which differ between SFT and DPO."""
+        return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
+
+    async def score_tree(self, engine: InProcessEngine, tree: Tree) -> Done:
+        """Compute R(tau) of every dialogue of a tree (equation 1) with the frozen base in ``engine``."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        context = self.context(tree.iteration)
+
+        def show(leaf: str, agent: str) -> View:
+            return self.training_view(tree, Selection(leaf, agent, context), engine.loaded)
+
+        return await score(engine, tree, show, self.settings.reward, settings, self.agents)
+
+    def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
+        """Read the rewards computed under the current settings, by task. Failed tasks are left out."""
+        settings = self.fingerprint(Step(iteration, "reward"))
+        parts = {
+            name: run.store.credit(settings, name, iteration=iteration, stage="rollout")
+            for name in self.rule(iteration).names()
+        }
+        return {
+            tree.task: [
+                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
+                for one, _ in tree.trajectories()
+                if (leaf := one.leaf) in parts["task"]
+            ]
+            for tree in run.store.trees(iteration, "rollout")
+        }
+
+    def values(self, run: Run, tree: Tree) -> dict[str, Value]:
+        """Read the node values of a tree that the reward stage stored."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
+        means, visits = credit("value"), credit("visits")
+        return {node: Value(mean, round(visits[node])) for node, mean in means.items()}
+
+    # -- training data --------------------------------------------------------------------------
+
+    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+        """Return the training rows of an iteration in the order of selection."""
+        training_rows: list[Row] = []
+        for tree, selection in load_selections(run, iteration):
+            training_view = self.training_view(tree, selection, policy)
+            training_rows.extend(
+                row for row in rows(training_view, selection.weight) if row.targets
+            )
+        return training_rows
+
+    def pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
+        """Yield the selected pairs of an iteration; pairs of one tree share a group."""
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "an iteration of DPO selects pairs"
+            chosen = view(tree, selection.leaf, selection.agent)
+            rejected = view(tree, selection.rejected, selection.agent)
+            yield turn_pair(chosen, rejected, weight=selection.weight, group=tree.task)
+
+    def training_view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
+        """Return an agent's view of a dialogue without the format prompt."""
+        if selection.context is None:
+            return view(tree, selection.leaf, selection.agent)
+        return recontext(
+            tree,
+            selection.leaf,
+            selection.agent,
+            name=selection.context,
+            edit=drop_format,
+            render=model.renderer.render,
+        )
 
 
 async def probe(recipe: OptimaData, run: Run, iteration: int, progress: Progress) -> int:
@@ -199,6 +371,69 @@ def _mean_scores(tree: Tree) -> dict[str, float]:
 
 IN_FLIGHT = 64
 """Trees scored concurrently."""
+
+COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
+"""Counts of each task's dialogues."""
+
+
+async def score(
+    engine: Engine,
+    tree: Tree,
+    show: Callable[[str, str], View],
+    rule: RewardSettings,
+    settings: str,
+    agents: tuple[str, ...],
+) -> Done:
+    """Compute ``R(tau) = R_task - lambda_token R_token + lambda_loss / R_loss`` of all dialogues of a tree.
+
+    ``engine`` is the frozen M_base; ``show(leaf, agent)`` returns an agent's view without a format prompt; ``settings``
+    keys the credit, which has the loss of each turn and each term of R.
+    """
+    key = ItemKey(tree.iteration, "reward", tree.task)
+    views = [
+        show(outcome.leaf, agent)
+        for outcome, path in tree.graded()
+        for agent in {turn.speaker.name: None for turn in agent_turns(path)}
+    ]
+    try:
+        losses = await turn_losses(engine, views)
+    except EngineError as error:
+        return Done(key, _counts([], failed=1), failure=str(error))
+    samples = [make_sample(outcome, path, losses, agents) for outcome, path in tree.graded()]
+    credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
+    for reward in rewards(samples, rule):
+        credit += [
+            Credit(reward.leaf, name, value, settings) for name, value in reward.terms.items()
+        ]
+    return Done(key, _counts(samples), credit=tuple(credit))
+
+
+def make_sample(
+    outcome: Outcome, path: Sequence[Turn], losses: Mapping[str, float], agents: tuple[str, ...]
+) -> DialogueSample:
+    """Collect the terms of the reward of a dialogue. Without ``losses`` (lambda_loss = 0) R_loss is 0."""
+    turns = agent_turns(path)
+    loss = largest_loss(losses, [turn.id for turn in turns]) if losses else 0.0
+    tokens = dialogue_tokens(path)
+    return DialogueSample(
+        outcome, tokens, loss, count_leaks(turns, agents), count_repeats(turns), tuple(path)
+    )
+
+
+def agent_turns(path: Sequence[Turn]) -> list[Turn]:
+    """Return the turns of agents, without those of tools and users."""
+    return [turn for turn in path if turn.speaker.kind == "agent"]
+
+
+def _counts(samples: list[DialogueSample], failed: int = 0) -> Metrics:
+    counts = (
+        len(samples),
+        failed,
+        sum(sample.truncated for sample in samples),
+        sum(sample.leaks for sample in samples),
+        sum(sample.repeats for sample in samples),
+    )
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 class Optima(OptimaData):
@@ -328,3 +563,9 @@ class Optima(OptimaData):
         return prefer(
             run, i, policy, pairs, self.dpo_settings.objective, seeded, progress, role=POLICY
         )
+
+
+def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:
+    """Sum the counts of the reward stage over all tasks."""
+    items = [m for key, m in store.metrics(iteration, "reward").items() if key.task]
+    return {name: sum(int(metrics[name]) for metrics in items) for name in names}

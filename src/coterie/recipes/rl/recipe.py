@@ -23,14 +23,14 @@ from coterie.environments.protocol import agents_of
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.reinforcement import (
+from coterie.recipes.rl.settings import GrpoSettings
+from coterie.recipes.trainings import (
     CRITIC,
     STAGE,
     plan_reinforcement,
     reinforce,
     reinforcement_settings,
 )
-from coterie.recipes.rl.settings import GrpoSettings
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
 from coterie.runs.loop import Stage

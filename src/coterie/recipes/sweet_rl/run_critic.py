@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from coterie.environments.coding import CRITIC
 from coterie.errors import UserError
 from coterie.recipes.description import OpenCritic
-from coterie.recipes.sweet_rl.critic import TrainedCritic, open_critic
 from coterie.recipes.sweet_rl.data import FIRST, SECOND
-from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl.recipe import SweetRL, TrainedCritic, open_critic
 from coterie.runs.folder import Run, Step
 from coterie.training.checkpoint import weight_hash
 
