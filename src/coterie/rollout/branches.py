@@ -21,7 +21,7 @@ from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
 from coterie.rollout.transitions import EnvironmentProxy, Position, StepResult, environment_seed
 from coterie.tools.calls import NativeCalls, template_tools, validate_calls
 
-Reply = TypeVar("T")
+Reply = TypeVar("Reply")
 
 
 async def sample_in_context(
