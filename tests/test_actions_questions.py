@@ -204,7 +204,7 @@ def test_what_to_install_is_told_where_the_package_is_missing(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'coterie\[retrieval\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[retrieval\]'"):
         build_index(tmp_path / "pages.jsonl", tmp_path / "index")
 
 

@@ -237,7 +237,7 @@ def test_a_run_with_trainings_in_no_folder_of_a_role_is_refused(cli: Cli, run: P
         ("run", "optima/isft", "model=run", *FEW),
     ):
         said = refused(cli, *words)
-        assert "earlier version" in said and "iteration-00" in said and "into a new folder" in said
+        assert "earlier version" in said and "iteration-00" in said and "in a new folder" in said
     assert sorted(run.rglob("*")) == before and not Path("new").exists()
 
 

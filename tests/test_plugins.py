@@ -57,7 +57,7 @@ def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
     assert moved.code == 0 and '"benchmark": "Guess"' in moved.out
     guess.write_text(guess.read_text() + "\n# another one\n")
     said = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
-    assert "a file named in the settings has changed" in said
+    assert "has changed" in said
 
 
 def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:
@@ -155,7 +155,7 @@ def test_data_sets_and_environments_that_do_not_go_together_are_refused() -> Non
         (["environment=debate"], "needs a data set"),
         (["dataset=gsm8k", "environment=exchange"], "generates its own tasks"),
         (["dataset=gsm8k", "environment=information_exchange"], "but dataset=gsm8k has Gsm8kRow"),
-        (["environment=persona"], "optima/isft is not played on persona"),
+        (["environment=persona"], "optima/isft has no preset for persona"),
     ):
         with pytest.raises(UserError, match=said):
             settings("optima/isft", words)

@@ -272,10 +272,10 @@ REFUSED = [
     (["rollout.samples=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),
-    (["reward.overlong_limit=9"], "mean nothing without overlong"),
+    (["reward.overlong_limit=9"], "need overlong"),
     (["update.epochs=3"], "have no effect in reinforcement learning"),
     (["policies=each", "advantage.baseline=values"], "does not support a critic"),
-    (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten mean nothing with"),
+    (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten have no effect with"),
     (["loss.importance=truncate"], "set loss.old=recomputed"),
 ]
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_refused(cli: Cli, run: Path) -> None:
     with Store.open(run / "store.sqlite") as store:
         store.finish(ItemKey(0, STAGE, "", f"{STEP}00000"), metrics={})
     said = refused(cli, "data", "filter", "--from", run, "--out", "next")
-    assert "exchange generates its own tasks" in said
+    assert "exchange makes its own tasks" in said
     said = refused(cli, "data", "filter", "mhqa", "--from", run, "--out", "next")
     assert "it takes no benchmark or words" in said
     said = refused(cli, "data", "filter", "--out", "next")

@@ -84,7 +84,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
     ]  # fmt: skip
     more = scaling({"t": [right] * 6}, equal)
     assert [point.coverage.interval is None for point in more] == [False, False, True, False, True, False]  # fmt: skip
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match="equal numbers"):
         scaling({"t": [right], "u": [right, right]}, equal)
 
 

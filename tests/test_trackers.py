@@ -83,7 +83,7 @@ def test_trackio_keeps_its_database_on_this_machine(tmp_path):
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb", "swanlab"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=rf"pip install 'coterie\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '.\[{name}\]'"):
         make_tracker(name, tmp_path, "run", {})
 
 

@@ -188,7 +188,7 @@ def test_what_can_not_work_is_refused_before_anything_is_read(
     with pytest.raises(UserError, match="there is no file"):
         crawler(pages="nowhere.jsonl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'coterie\[web\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[web\]'"):
         crawler()
 
 
