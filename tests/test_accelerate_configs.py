@@ -36,7 +36,7 @@ def test_two_sharded_ranks_stop_resume_and_end_with_the_weights_of_one(method, t
 
 
 def test_a_value_head_is_refused_under_fsdp(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "ranks", lambda *_: nullcontext(Sharded))
+    monkeypatch.setattr(trainer, "open_accelerator", lambda *_: nullcontext(Sharded))
     model = tiny_llama()
     add_head(model)
     with pytest.raises(UserError, match="can't be trained under FSDP"):

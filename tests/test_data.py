@@ -226,7 +226,7 @@ def test_a_file_that_is_no_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9"}\n')
     (tmp_path / "rows.xml").write_text("question,answer\n")
     for name, said in [
-        ("cut.jsonl", "cut.jsonl, line 2 is broken"), ("one.json", "no list of rows"),
+        ("cut.jsonl", "cut.jsonl, line 2 is broken"), ("one.json", "is not a list of rows"),
         ("not.parquet", "parquet"), ("latin.jsonl", "not UTF-8"), ("rows.xml", "unknown format"),
         ("none.jsonl", "no file"),
     ]:  # fmt: skip

@@ -33,7 +33,7 @@ def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
     (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
     stored = given(None, [], run / "config.yaml").over()
     assert given(None, [], tmp_path / "again.yaml").over() == stored, "the card has all settings"
-    assert "mine exists" in refused(cli, "export", "model", "run", "--out", "mine")
+    assert "mine already exists" in refused(cli, "export", "model", "run", "--out", "mine")
     assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
 
 

@@ -80,8 +80,8 @@ def test_what_is_there_already_is_refused_before_the_work(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
-    assert "out exists" in refused(cli, "export", "data", "run", "--to", "trl", "--out", "out")
-    assert "out exists" in refused(
+    assert "out already exists" in refused(cli, "export", "data", "run", "--to", "trl", "--out", "out")
+    assert "out already exists" in refused(
         cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
     )
 
@@ -136,7 +136,7 @@ NAMES = (
         "there is no such user",
     ),
     ("run optima/isft model=note.txt", "note.txt is a file"),
-    ("run optima/isft model=", "the model name is empty"),
+    ("run optima/isft model=", "no model is named"),
     (
         "run sweet_rl/backend user_simulator=smolm2",
         "user_simulator=smolm2: there is no model 'smolm2'",

@@ -136,7 +136,7 @@ def test_musique_keeps_its_hops_and_paragraphs_in_upstreams_numbering(tmp_path: 
     "change, said",
     [
         ({"paragraphs": MUSIQUE["paragraphs"][:1]}, "have a gap"),
-        ({"question_decomposition": [{"question": "q", "answer": "a", "paragraph_support_idx": 3}]}, "hop 1 names"),
+        ({"question_decomposition": [{"question": "q", "answer": "a", "paragraph_support_idx": 3}]}, "hop 1 refers to"),
         ({"question_decomposition": [{"question": " ", "answer": "a"}]}, "hops.0.question"),
         ({"answer": None}, "answer: is missing"),
         ({"question": 7}, "question"),

@@ -278,7 +278,7 @@ def test_an_objective_that_ranks_would_have_otherwise_is_refused(saved, tmp_path
 
 
 def test_items_of_several_classes_are_refused(saved, tmp_path):
-    with pytest.raises(UserError, match=r"have several: .*pair:Pair, .*row:Row"):
+    with pytest.raises(UserError, match=r"have several: .*rows:Pair, .*rows:Row"):
         train_on_ranks(
             saved, [*some_rows(), *pairs()], TWO, tmp_path / "two", SFT(), Silent(), NoTracker()
         )

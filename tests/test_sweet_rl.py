@@ -279,7 +279,7 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
     [
         (["rollout.repeats=1"], "gives no pair"),
         (["critic.judge=smollm2"], "critic.judge needs critic.kind=judge"),
-        (["user_simulator=http://127.0.0.1:1/v1"], "give a server as user_simulator.url=URL"),
+        (["user_simulator=http://127.0.0.1:1/v1"], "use user_simulator.url=URL"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:

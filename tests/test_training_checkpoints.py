@@ -113,7 +113,7 @@ def test_a_training_that_an_older_version_wrote_is_refused(tmp_path):
     for name in ("done", "begun"):
         with pytest.raises(UserError, match=r"it has no '(counts\.)?targets'") as refusal:
             train(tiny_llama(), some_rows(), SETTINGS, tmp_path / name)
-        assert f"remove {tmp_path / name}:" in refusal.value.todo
+        assert f"remove {tmp_path / name};" in refusal.value.todo
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_what_is_graded_on_public_tests_alone_says_so(tmp_path: Path) -> None:
          "metadata": '{"func_name": "f"}'},
         "not JSON",
     ),
-    ({"public_test_cases": "[]", "private_test_cases": ""}, "no tests"),
+    ({"public_test_cases": "[]", "private_test_cases": ""}, "no readable tests"),
 ])  # fmt: skip
 def test_a_problem_that_can_not_be_graded_is_left_out_and_never_scored(
     change: dict[str, Any], flaw: str, tmp_path: Path
