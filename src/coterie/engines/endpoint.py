@@ -1,11 +1,11 @@
-"""OpenAI-compatible servers: keys, rate limits, messages, and a client for models that are only talked to.
-
-The environment has priority. ``.env`` is read from the working folder only. Settings, which are written to run folders,
-have the name of the variable, never the key.
+"""Client of OpenAI-compatible servers, with keys and rate limits, for models that coterie does not load.
 
     async with Endpoint(EndpointSettings(url="http://127.0.0.1:8000/v1", model="tiny")) as judge:
         reply = await judge.chat([Utterance("user", "Hello")], max_tokens=50)
     print(judge.usage)
+
+Keys come from the environment or from ``.env`` in the working folder; the environment has priority. Settings, which are
+written to run folders, have the name of the variable, never the key.
 """
 
 import asyncio

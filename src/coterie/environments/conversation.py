@@ -1,4 +1,4 @@
-"""The next reply in conversations: what fine-tuned models say on held-out rows, beside the reference."""
+"""Next reply of held-out conversations, to read what a fine-tuned model writes beside the reference."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

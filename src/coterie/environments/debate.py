@@ -1,4 +1,4 @@
-"""Debate on real problems: one agent solves, the others look for mistakes.
+"""Debate on a problem: one agent solves, the others look for mistakes.
 
 Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). Only the solver answers. The dialogue
 ends when it repeats its answer after the critics' messages.

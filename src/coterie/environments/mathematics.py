@@ -1,11 +1,12 @@
-r"""Equality of two answers in LaTeX.
+r"""Equality of two mathematical answers in LaTeX.
 
-An answer is taken apart first. A list is equal to a list of the same members in any order, as
-``\{1,2\}`` is; a tuple or an interval to one with the same brackets and the same members in the same
-places, to a vector, and to ``x = 2, y = 3``; ``x = 5`` to ``5``; ``-2 \le x \le 3`` to ``[-2, 3]``;
-``50\%`` to ``50`` and to ``0.5``. Units and bases may be left out, and two of them must agree. What states
-a number is compared as a number (``environments.numbers``), the rest by math-verify
-(``math_worker``), but only if that reads all of it: it skips prose, and takes ``5 6`` for a sum.
+Answers are compared by their structure. Two lists are equal if they have the same members in any order, as in
+``\{1,2\}``. Two tuples or intervals are equal if they have the same brackets and the same members in the same order. A
+tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals ``[-2, 3]``, and
+``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a base; if both have one, they must agree.
+
+Two numbers are compared by value (``environments.numbers``), and all other text by math-verify (``math_worker``), but
+only if it can read the whole text: it skips prose, and reads ``5 6`` as a sum.
 """
 
 import json

@@ -1,9 +1,9 @@
-r"""A question for one agent, with a reward of one's own choice.
+r"""Questions for one agent, graded by a reward of the user's choice.
 
     coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
-The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
-the last ``\boxed{...}`` of it, or what follows ``####``, if there is one.
+The prompt is a template over the columns of a row. A reward receives the whole reply; the built-in rewards ``exact``,
+``f1`` and ``math`` read its last ``\boxed{...}``, or else the text after ``####``.
 """
 
 import asyncio

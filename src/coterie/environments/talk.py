@@ -1,7 +1,7 @@
-"""Names of agents.
+"""Base of environments in which agents talk, with names of agents and common parts of prompts.
 
-Chain of thought without examples (Kojima et al. 2022, "Large Language Models are Zero-Shot
-Reasoners"), for the baselines of ``environments.baselines``.
+The prompt of a single agent with the whole problem is chain of thought without examples (Kojima et al. 2022, "Large
+Language Models are Zero-Shot Reasoners"), for the baselines of ``environments.baselines``.
 """
 
 import asyncio

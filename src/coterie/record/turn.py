@@ -1,11 +1,11 @@
-"""A turn: one utterance, observation or tool result, with the exact tokens sampled, and calls of tools.
+"""Turn: an utterance, observation or tool result, with its sampled tokens and tool calls.
 
-Calls have ids by their index in the turn (``c0``, ``c1``, ...), not the engine's ids. Results are sorted by call, so
-their order of arrival changes nothing.
+A :class:`Turn` is a node of the tree. :class:`Part` is a text or image with audience and source, :class:`Message` an
+input of a chat template, :class:`Request` the prompt of a turn (stored as a delta), and :class:`Sample` the engine's
+result.
 
-:class:`Part` is a text or image with audience and source, :class:`Message` the input of a chat template,
-:class:`Request` the prompt of a turn, stored as a delta, :class:`Sample` the engine's result, and :class:`Turn` a node
-of the tree.
+The id of a call is its index in the turn (``c0``, ``c1``, ...), not the engine's id. Results are sorted by call, so
+the order in which they arrive does not matter.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Training rows of conversations that are written already: exact tokens, and which of them are trained.
+"""Training rows of written conversations: exact tokens, and a mask of the trained tokens.
 
-The assistant's messages become turns under the prompts that the model would be given in their place, so that rows
-equal those of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
+The assistant's messages become turns under the prompts that the model would receive in their place, so that rows equal
+the rows of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
 conversation into several segments, each with the tokens that the model would see.
 """
 

@@ -1,17 +1,18 @@
-"""Values of the nodes of a growing tree, updated rollout by rollout.
-
-A rollout updates only the nodes of its path. The value of a node is the mean reward of the rollouts through it, each
-counted once, or the unweighted mean of its children's values (DensePolicy). Visits count the distinct leaves below a
-node, so labels that led to equal turns count once. (DensePolicy's code counts passes, and all but the first one twice.)
-
-DensePolicy makes siblings differ by such instructions, or by temperature. Only the prompt of the instructed step has
-the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
+"""DensePolicy's search of a task's tree: node values, instructions that diversify siblings, and the search itself.
 
 Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
 The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
 the node of the highest priority (:meth:`DenseSearch.best_first`) and plays a window of new random indices. A node's
-child with a label is sampled once. The released code never accepts a rollout after the first search; this is the rule
-that it describes.
+child with a label is sampled once. The released code never accepts a rollout after the first search; this module
+implements the rule that the paper describes.
+
+Siblings differ by instructions (:class:`InstructedSampler`) or by temperature. Only the prompt of the instructed step
+has the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
+
+A rollout updates only the values of nodes on its path (:class:`TreeValues`). The value of a node is the mean reward of
+the rollouts through it, each counted once, or the unweighted mean of its children's values. Visits count the distinct
+leaves below a node, so labels that led to equal turns count once. (The released code counts passes, and all but the
+first one twice.)
 """
 
 import math

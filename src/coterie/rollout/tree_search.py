@@ -1,7 +1,7 @@
-"""Search the tree of one task as Optima does: values of nodes, the choice of one, and its growth.
+"""Optima's search of one task's tree: values of nodes, the choice of a start node, and growth from it.
 
 Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts through it. A start
-node is drawn by softmax from the best ones, without those similar to earlier start nodes.
+node is drawn by softmax from the nodes of the highest values, without nodes similar to earlier start nodes.
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
 nodes on their paths. The next search chooses by these values. Samples depend only on the task's key and the tree, so an

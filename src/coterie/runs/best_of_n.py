@@ -1,6 +1,6 @@
-"""Best of n by a judge model: its choice among several dialogues of a task, and what that choice is worth.
+"""Best of n by a judge model: the dialogue of a task that it chooses, and the score of this choice.
 
-AFM (arXiv 2508.13167, table 4): Qwen2.5-72B picks one of three.
+AFM (arXiv 2508.13167, table 4): Qwen2.5-72B chooses one of three dialogues.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""Experiment tracker of a whole run: training steps by role, and metrics of stages.
+"""Folder of a run: its files, stages and experiment tracker.
 
-All metrics share one axis, the optimizer steps of the run so far. A resumed run continues the same experiment where the
-tracker supports it.
+    FOLDER/config.yaml                  name of the recipe, date of creation, all settings
+    FOLDER/store.sqlite                 the record, with one writing process at a time
+    FOLDER/training/ROLE/iteration-00/  checkpoints and final weights of a training
+    FOLDER/commands.txt                 the commands that started and resumed it, one per line
+    FOLDER/report.html
 
-FOLDER/config.yaml                  name of the recipe, date of creation, all settings
-FOLDER/store.sqlite                 the record, with one writing process at a time
-FOLDER/training/ROLE/iteration-00/  checkpoints and final weights of a training
-FOLDER/commands.txt                 the commands that started and resumed it, one a line
-FOLDER/report.html
+The tracker receives training steps by role and metrics of stages. All metrics share one axis, the optimizer steps of
+the run so far. A resumed run continues the same experiment where the tracker supports it.
 """
 
 import shutil

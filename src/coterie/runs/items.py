@@ -1,4 +1,4 @@
-"""Items of a stage: episodes and trees, many in flight, each written to the store as it finishes."""
+"""Items of a stage: concurrent episodes and trees, each written to the store as it finishes."""
 
 from collections.abc import (
     AsyncIterator,

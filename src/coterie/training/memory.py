@@ -1,4 +1,4 @@
-"""Memory that training and sampling take on one device, from the shape of a model and the settings.
+"""Estimate of the memory that training and sampling need on one device, from a model's shape and the settings.
 
     model = TrainedModel(ModelShape.of(skeleton("Qwen/Qwen3-8B")), settings)
     plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)

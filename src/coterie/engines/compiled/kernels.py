@@ -1,7 +1,5 @@
 """Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
 
-Numba checks if an index is stale only after reading it, and reading fails if a class in it was renamed.
-
 :func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
 synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
 order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
@@ -27,6 +25,7 @@ from coterie.engines.rows import BLOCK
 
 def drop_stale(source: Path, cache: str | None) -> None:
     """Remove the indexes of the file ``source`` in the folder ``cache`` (if any) that are older than the file."""
+    # Numba reads an index before it checks if it is stale, and fails if a class in it was renamed.
     if cache is None:
         return
     changed = source.stat().st_mtime

@@ -1,10 +1,10 @@
-"""A client of one inference server: token ids in, token ids and log-probs out.
+"""Client of one inference server: token ids in, token ids and log-probs out.
 
-Unknown fields are ignored; a missing field or wrong type fails validation.
+Unknown fields of a reply are ignored; a missing field or wrong type fails validation.
 
-A failure is a :class:`~coterie.engines.servers.client.TransientFault` (worth a retry, on another server if possible) or
-a :class:`~coterie.engines.servers.client.FinalFault`. The caller sets timeouts (``asyncio.timeout``): canceling a call
-closes its connection, and the server then aborts the request.
+A failure is a :class:`TransientFault` (worth a retry, on another server if possible) or a :class:`FinalFault`. The
+caller sets timeouts (``asyncio.timeout``): canceling a call closes its connection, and the server then aborts the
+request.
 """
 
 import asyncio

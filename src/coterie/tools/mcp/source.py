@@ -1,4 +1,4 @@
-"""Tools of an MCP server as a source of tools.
+"""MCP server as a source of tools.
 
 source = McpSource(McpSettings(server="python server.py"))
 async with source.open() as functions:

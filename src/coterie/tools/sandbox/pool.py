@@ -1,4 +1,4 @@
-"""The sandbox: a pool of workers that runs and grades answers, and sessions of Python. See the package.
+"""Pool of workers that runs and grades answers, and sessions of Python.
 
     async with sandbox.session(seed=0) as session:
         await session.run("x = 6 * 7")

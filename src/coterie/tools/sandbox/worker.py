@@ -1,5 +1,4 @@
-"""Workers of the sandbox: their settings, the users they run as, the jail's command, the exchange with it, and a group
-that takes turns.
+"""Workers of the sandbox: settings, their users, the jail's command, the exchange with it, and a group of workers.
 
 The kernel counts processes and locks by user, across jails. So two answers with the same user would share their limits.
 """
