@@ -72,8 +72,8 @@ def _curve(run: Run) -> list[Section]:
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     if not steps:
         return []
-    shown = steps[:: -(-len(steps) // POINTS)]
-    series = [Series("training", _points(shown, "loss"))]
+    points = steps[:: -(-len(steps) // POINTS)]
+    series = [Series("training", _points(points, "loss"))]
     if measured := [one for one in steps if "heldout_loss" in one]:
         series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
     rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))

@@ -45,8 +45,8 @@ class FileTraining(Recipe):
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
         self._left_out = Counter[str]()
-        played = isinstance(self.environment, ConversationReply)
-        if not played or not self.trains_on(self.environment.dataset.row):
+        is_conversation = isinstance(self.environment, ConversationReply)
+        if not is_conversation or not self.trains_on(self.environment.dataset.row):
             raise UserError(
                 f"{self.name} trains on {self.row.__name__.lower()}s, not on {settings.dataset.name}",
                 f"give a file, a folder or OWNER/NAME of the Hugging Face hub: coterie run {self.name} FILE",
@@ -100,15 +100,15 @@ class FileTraining(Recipe):
     def examples(self) -> list[list[tuple[str, bool]]]:
         """Return the first rows as texts, each with True if it is trained."""
         renderer, _ = self._model
-        shown = []
+        texts = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
             pieces, at = [], 0
             for target in row.targets:
                 pieces.append((renderer.decode(row.ids[at : target.start]), False))
                 pieces.append((renderer.decode(row.ids[target.start : target.stop]), True))
                 at = target.stop
-            shown.append(pieces)
-        return shown
+            texts.append(pieces)
+        return texts
 
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for rows that the model has no room for."""
@@ -176,13 +176,13 @@ class FileTraining(Recipe):
         items, limit = [], self._limit(split)
         for one in self.environment.rows(split)[:count]:
             try:
-                made = self.items_of(self._model[0], one)
+                new_items = self.items_of(self._model[0], one)
             except UserError:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
                 self._left_out["not shown by the chat template"] += 1
                 continue
-            for item in made:
+            for item in new_items:
                 is_long = any(len(row.ids) > limit for row in self.rows_of(item))
                 if is_long and self.settings.long_rows == "drop":
                     self._left_out["too long"] += 1
@@ -204,8 +204,8 @@ async def target_logprobs(
         for first, places in by_first.items():
             for at in range(0, len(places), CHUNK):
                 chunk = places[at : at + CHUNK]
-                found = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
-                for one, values in zip(chunk, found, strict=True):
+                results = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
+                for one, values in zip(chunk, results, strict=True):
                     logprobs[one] = [values[p - 1] for turn in rows[one].predicted for p in turn]
                 progress.advance(len(chunk))
     finally:

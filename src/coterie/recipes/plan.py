@@ -109,13 +109,13 @@ class Plan:
 
     def lines(self) -> list[tuple[str, str]]:
         names = ", ".join(dict.fromkeys(self.stages))
-        found = [("stages", f"{len(self.stages)}: {names}")]
+        lines = [("stages", f"{len(self.stages)}: {names}")]
         if self.tasks_wanted:
-            found.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} asked for"))
+            lines.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} asked for"))
         if self.rows:
-            found.append(("training rows", f"{self.rows:,}"))
-        found += self.details
-        found += [
+            lines.append(("training rows", f"{self.rows:,}"))
+        lines += self.details
+        lines += [
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} asked for"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
             *(one.line(self.available, self.device) for one in self.memory),
@@ -126,12 +126,12 @@ class Plan:
             ),
         ]
         if self.dialogues:
-            found.append(("training dialogues", f"at most {self.dialogues:,}"))
-        found.append(("held-out dialogues", f"{self.evaluations:,}"))
+            lines.append(("training dialogues", f"at most {self.dialogues:,}"))
+        lines.append(("held-out dialogues", f"{self.evaluations:,}"))
         if self.dialogues and self.turns:
             count, tokens = self.generations, self.generations * self.max_tokens
-            found.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
-        return found
+            lines.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
+        return lines
 
 
 def grown(prompt: int, turns: int, max_tokens: int) -> int:
@@ -152,8 +152,8 @@ def make_plan(recipe: "Recipe") -> Plan:
     trainings = recipe.trainings()
     head = any(role.head for role in roles)
     _check_services(s, environment, trainings, head=head)
-    wanted = recipe.training_tasks()
-    train = draw_tasks(environment, "train", wanted, s.seed) if wanted else []
+    count = recipe.training_tasks()
+    train = draw_tasks(environment, "train", count, s.seed) if count else []
     heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
     check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
     longest, shortest, contexts, shapes = 0, [], [], {}
@@ -172,10 +172,10 @@ def make_plan(recipe: "Recipe") -> Plan:
         contexts.append(context)
     turns, dialogues = _turns(environment), max(len(heldout), recipe.dialogues())
     length = min(contexts) if turns is None else grown(longest, turns, s.max_tokens)
-    played = [shapes[role.name] for role in roles if not role.head and role.shares is None]
+    policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
-        memory.append(_sampling_memory(s, played, dialogues, min(length, *contexts)))
+        memory.append(_sampling_memory(s, policies, dialogues, min(length, *contexts)))
     row, rows = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
@@ -189,7 +189,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
         tasks=len(train),
-        tasks_wanted=wanted,
+        tasks_wanted=count,
         heldout=len(heldout),
         heldout_wanted=s.evaluate.tasks,
         shapes=shapes,
@@ -274,8 +274,8 @@ def content_of(task: Task) -> str:
     """What makes a task what it is: what is shown, and where people want different things with the same
     words, the reference."""
     reference = task.secrets.get(REFERENCE)
-    wanted = "" if reference is None else reference.reveal(GRADER)
-    return f"{sorted(task.public.items())} {wanted}"
+    reference_text = "" if reference is None else reference.reveal(GRADER)
+    return f"{sorted(task.public.items())} {reference_text}"
 
 
 def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:

@@ -117,11 +117,11 @@ def _rows_after(
         ) from error
     before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
     trained = {turn.id for _, turn in prompts[before:]}
-    made = []
+    training_rows = []
     for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
         targets = tuple(one for one in row.targets if one.turn in trained)
-        made.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
-    return [row for row in made if row.targets]
+        training_rows.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    return [row for row in training_rows if row.targets]
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
@@ -133,25 +133,25 @@ def _prompts(
 ) -> Prompts:
     """Return each of the assistant's turns with the ids of its prompt."""
     tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
-    shown: list[Message] = []
+    history: list[Message] = []
     for is_result, group in groupby(messages, lambda one: one.role == "tool"):
         if is_result:
             results = tuple(ToolResult(one.results, one.content) for one in group)
             turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
-            shown.append(Message("tool", turn=turn.id))
+            history.append(Message("tool", turn=turn.id))
             tree.add(turn)
             last = turn.id
             continue
         for message in group:
             if message.role != ASSISTANT:
-                shown.append(Message(message.role, (Part(message.content),)))
+                history.append(Message(message.role, (Part(message.content),)))
                 continue
-            prompt = renderer.render(shown, tree, ASSISTANT, tools=tools)
-            ids = _reply_ids(renderer, message, shown, tree, last or tree.root, tools, prompt)
+            prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
+            ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
             turn = _turn(renderer, message, last or tree.root, ids)
             tree.add(turn)
             last = turn.id
-            shown.append(Message(ASSISTANT, turn=turn.id))
+            history.append(Message(ASSISTANT, turn=turn.id))
             prompts.append((prompt, turn))
     return prompts
 
@@ -176,7 +176,7 @@ def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
 def _reply_ids(
     renderer: ChatRenderer,
     message: ChatMessage,
-    shown: Sequence[Message],
+    history: Sequence[Message],
     tree: Tree,
     parent: str,
     tools: tuple[Tool, ...],
@@ -188,7 +188,7 @@ def _reply_ids(
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
     trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
     trial.add(plain)
-    chat = (*shown, Message(ASSISTANT, turn=plain.id))
+    chat = (*history, Message(ASSISTANT, turn=plain.id))
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
     if whole[: len(prompt)] != prompt:
         raise UserError(
