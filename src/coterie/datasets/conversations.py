@@ -256,7 +256,7 @@ Raw = Mapping[str, Any]
 Messages = tuple[ChatMessage, ...]
 
 
-def _said(role: str, text: Any) -> Messages:
+def _message(role: str, text: Any) -> Messages:
     return parse_messages([{"role": role, "content": text}])
 
 
@@ -272,7 +272,7 @@ def _reply(value: Any) -> Messages:
         value = [value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    return _said("assistant", value) if isinstance(value, str) else parse_messages(value)
+    return _message("assistant", value) if isinstance(value, str) else parse_messages(value)
 
 
 def _instruction(row: Raw) -> Messages:
@@ -302,7 +302,7 @@ def _verl_reply(row: Raw) -> Messages:
     reply = extra.get("answer") or gold.get("ground_truth")
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
-    return _said("assistant", reply)
+    return _message("assistant", reply)
 
 
 NO_PROMPT: Messages = ()
@@ -312,7 +312,7 @@ CONVERSATIONS: Formats = {
     "sharegpt": (("conversations",), lambda row: (NO_PROMPT, _prompt(row, "conversations"))),
     "alpaca": (
         ("instruction", "output"),
-        lambda row: (_instruction(row), _said("assistant", row["output"])),
+        lambda row: (_instruction(row), _message("assistant", row["output"])),
     ),
     "prompt and completion": (
         ("prompt", "completion"),

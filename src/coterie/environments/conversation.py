@@ -10,7 +10,7 @@ from coterie.datasets.load import Rows
 from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow
 from coterie.environments.answers import f1, gold_answers, secret_answers
-from coterie.environments.debate import asked
+from coterie.environments.debate import problem_text
 from coterie.environments.protocol import ActorKind, Grade, Pure, State, Transition
 from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
@@ -102,7 +102,7 @@ def as_conversation(row: QuestionRow) -> Conversation:
         f"{solution}\n#### {row.answer}" if isinstance(row, Gsm8kRow) else solution or row.answer
     )
     messages = (
-        ChatMessage(role="user", content=asked(row)),
+        ChatMessage(role="user", content=problem_text(row)),
         ChatMessage(role=ASSISTANT, content=reply),
     )
     return Conversation(

@@ -39,7 +39,7 @@ def _as_list(text: re.Match[str]) -> str:
     return " and ".join(f"{text[1]}{{{one}}}" for one in members) if whole else text[0]
 
 
-_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+_CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
     (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
@@ -65,7 +65,7 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )
-_ALIKE = (
+_SPELLING = (
     (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$"), ""),
 )
@@ -94,8 +94,8 @@ _ORDER = re.compile(rf"(<|\\lt{_END}|\\le{_END}|>|\\gt{_END}|\\ge{_END})")
 
 def spelling(latex: str) -> str:
     """Normalize an answer: spaces, sizes of brackets, and forms of commands."""
-    for pattern, instead in _ALIKE:
-        latex = pattern.sub(instead, _dressed(latex))
+    for pattern, instead in _SPELLING:
+        latex = pattern.sub(instead, _clean(latex))
     return latex.rstrip(".,")
 
 
@@ -110,11 +110,11 @@ def same_mathematics(gold: str, answer: str) -> bool:
         max(_depths(text), default=0) > DEEPEST for text in both
     ):
         return spelling(gold) == spelling(answer)
-    return _same(_dressed(gold), _dressed(answer))
+    return _same(_clean(gold), _clean(answer))
 
 
 def _same(one: str, other: str) -> bool:
-    (name, value), (called, again) = _named(one), _named(other)
+    (name, value), (called, again) = _name_and_value(one), _name_and_value(other)
     if name and called and spelling(name) != spelling(called):
         return _equal(one, other)
     values = [Fraction(stated) for text in (one, other) if (stated := _number(text)) is not None]
@@ -137,7 +137,7 @@ def _same(one: str, other: str) -> bool:
     if not members or len(members) != len(others):
         return False
     if brackets != others_brackets:  # (2, 3) is x = 2, y = 3
-        named = sorted(map(_named, members if others_brackets == "()" else others))
+        named = sorted(map(_name_and_value, members if others_brackets == "()" else others))
         names = {name for name, _ in named if name}
         points = others if others_brackets == "()" else members
         return (
@@ -146,7 +146,7 @@ def _same(one: str, other: str) -> bool:
             and all(map(_same, points, (value for _, value in named)))
         )
     if (members, others) != ([one], [other]):
-        return _matched(members, others, in_place=bool(brackets))
+        return _match_members(members, others, in_place=bool(brackets))
     if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
         return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
     return _equal(one, other)
@@ -184,8 +184,8 @@ def _variables(text: str) -> list[str]:
     return names
 
 
-def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
-    names, called = ({_named(one)[0] for one in some} for some in (members, others))
+def _match_members(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
+    names, called = ({_name_and_value(one)[0] for one in some} for some in (members, others))
     in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
     left = list(others)
     for one in members:
@@ -220,7 +220,7 @@ def _equal(one: str, other: str) -> bool:
     ]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
-    bare = [_variables(_ALIKE[0][0].sub(r"\1", text)) for text in (one, other)]
+    bare = [_variables(_SPELLING[0][0].sub(r"\1", text)) for text in (one, other)]
     if any({*bare[0]} ^ {*bare[1]} >= {letter, letter.swapcase()} for letter in bare[0]):
         return False  # math-verify reads C as c
     one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
@@ -233,13 +233,13 @@ def _fraction(whole: str, digits: str, repeating: str) -> str:
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
 
-def _dressed(text: str) -> str:
-    for pattern, instead in _DRESS:
+def _clean(text: str) -> str:
+    for pattern, instead in _CLEANUP:
         text = pattern.sub(instead, text)
     return text.lstrip(" \n$*").rstrip(" \n$.,;*")
 
 
-def _named(text: str) -> tuple[str, str]:
+def _name_and_value(text: str) -> tuple[str, str]:
     r"""Return name and value of ``x = 5`` or ``x \in [0, 1]``. The name is empty if there is none."""
     if (ranged := _range(text)) is not None:
         return ranged

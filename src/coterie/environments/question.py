@@ -50,7 +50,7 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.debate import asked
+from coterie.environments.debate import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
@@ -200,7 +200,7 @@ class Question(Pure):
         raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
         where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
-        question = asked(row)
+        question = problem_text(row)
         if contest is not None and contest.starter.strip():
             question += f"\n\n{STARTER.format(starter=contest.starter)}"
         answers = (row.answer, *getattr(row, "aliases", ()))
@@ -332,7 +332,7 @@ def answer_of(reply: str) -> str:
 
 
 def _likeness(reply: str, gold: str, reward: str) -> float:
-    """Return exact match or F1. Numbers are compared by value, and texts that normalize to nothing (``A``) as they are."""
+    """Return exact match or F1. Numbers are compared by value, and ``A``, an article, as text."""
     if number(reply) is not None and number(gold) is not None:
         return float(same_number(reply, gold))
     if not normalize_answer(reply) or not normalize_answer(gold):

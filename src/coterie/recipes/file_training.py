@@ -1,4 +1,4 @@
-"""Training on conversations or preferences of a file, with measures on held-out rows before and after."""
+"""Training on conversations or preferences of a file, measured on held-out rows before and after."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -27,20 +27,20 @@ from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
 SHOWN = 3
-"""Items that a dry run shows."""
+"""Number of items that a dry run shows."""
 CHUNK = 16
-"""Held-out rows that are measured in one call of the engine."""
+"""Number of held-out rows in one call of the engine."""
 NAMED = 5
-"""Long rows that an error names."""
+"""Maximum number of long rows that an error names."""
 
 
 class FileTraining(Recipe):
-    """Training on a file, with evaluation on its held-out rows before and after."""
+    """Base class of recipes that train on a file, with evaluation on its held-out rows before and after."""
 
     settings: FileTrainingSettings
     environment: ConversationReply
     row: type[Conversation]
-    """Type of the rows that it trains on."""
+    """Type of the training rows."""
 
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
@@ -64,16 +64,16 @@ class FileTraining(Recipe):
         return self.stage(version, MEASURE, self.measure, after, depends, alone=True)
 
     def _identity(self) -> tuple[object, ...]:
-        """Settings that training and measurement depend on."""
+        """Return settings that training and measurement depend on."""
         return ()
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
-        """Return True if rows of a type can be trained on."""
+        """Return True if the recipe can train on a type of rows."""
         return row is self.row
 
     @abstractmethod
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Any]:
-        """Return what is trained of a conversation: rows or a pair."""
+        """Return the training rows or the pair of a conversation."""
 
     @abstractmethod
     def rows_of(self, item: Any) -> Sequence[Row]:
@@ -98,7 +98,7 @@ class FileTraining(Recipe):
         return 0
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        """Return the first rows as texts, each with True if it is trained."""
+        """Return the first rows as texts, each with True if its tokens are trained."""
         renderer, _ = self._model
         texts = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
@@ -111,7 +111,7 @@ class FileTraining(Recipe):
         return texts
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for rows that the model has no room for."""
+        """Return the size of the run. Raises ``UserError`` for rows that exceed the limits."""
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
         self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
@@ -148,7 +148,7 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        """The renderer of the model, and its context length."""
+        """Renderer of the model, and its context length."""
         return load_renderer(self.settings.model, self.settings.engine.template_args)
 
     @cached_property
@@ -158,11 +158,11 @@ class FileTraining(Recipe):
 
     @cached_property
     def heldout_items(self) -> list[Any]:
-        """Items of the held-out split, as many as are measured."""
+        """First ``evaluate.rows`` items of the held-out split."""
         return self._items("heldout", self.settings.evaluate.rows)
 
     def measured_in_training(self) -> dict[str, Any]:
-        """Return the held-out items to measure during training, and the number of steps between measures."""
+        """Return the held-out items to measure during training, and the number of steps between measurements."""
         limit = self._limit("train")
         fitting = [
             item
@@ -172,7 +172,7 @@ class FileTraining(Recipe):
         return {"heldout": fitting, "measure_every": self.settings.evaluate.every}
 
     def _items(self, split: Split, count: int) -> list[Any]:
-        """Return the items of the first conversations of a split without those to be left out."""
+        """Return the items of the first ``count`` conversations of a split, without dropped rows."""
         items, limit = [], self._limit(split)
         for one in self.environment.rows(split)[:count]:
             try:
@@ -194,7 +194,7 @@ class FileTraining(Recipe):
 async def target_logprobs(
     engine: Engine, rows: Sequence[Row], progress: Progress, title: str
 ) -> list[list[float]]:
-    """Return the log-probs (nats) of each row's targets that have something before them."""
+    """Return the log-probs (nats) of each row's targets, except a target at the first token."""
     by_first: dict[int, list[int]] = {}
     for at, row in enumerate(rows):
         by_first.setdefault(row.ids[0], []).append(at)

@@ -39,17 +39,17 @@ def rows_from_messages(
     targets: Targets = "all",
     origin: str = "",
 ) -> list[Row]:
-    """Return the training rows of a conversation of OpenAI's form.
+    """Return the training rows of a conversation in OpenAI's format.
 
     Args:
         tokenizer: Tokenizer with a chat template, or its renderer.
         messages: Objects with ``role`` and ``content``, also ``tool_calls`` and ``reasoning_content``.
-        tools: Functions of OpenAI's form that the template shows.
-        targets: Train on all of the assistant's messages, or on the last one.
+        tools: Functions in OpenAI's format that the template shows.
+        targets: Train on all messages of the assistant, or on the last one.
         origin: Name of the conversation for errors.
 
     Returns:
-        One row for each stretch of tokens that the template only adds to; mostly one.
+        One row, or several if the template rewrites earlier messages.
 
     Raises:
         ValueError: If the messages cannot be trained on.
@@ -73,7 +73,7 @@ def pairs_from_messages(
     tools: Sequence[Mapping[str, Any]] = (),
     origin: str = "",
 ) -> Pair:
-    """Return the preference pair of two ways to continue a prompt; see :func:`rows_from_messages`."""
+    """Return the preference pair of two continuations of a prompt; see :func:`rows_from_messages`."""
     before, *sides = map(parse_messages, (prompt, chosen, rejected))
     schemas = parse_tools(tools)
     if flaw := next(filter(None, (flaw_of((*before, *side), schemas) for side in sides)), ""):
@@ -88,13 +88,13 @@ def pairs_from_messages(
 def conversation_rows(
     renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
 ) -> list[Row]:
-    """Return the rows of a conversation; raises ``UserError`` if the template cannot show it."""
+    """Return the rows of a conversation. Raises ``UserError`` if the template cannot show it."""
     rows = _rows_after(renderer, conversation, conversation.messages)
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
 def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
-    """Return the pair of a preference; all of the assistant's messages after the prompt are compared."""
+    """Return the pair of a preference, whose targets are the assistant's messages after the prompt."""
     prompt = preference.messages[: preference.start]
     chosen, rejected = (
         tuple(_rows_after(renderer, preference, messages))
@@ -106,7 +106,7 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 def _rows_after(
     renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
 ) -> list[Row]:
-    """Return the rows that have targets, which are the assistant's messages after the prompt."""
+    """Return the rows with targets. Targets are the assistant's messages after the prompt."""
     place = conversation.place
     try:
         prompts = _prompts(renderer, messages, conversation.tools, place)
@@ -131,7 +131,7 @@ def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer
 def _prompts(
     renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], origin: str
 ) -> Prompts:
-    """Return each of the assistant's turns with the ids of its prompt."""
+    """Return the assistant's turns with the ids of their prompts."""
     tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
     history: list[Message] = []
     for is_result, group in groupby(messages, lambda one: one.role == "tool"):
@@ -166,7 +166,7 @@ def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[
 
 
 def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
-    """Return content with its thought between the template's marks; a template without thoughts drops it."""
+    """Return content with its thought between the template's marks, or without it if the template has none."""
     marks = renderer.template.thoughts
     if not message.thought or marks is None:
         return message.content
@@ -182,7 +182,7 @@ def _reply_ids(
     tools: tuple[Tool, ...],
     prompt: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the tokens of a message as the model would write it after its prompt, the end of turn included."""
+    """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
     plain = replace(_turn(renderer, message, parent, ()), draw=1)

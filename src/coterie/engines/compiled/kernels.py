@@ -105,7 +105,7 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
 
 
-def _counted(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
+def _count_loop(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
     """Build a loop over k from 0 to ``depth``, at least once.
 
     ``body(k, sums)`` returns the next sums, which are ``first`` initially.
@@ -161,7 +161,7 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
             begin = [b.load(column, align=4) if more else zero for column in to]
-            for total, column in zip(_counted(b, args[9], begin, body), to, strict=True):
+            for total, column in zip(_count_loop(b, args[9], begin, body), to, strict=True):
                 b.store(total, column, align=4)
             return context.get_dummy_value()
 
