@@ -171,8 +171,8 @@ def demonstrate(
         )
     samplers = {agents[0]: ScriptedSampler(load_renderer("tiny-exchange")[0], script)}
     episodes = [Episode(task, 0, 0, "demonstrate") for task in tasks]
-    found = run_now(_play(environment, samplers, episodes, seed))
-    return [_demonstration(found[episode.key], agents[0]) for episode in episodes]
+    results = run_now(_play(environment, samplers, episodes, seed))
+    return [_demonstration(results[episode.key], agents[0]) for episode in episodes]
 
 
 def _demonstration(rollout: Played, agent: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ async def _play(
         opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})
         async with opened as actors, actors.driver(samplers, seed).play_all(episodes) as playing:
             async for one in playing:
-                results[one.episode.key] = _played(one)
+                results[one.episode.key] = _rollout_of(one)
     return results
 
 
@@ -228,6 +228,6 @@ def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
-def _played(finished: EpisodeResult) -> Played:
+def _rollout_of(finished: EpisodeResult) -> Played:
     task, sample = finished.episode.task, finished.episode.sample
     return Played(task, sample, finished.tree, finished.failure, finished.tokens, finished.metrics)

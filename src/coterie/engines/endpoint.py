@@ -311,9 +311,9 @@ def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
-    """Parse the reply in a server's answer; ``None`` if it has none.
+    """Parse the reply in a server's answer. Return ``None`` if there is no reply.
 
-    If the server reports no usage it is estimated, with ``prompt`` as the estimate of the prompt tokens.
+    If the server reports no usage, it is estimated, with ``prompt`` as the estimate of the prompt tokens.
     """
     body = _parse(content)
     if body is None or not body.choices:

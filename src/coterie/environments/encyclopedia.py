@@ -400,8 +400,8 @@ PROMPT = "Search, then answer."
 """Short system prompt that the packaged model knows."""
 
 TERSE = 4
-"""In one of ``TERSE`` comparisons the expert first lists the values. In the others it answers directly, as many teacher
-traces do, so that training has to discover the helpful step."""
+"""In one of ``TERSE`` comparisons the expert first lists the values. Otherwise it answers directly, like many traces of
+teachers, so that training has to discover the helpful step."""
 
 
 def user_message(question: Question) -> str:

@@ -240,7 +240,7 @@ def _clean(text: str) -> str:
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
-    r"""Return name and value of ``x = 5`` or ``x \in [0, 1]``. The name is empty if there is none."""
+    r"""Return name and value of ``x = 5`` or ``x \in [0, 1]``. Without a name it is empty."""
     if (ranged := _range(text)) is not None:
         return ranged
     parts = re.split(r"=|\\in" + _END, text)

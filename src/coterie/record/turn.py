@@ -178,7 +178,7 @@ class Request:
     ) -> "Request":
         """Build a request with ``prompt`` and ``messages`` as deltas on the agent's running prompt.
 
-        The id is a hash of the arguments, without ``tools`` if there are none.
+        The id is a hash of the arguments, without ``tools`` if it is empty.
         """
         keep = _common(prompt, running)
         keep_messages = _common(messages, running_messages)
@@ -299,7 +299,7 @@ def make_turn(
     )
 
 
-# A JSONEncoder builds this C encoder anew at each call, which more than doubles the time.
+# A JSONEncoder rebuilds this C encoder at each call, which more than doubles the time.
 _encode = c_make_encoder(
     None, JSONEncoder().default, encode_basestring, None, ":", ",", False, False, True
 )

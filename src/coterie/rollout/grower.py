@@ -42,7 +42,7 @@ class Rollout:
     reward: float | None = None
     failure: str | None = None
     sampled: int = 0
-    """Number of sampled tokens, including those of merged turns."""
+    """Number of sampled tokens, including merged turns."""
     labels: tuple[int, ...] = ()
     """Child label at each agent step from the root, in trees with labels."""
 

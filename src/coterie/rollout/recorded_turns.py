@@ -48,7 +48,7 @@ def recorded_response(
     """Return ``text`` by ``author`` as the agent's next turn, and update ``context``.
 
     Args:
-        end: Append the end-of-turn token. A turn that ends with a stop string has none.
+        end: Append the end-of-turn token. Pass ``False`` for a turn that ends with a stop string.
     """
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)

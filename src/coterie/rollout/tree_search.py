@@ -270,8 +270,8 @@ class Search(ABC):
         planned = self.plan(search, random.Random(self.key("choose", search)))
         if not planned:
             return [], []
-        played = await self.grower.play(planned[0].start, planned)
-        rollouts, credit = await self._reward(sorted(played, key=lambda r: r.number))
+        rollouts = await self.grower.play(planned[0].start, planned)
+        rollouts, credit = await self._reward(sorted(rollouts, key=lambda r: r.number))
         self.rollouts += rollouts
         if any(rollout.leaf is None for rollout in rollouts):
             await self._prune()

@@ -218,18 +218,18 @@ class TreeWriter:
     sampled_tokens: Callable[[], int]
     by_rollout: bool = False
     """True if the progress counts rollouts instead of searches."""
-    played: dict[str, list[Rollout]] = field(init=False)
+    rollouts: dict[str, list[Rollout]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.played = rollouts(self.store, self.iteration)
+        self.rollouts = rollouts(self.store, self.iteration)
 
     def left(self, tasks: Iterable[Task], searches: int) -> int:
-        done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
+        done = [{rollout.search for rollout in self.rollouts.get(task.id, ())} for task in tasks]
         return sum(searches - len(numbers) for numbers in done)
 
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
         """Return the stored tree of a task and its rollouts."""
-        known = self.played.get(task.id, [])
+        known = self.rollouts.get(task.id, [])
         if not any(rollout.leaf for rollout in known):
             return Tree(task.id, "rollout", self.iteration), known
         return self.store.tree(self.iteration, "rollout", task.id), known

@@ -506,7 +506,8 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
     """Return the end of the tokens from ``begin`` that attend together, and their number of shared blocks.
 
-    These are the tokens of one row (with 0), or single tokens of rows that share as many blocks as the first two.
+    These are the tokens of one row (with 0), or single tokens of rows that share the number of blocks that
+    the first two rows share.
     """
     rows, common, end = tokens.rows, tokens.common, begin + 1
     if end == stop or rows[end] == rows[begin]:

@@ -205,9 +205,9 @@ class PlanTags(Tags):
         if self.graphs:
             object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
-    def with_tools(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages with the tools in the system prompt, unless it is terse."""
-        return tuple(shown) if self.terse else super(PlanTags, self).with_tools(shown, tools)
+        return tuple(messages) if self.terse else super(PlanTags, self).with_tools(messages, tools)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """Return the calls of a message: the tasks of its final graph, or its tags."""

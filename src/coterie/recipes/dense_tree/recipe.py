@@ -376,7 +376,7 @@ async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progre
         if missing := max(0, s.search.runs - count):
             progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
-    known = sum(len(writer.played.get(task.id, ())) for task in left)
+    known = sum(len(writer.rollouts.get(task.id, ())) for task in left)
     title = f"trees {iteration}"
     progress.start(s.search.runs * len(left) - known, title)
     with going_on(title, progress):

@@ -243,7 +243,7 @@ class StepSamples:
     rounds: int = 0
     tasks: list[str] = field(default_factory=list)
     paths: list[AgentPath] = field(default_factory=list)
-    played: int = 0
+    sample_count: int = 0
     """Number of samples, including failed samples."""
     unmeasured: tuple[str, ...] = ()
     """Names in ``reward.measures`` that no dialogue of the step has."""
@@ -283,7 +283,7 @@ class GroupSampler:
             await self._play(step, tasks, samplers, progress)
             names = [task.id for task in tasks]
             samples.tasks += names
-            samples.played += len(names) * self.settings.samples
+            samples.sample_count += len(names) * self.settings.samples
             at = step_stage(self.stage, step)
             samples.paths += paths_of(
                 *(self.run.store, self.iteration, at, names, self.agents), self.reward

@@ -97,7 +97,7 @@ class User:
 def claim_user() -> User:
     """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
 
-    Raises ``UserError`` if all are taken.
+    Raises ``UserError`` if all users are taken.
     """
     if os.geteuid() != 0:
         return User(NOBODY)
