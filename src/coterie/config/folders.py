@@ -208,7 +208,7 @@ def home() -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a :func:`~coterie.config.folders.whole_folder` under a lock.
+    """Create a :func:`whole_folder` under a lock.
 
     Raises ``UserError`` if another process holds the lock or the folder can't be created.
     """

@@ -106,7 +106,7 @@ class Bucket:
     """Token bucket with a limit per minute.
 
     Its size is a twelfth of the limit, at least 1. It fills at a rate such that the size and the inflow of a minute are
-    ``per_minute`` together. An amount larger than the bucket can be taken from a full one, which then has a debt.
+    ``per_minute`` together. An amount larger than the bucket can be taken from a full bucket, which then has a debt.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:

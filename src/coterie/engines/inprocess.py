@@ -166,8 +166,7 @@ SCORED_TOKENS = 8192
 class Runner:
     """Runner of one model over rows.
 
-    Weights and adapters may change while no sequence runs; caches of other weights are not used
-    (:mod:`coterie.engines.inprocess`).
+    Weights and adapters may change while no sequence runs; caches of other weights are not used.
     """
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
@@ -414,7 +413,7 @@ class InProcessEngine:
             )
 
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
-        """Await all futures; on an error cancel the others."""
+        """Await all futures. On an error, cancel the remaining futures."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:

@@ -1,4 +1,4 @@
-"""The page of a run: common sections, the sections of a recipe, and examples of its training data."""
+"""Report of a run: common sections, the sections of a recipe, and examples of its training data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ def decoder(recipe: Recipe) -> Callable[[str], ChatRenderer]:
 
 
 def seen(recipe: Recipe, tree: Tree, leaf: str, selection: Selection) -> View:
-    """Return what an agent saw and said up to a turn, under the context in which it is trained."""
+    """Return an agent's view up to a turn, under the context in which it is trained."""
     if selection.context is None:
         return view(tree, leaf, selection.agent)
     return recontext(

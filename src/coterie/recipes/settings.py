@@ -1,9 +1,11 @@
-"""Settings that all recipes share.
+"""Settings that all recipes share, and presets of a method by data set or micro-world.
 
-common:                     values for all data sets below and for plug-ins
-datasets: {NAME: {...}}     values of single data sets, which override the common values
-open: true                  also use the common values for data sets and micro-worlds without values
-micro_world: {...}          values of the micro-world, without the common values
+A file of presets has the keys::
+
+    common:                     values for all data sets below and for plug-ins
+    datasets: {NAME: {...}}     values of single data sets, which override the common values
+    open: true                  also use the common values for data sets and micro-worlds without values
+    micro_world: {...}          values of the micro-world, without the common values
 """
 
 from collections.abc import Mapping

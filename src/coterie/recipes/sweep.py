@@ -1,8 +1,8 @@
 """Sweeps over values of keys, and merging the parts of a run.
 
-Each run has its own folder. Runs share stages with equal settings.
+Each run of a sweep has its own folder. Runs share stages with equal settings.
 
-Copies the items of single tasks (``Recipe.by_task``) of the first iteration.
+A merge copies the items of single tasks (``Recipe.by_task``) of the first iteration.
 """
 
 import re

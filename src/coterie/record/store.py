@@ -80,9 +80,9 @@ def check_place(path: Path) -> None:
 
 
 class WriterLock:
-    """The right to write one store: an ``flock`` on ``PATH.lock``, which holds the writer's pid.
+    """Exclusive right to write a store: an ``flock`` on ``PATH.lock``, which contains the writer's pid.
 
-    The kernel drops it when the process ends, however it ends; the file stays.
+    The kernel releases it when the process ends, even by a signal. The file stays.
     """
 
     def __init__(self, path: Path) -> None:

@@ -194,9 +194,9 @@ def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
-    """Return samplers by label: the first is greedy without a request, the others alternate better and worse steps.
+    """Return samplers by label: the first is greedy without a request, the rest alternate better and worse steps.
 
-    With ``fixed_instruct`` all others request worse steps.
+    With ``fixed_instruct`` the rest request only worse steps.
     """
     others = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))

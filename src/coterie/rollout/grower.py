@@ -57,7 +57,7 @@ def no_known_turn(rollout: Rollout, at: Position) -> Turn | None:
 
 
 class TreeGrower:
-    """Grows the branches of one tree. ``known`` requires that one actor acts at a time."""
+    """Grower of one tree. ``known`` requires that only one actor acts at a time."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
-        """Keep a command, unless the one before it was the same."""
+        """Append a command to the log, unless it equals the last command."""
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
                 file.write(command.replace("\n", " ") + "\n")

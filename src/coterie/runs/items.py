@@ -51,7 +51,7 @@ async def do_items(
     """Do the unfinished items of one iteration and stage.
 
     ``what`` is a plural noun for the items in messages, ``title`` the title of the progress. An item reports its own
-    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is gone.
+    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is lost.
     """
     finished = {
         (stage, *done)

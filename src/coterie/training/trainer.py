@@ -366,7 +366,7 @@ class Trainer(Generic[Item]):
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
-        """Return the mean loss of items under the weights as they are now."""
+        """Return the mean loss of items under the current weights."""
         accelerator, batch = self._accelerator, make_batch(items, self.objective, self._max_length)
         splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
         families = splitter.families(range(len(batch.items)))

@@ -157,7 +157,7 @@ class PoolStats(Stats):
 
 
 class ServerPool:
-    """:class:`~coterie.engines.protocol.Engine` over servers, created by :mod:`coterie.engines.servers.pool`.
+    """Engine (:class:`~coterie.engines.protocol.Engine`) over several servers.
 
     ``probe`` has a few ids whose log-probs show if servers have the same weights.
     """
@@ -398,7 +398,7 @@ _LOADING = "weights are being loaded"
 
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Await all and return the results in order. On a failure, cancel and await the others first."""
+    """Return all results in order. On a failure, cancel and await the remaining work first."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

@@ -253,7 +253,7 @@ class DenseTreeData(Recipe):
         return selections, counts
 
     def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
-        """Select successful rollouts for the control: as many as pairs, each repeated only after all others."""
+        """Select successful rollouts for the control, one per pair. Rollouts repeat only after all are used."""
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf

@@ -1,4 +1,4 @@
-"""The page of a ``dense_tree`` run: trees, how dense they are, and their pairs."""
+"""Report of a ``dense_tree`` run: trees, their density, and their pairs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The page of a ``moat`` run: J by half-step, plans and their rewards, the critic, what both roles were trained on."""
+"""Report of a ``moat`` run: J by half-step, plans and their rewards, the critic, and training data of both roles."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""The page of an ``optima`` run: rewards by term, costs, dialogues and turns that were selected."""
+"""Report of an ``optima`` run: rewards by term, costs, and the selected dialogues and turns."""
 
 from collections.abc import Mapping, Sequence
 

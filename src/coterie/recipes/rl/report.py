@@ -1,4 +1,4 @@
-"""The page of an ``rl`` run: its steps and groups."""
+"""Report of an ``rl`` run: its steps and groups."""
 
 from coterie.recipes.plain_report import plain_report
 from coterie.recipes.reinforce_report import step_sections

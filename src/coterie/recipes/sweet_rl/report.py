@@ -1,4 +1,4 @@
-"""The page of a ``sweet_rl`` run: the pairs of dialogues and of turns that its models were trained on."""
+"""Report of a ``sweet_rl`` run: the pairs of dialogues and of turns that its models were trained on."""
 
 from functools import partial
 
