@@ -73,7 +73,7 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
 
 
 def run_report(recipe: "Recipe", run: "Run") -> "Report":
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     return described(recipe.name).report(recipe, run)
 
 

@@ -60,7 +60,7 @@ class Presets:
 
     common: Mapping[str, Any]
     values: Mapping[str, Mapping[str, Any]]
-    """Micro-world first, if there is one, then data sets by name."""
+    """Values of the micro-world (if there is one), then of data sets by name."""
 
     open: bool = False
     """True if data sets and environments without values use the common values."""

@@ -129,7 +129,7 @@ T = TypeVar("T", StepResult, Grade)
 
 
 class ReplayMismatch(EngineError):
-    """A replayed environment returned other observations than the recorded ones."""
+    """A replayed environment returned observations that differ from the recorded observations."""
 
 
 class Branches:

@@ -324,7 +324,7 @@ class DenseSearch(Search):
         return [node for *_, node in sorted(order)]
 
     def priority(self, node: str) -> float:
-        """0.8 C^(1/4) + 0.2 D/L + 2 sqrt(1 + N) / (2 + N).
+        """Return the priority of a node, 0.8 C^(1/4) + 0.2 D/L + 2 sqrt(1 + N) / (2 + N).
 
         C is the largest difference between its value and a sibling's, D its mean distance to the end, L the maximum
         number of steps, and N the number of its visits and of searches that started at it.

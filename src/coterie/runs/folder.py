@@ -33,7 +33,7 @@ FINISHED = "finished"
 
 
 class RunSettings(Settings):
-    """Settings of a recipe that runs read."""
+    """Settings of a recipe that its run reads."""
 
     tracker: TrackerName = key(
         "none", "Experiment tracker that also receives the metrics of the run."

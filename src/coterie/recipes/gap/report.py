@@ -9,7 +9,7 @@ from coterie.runs.folder import Run, Step
 
 
 def gap_report(recipe: GapData, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     own = [_traces(recipe, run)]
     if recipe.settings.reinforces:
         for iteration in (0, 1):

@@ -207,7 +207,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 STEP = "step-"
-"""Prefix of the samples that hold the metrics of a step."""
+"""Prefix of the items with the metrics of a step."""
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 

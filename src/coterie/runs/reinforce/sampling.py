@@ -52,7 +52,7 @@ class AgentPath:
     """Rewards and group of the path."""
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
-    """What its reward is the sum of, without the rewards of acts."""
+    """Terms of the reward, without the rewards of acts."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +60,7 @@ class AgentPath:
 
     @property
     def trained(self) -> int:
-        """Number of tokens that can be trained on, which have a token before them."""
+        """Number of trainable tokens, which have a token before them."""
         return sum(len(turn) for row in self.rows for turn in row.predicted)
 
 
