@@ -84,7 +84,7 @@ def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
         told = dict(made(tmp_path).plan().lines())
     except UserError as error:
         told = {"refused": error.what}
-    assert told.get("held-out tasks") == "1 of 1 asked for", told
+    assert told.get("held-out tasks") == "1 of 1 requested", told
 
 
 def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:

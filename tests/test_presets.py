@@ -460,4 +460,4 @@ def test_every_preset_can_be_planned_on_the_rows_that_ship(
 def test_a_plan_says_how_many_rows_there_are(large: Path) -> None:
     words = ("dataset=gsm8k", "dataset.source=sample", f"model={large}")
     own = settings("optima/isft", words)
-    assert ("training tasks", "52 of 7,000 asked for") in recipe_of(own).plan().lines()
+    assert ("training tasks", "52 of 7,000 requested") in recipe_of(own).plan().lines()

@@ -171,29 +171,29 @@ def demonstrate(
         )
     samplers = {agents[0]: ScriptedSampler(load_renderer("tiny-exchange")[0], script)}
     episodes = [Episode(task, 0, 0, "demonstrate") for task in tasks]
-    found = run_now(_play(environment, samplers, episodes, seed))
-    return [_demonstration(found[episode.key], agents[0]) for episode in episodes]
+    results = run_now(_play(environment, samplers, episodes, seed))
+    return [_demonstration(results[episode.key], agents[0]) for episode in episodes]
 
 
-def _demonstration(played: Played, agent: str) -> dict[str, Any]:
-    if played.tree is None or played.outcome is None or played.score < 1:
+def _demonstration(rollout: Played, agent: str) -> dict[str, Any]:
+    if rollout.tree is None or rollout.outcome is None or rollout.score < 1:
         raise UserError(
-            f"the script of task {played.task.id} fails: {played}", "correct the script"
+            f"the script of task {rollout.task.id} fails: {rollout}", "correct the script"
         )
-    last = prompts(played.tree, played.outcome.leaf, agent)[-1][1]
-    request = played.tree.requests[str(last.prompt)]
+    last = prompts(rollout.tree, rollout.outcome.leaf, agent)[-1][1]
+    request = rollout.tree.requests[str(last.prompt)]
     if request.tools:
         raise UserError(
             "demonstrations have calls as tags, and these tools are shown by the chat template",
             "use calls='tags', or write messages with tool_calls yourself",
         )
-    shown = (*played.tree.messages(request), Message("assistant", turn=last.id))
-    return {"messages": begin_with_user(chat(played.tree, shown, agent))}
+    messages = (*rollout.tree.messages(request), Message("assistant", turn=last.id))
+    return {"messages": begin_with_user(chat(rollout.tree, messages, agent))}
 
 
-def by_task(played: Sequence[Played]) -> list[list[Played]]:
+def by_task(rollouts: Sequence[Played]) -> list[list[Played]]:
     """Group the rollouts of each task, in the order of :func:`play`."""
-    return [list(group) for _, group in itertools.groupby(played, key=lambda one: one.task.id)]
+    return [list(group) for _, group in itertools.groupby(rollouts, key=lambda one: one.task.id)]
 
 
 def run_now(work: Coroutine[Any, Any, Result]) -> Result:
@@ -217,7 +217,7 @@ async def _play(
         opened = open_actors(environment, Path(logs), openers={Sandbox: Sandbox})
         async with opened as actors, actors.driver(samplers, seed).play_all(episodes) as playing:
             async for one in playing:
-                results[one.episode.key] = _played(one)
+                results[one.episode.key] = _rollout_of(one)
     return results
 
 
@@ -228,6 +228,6 @@ def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
-def _played(finished: EpisodeResult) -> Played:
+def _rollout_of(finished: EpisodeResult) -> Played:
     task, sample = finished.episode.task, finished.episode.sample
     return Played(task, sample, finished.tree, finished.failure, finished.tokens, finished.metrics)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 EVIDENCE = 0.1
-"""The share of the work that must be done before its end can be told."""
+"""Minimum share of finished work before the end is estimated."""
 EVIDENCE_SECONDS = 3.0
-"""The least time that must have passed before."""
+"""Minimum seconds before the end is estimated."""
 RECENT = 0.5
-"""The share of the work done, the last of it, whose rate counts: much work starts at once and ends late."""
+"""Share of the finished work, the most recent part, whose rate counts. Work that starts together ends late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Silent:
 
 
 class Pace:
-    """How fast work is done, and when it will be over."""
+    """Rate of work, and an estimate of the remaining time."""
 
     def __init__(self, total: int, began: float) -> None:
         self.total, self.began, self.done = total, began, 0
         self._points: deque[tuple[int, float]] = deque()
-        """(units done, when), of the recent ones."""
+        """Recent pairs of finished units and time."""
 
     def add(self, n: int, now: float) -> None:
         self.done += n
@@ -81,7 +81,7 @@ class Pace:
             self._points.popleft()
 
     def left(self, now: float, evidence: float = EVIDENCE) -> float | None:
-        """Return the seconds that are left, by the recent rate; ``None`` before enough is done."""
+        """Return the remaining seconds at the recent rate; ``None`` before enough work is done."""
         if self.done >= self.total:
             return 0.0
         if self.done < evidence * self.total or now - self.began < EVIDENCE_SECONDS:
@@ -93,7 +93,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3 h 20 min``."""
+    """Format seconds as ``40 s``, ``12 min`` or ``3 h 20 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -151,7 +151,7 @@ def test_the_plan_counts_the_dialogues_of_all_tasks(method: str) -> None:
     lines = dict(whole.lines())
     assert lines["training dialogues"] == f"at most {whole.dialogues}"
     assert lines["held-out dialogues"] == "8"
-    assert lines["training tasks"] == "5 of 5 asked for"
+    assert lines["training tasks"] == "5 of 5 requested"
 
 
 def test_a_critic_is_no_policy(played_only: Run, own: SweetRL) -> None:

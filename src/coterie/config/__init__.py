@@ -1,1 +1,1 @@
-"""Validated settings, each declared once with meaning, default and source."""
+"""Validated settings. Each key is declared once with its meaning, default and source."""

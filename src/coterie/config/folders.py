@@ -1,12 +1,13 @@
-"""Folders and files that are whole on disk or absent, coterie's home folder, text and dates.
+r"""Atomic writes of files and folders, coterie's home folder, valid text in JSON, and the date of a run.
+
+A file or folder is complete on disk or absent. In the home folder, data sets are in ``data`` and converted models in
+``models``.
 
 JSON and YAML can contain a lone surrogate (``"\ud800"``), half of a character, which tokenizers, files and servers
 reject.
 
 A run may take several days and be resumed. Everything that is loaded while it is open uses the date on which its
 folder was made.
-
-Data sets are in ``data``, converted models in ``models``.
 """
 
 import errno
@@ -207,7 +208,7 @@ def home() -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a :func:`~coterie.config.folders.whole_folder` under a lock.
+    """Create a :func:`whole_folder` under a lock.
 
     Raises ``UserError`` if another process holds the lock or the folder can't be created.
     """

@@ -1,4 +1,4 @@
-"""Report errors of plug-in code with the plug-in, file and line, without a traceback.
+"""Report of errors in plug-in code with the plug-in, file and line, without a traceback.
 
 Commands and trials run inside :func:`plugin_errors`. Errors of an environment during an episode only fail the item
 (``coterie.environments.checks``).

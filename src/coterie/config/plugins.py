@@ -1,4 +1,4 @@
-"""Find built-in objects and plug-ins by name.
+"""Lookup of built-in objects and plug-ins by name.
 
     debate                 built in
     chess                  an entry point of an installed package, in the group ``coterie.environments``

@@ -1,4 +1,4 @@
-"""Settings from a preset, a YAML file and ``key=value`` words, with errors a person can act on.
+"""Run settings from a preset, a YAML file and ``key=value`` arguments.
 
     recipe: NAME
     seed: 3
@@ -6,9 +6,7 @@
       samples: 4
     reward.lambda_token: 0.3        # dotted keys work too
 
-Errors name the line.
-
-``coterie run RECIPE rollout.samples=4`` parses ``rollout.samples=4`` here.
+On the command line, ``coterie run RECIPE rollout.samples=4`` sets the same key. Errors in a file name the line.
 """
 
 import re

@@ -1,4 +1,4 @@
-r"""Conversations and preferences of a user's source, in the formats that people have.
+r"""Conversations and preferences of a user's source, in the usual formats.
 
 | format | columns of a row |
 |---|---|
@@ -9,7 +9,7 @@ r"""Conversations and preferences of a user's source, in the formats that people
 | verl | ``prompt`` messages, and the reply in ``extra_info.answer`` or ``reward_model.ground_truth`` |
 | question and answer | ``question`` and ``answer`` |
 | preference | ``chosen`` and ``rejected``: texts or messages, with the prompt in ``prompt``, ``instruction`` or \
-``conversations``, or as what both sides begin with; dialogues in one text after ``Human:`` and ``Assistant:`` |
+``conversations``, or as the common beginning of both sides; dialogues in one text after ``Human:`` and ``Assistant:`` |
 """
 
 import hashlib
@@ -39,13 +39,13 @@ ROLES: dict[str, Role] = {
     "gpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
     "observation": "tool", "function_call": "assistant", "ipython": "tool",
 }  # fmt: skip
-"""Our name of each role that files have."""
+"""Roles by their names in files."""
 Targets = Literal["all", "last"]
-"""Trained messages of a conversation: all of the assistant's, or the last one."""
+"""Trained messages of a conversation: all of the assistant's messages, or the last one."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message under which files keep its thought."""
+"""Keys of a message's thought in files."""
 NAMED = 5
-"""Rows of one fault that an error names."""
+"""Maximum number of rows that an error names for one fault."""
 
 
 class ChatMessage(Frozen):
@@ -68,7 +68,7 @@ class ChatMessage(Frozen):
 
 
 class Conversation(QuestionRow):
-    """A conversation that ends with a message of the assistant; with ``rejected``, the worse way to end it."""
+    """Conversation that ends with a message of the assistant. ``rejected`` is the worse ending of a preference."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -76,7 +76,7 @@ class Conversation(QuestionRow):
     tools: tuple[Tool, ...] = ()
     rejected: tuple[ChatMessage, ...] = ()
     start: int = 0
-    """For a preference: place of the first message after the prompt."""
+    """Index of the first message after the prompt of a preference."""
     place: str = ""
     """Line or row of the file, for errors."""
 
@@ -88,7 +88,7 @@ class Conversation(QuestionRow):
 
 
 class Preference(Conversation):
-    """A prompt with a better and a worse way to continue."""
+    """Prompt with a better and a worse continuation."""
 
 
 def _hash(value: object) -> str:
@@ -99,20 +99,20 @@ def _hash(value: object) -> str:
 
 
 def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
-    """Return the messages of a list of OpenAI's or ShareGPT's form.
+    """Parse messages in the format of OpenAI or ShareGPT.
 
     Args:
         value: List of objects with ``role`` and ``content``, or ``from`` and ``value``.
-        system: Text of a system message that the format keeps apart.
+        system: Text of a system message in a column of its own.
 
     Raises:
-        ValueError: If it is not such a list.
+        ValueError: If the list is invalid.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
     messages = [ChatMessage(role="system", content=system)] if _has_text(system) else []
-    ids: list[str] = []  # of the calls of the last message that calls, as the file has them
-    waiting: list[int] = []  # places of those calls that have no result yet
+    ids: list[str] = []  # ids in the file of the last message's calls
+    waiting: list[int] = []  # indices of these calls that have no result yet
     for number, raw in enumerate(value, 1):
         if not isinstance(raw, Mapping):
             raise ValueError(f"message {number} is {_kind(raw)}, not an object")
@@ -141,7 +141,7 @@ def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
 
 
 def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int) -> int:
-    """Return the place of the call that a result answers: by its id, else the next one without a result."""
+    """Return the index of the call that a result belongs to: by its id, else the next call without a result."""
     if not waiting:
         raise ValueError(f"message {number} is of a tool, and no call waits for a result")
     if id_ in (None, "") or not any(ids):
@@ -155,7 +155,7 @@ def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int)
 
 
 def parse_tools(value: Any) -> tuple[Tool, ...]:
-    """Return tools of OpenAI's form, plain function schemas, or JSON text of either."""
+    """Parse tools in OpenAI's format, plain function schemas, or JSON text of either."""
     if isinstance(value, str):
         value = _json(value, "tools") if value.strip() else None
     if not isinstance(value, list | tuple | None):
@@ -174,7 +174,7 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
 
 
 def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
-    """Return why a conversation cannot be trained on; empty if it can be."""
+    """Return why a conversation cannot be trained on, or an empty text."""
     if not tools and any(one.calls for one in messages):
         return "its assistant calls tools, and it has no tools"
     if not messages:
@@ -207,7 +207,7 @@ def _content(value: Any, number: int) -> str:
 
 
 def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
-    """Return each call with the id that the file gives it."""
+    """Return each call with its id in the file."""
     calls: list[tuple[str, ToolCall]] = []
     for at, raw in enumerate(value):
         own = raw.get("function", raw) if isinstance(raw, Mapping) else None
@@ -236,7 +236,7 @@ def _json(text: str, what: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop the nulls that Parquet puts into columns of objects with different keys."""
+    """Drop the nulls that Parquet adds to columns of objects with different keys."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
@@ -256,7 +256,7 @@ Raw = Mapping[str, Any]
 Messages = tuple[ChatMessage, ...]
 
 
-def _said(role: str, text: Any) -> Messages:
+def _message(role: str, text: Any) -> Messages:
     return parse_messages([{"role": role, "content": text}])
 
 
@@ -272,11 +272,11 @@ def _reply(value: Any) -> Messages:
         value = [value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    return _said("assistant", value) if isinstance(value, str) else parse_messages(value)
+    return _message("assistant", value) if isinstance(value, str) else parse_messages(value)
 
 
 def _instruction(row: Raw) -> Messages:
-    """Return the prompt of Alpaca's form; earlier rounds are in ``history``."""
+    """Return the prompt in Alpaca's format, with earlier rounds from ``history``."""
     for name in ("instruction", "input"):
         if not isinstance(row.get(name), str | None):
             raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
@@ -302,7 +302,7 @@ def _verl_reply(row: Raw) -> Messages:
     reply = extra.get("answer") or gold.get("ground_truth")
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
-    return _said("assistant", reply)
+    return _message("assistant", reply)
 
 
 NO_PROMPT: Messages = ()
@@ -312,7 +312,7 @@ CONVERSATIONS: Formats = {
     "sharegpt": (("conversations",), lambda row: (NO_PROMPT, _prompt(row, "conversations"))),
     "alpaca": (
         ("instruction", "output"),
-        lambda row: (_instruction(row), _said("assistant", row["output"])),
+        lambda row: (_instruction(row), _message("assistant", row["output"])),
     ),
     "prompt and completion": (
         ("prompt", "completion"),
@@ -328,9 +328,9 @@ CONVERSATIONS: Formats = {
         lambda row: (_prompt(row, "question"), _reply(row["answer"])),
     ),
 }
-"""Columns of a format, and how a row of it is read: a prompt that is not trained, and the messages after it.
+"""Columns of each format, and its function from a row to a prompt that is not trained and the messages after it.
 
-The first format that a row has the columns of is its.
+A row has the first format whose columns it has.
 """
 PREFERENCES: Formats = {
     "preference with a prompt": (("prompt", "chosen", "rejected"), _prompt),
@@ -341,7 +341,7 @@ PREFERENCES: Formats = {
     ),
     "preference without a prompt": (("chosen", "rejected"), lambda row: NO_PROMPT),
 }
-"""The same for preferences; a format's function reads the prompt."""
+"""Columns of each format of preferences, and its function from a row to the prompt."""
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
@@ -400,14 +400,14 @@ def _transcript(text: str) -> list[dict[str, str]]:
 
 
 def format_of(row: Any, formats: Formats) -> str:
-    """Return the name of a row's format; empty if it has none of these."""
+    """Return the name of a row's format, or an empty text."""
     if not isinstance(row, Mapping):
         return ""
     return next((one for one, (columns, _) in formats.items() if set(columns) <= row.keys()), "")
 
 
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
-    """Return the conversation of a row of a format. Raises ``ValueError`` for a row that cannot be trained on."""
+    """Convert a row to a conversation. Raises ``ValueError`` if it cannot be trained on."""
     prompt, reply = CONVERSATIONS[name][1](row)
     messages, tools = (*prompt, *reply), parse_tools(row.get("tools"))
     if flaw := flaw_of(messages, tools):
@@ -418,7 +418,7 @@ def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
 
 
 def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
-    """Return the preference of a row of a format. Raises ``ValueError`` for a row that cannot be trained on."""
+    """Convert a row to a preference. Raises ``ValueError`` if it cannot be trained on."""
     row = _texts(row)
     prompt, tools = PREFERENCES[name][1](row), parse_tools(row.get("tools"))
     chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
@@ -446,7 +446,7 @@ def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
 
 
 def _question(messages: Messages, tools: Sequence[Tool], rejected: Messages = ()) -> dict[str, Any]:
-    """Return what rows of all data sets have: an id, the user's last message, and the last reply."""
+    """Return the common fields of all data sets: id, the user's last message, and the last reply."""
     question = next(one.text for one in reversed(messages) if one.role == "user")
     whole = [one.model_dump(mode="json") for one in (*messages, *rejected)]
     schemas = [[one.name, one.description, one.parameters] for one in tools]
@@ -458,7 +458,7 @@ def _question(messages: Messages, tools: Sequence[Tool], rejected: Messages = ()
 
 
 class FileSettings(DatasetSettings):
-    """Which file, and what becomes of rows that cannot be trained on."""
+    """Settings of a file or data set, and of rows that cannot be trained on."""
 
     source: str = key(
         "",
@@ -478,7 +478,7 @@ class Conversations:
 
     settings_type = FileSettings
     kind: ClassVar[str] = "sft"
-    """Word of the split to prefer where a source has several for training."""
+    """Word in the name of the preferred training split, if a source has several."""
     row: ClassVar[type[Conversation]] = Conversation
     formats: ClassVar[Formats] = CONVERSATIONS
     parse: ClassVar[Callable[..., Conversation]] = staticmethod(parse_conversation)
@@ -494,7 +494,7 @@ class Conversations:
         return self._splits[split]
 
     def content(self) -> str:
-        """Return a hash of the files and of how they are divided."""
+        """Return a hash of the files and their split."""
         files, _ = source_files(str(self.settings.name), self.settings.source, self.kind)
         sums = [sha256(file) for some in files.values() for file in some if file.is_file()]
         return _hash([sums, self.settings.heldout, self.settings.broken])
@@ -550,7 +550,7 @@ class Preferences(Conversations):
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
-    """Return the error that names rows of each fault."""
+    """Make an error that names rows of each fault."""
     count = sum(map(len, faults.values()))
     listed = [
         f"{', '.join(places[:NAMED])}{', ...' * (len(places) > NAMED)}: {why}"

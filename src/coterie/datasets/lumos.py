@@ -117,7 +117,7 @@ def last_number(action: str) -> int:
 
 
 def parse_result(text: str) -> str:
-    """Return the result of a subgoal in a message; empty if it has none, as in web tasks."""
+    """Return the result of a subgoal in a message, or an empty text (as in web tasks)."""
     match = _RESULT.search(text)
     return match[2].strip() if match else ""
 

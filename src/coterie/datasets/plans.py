@@ -104,7 +104,7 @@ class PlanRow(QuestionRow):
     """Task with the steps of its solution. ``question`` is the task."""
 
     answer: str
-    """Gold answer, or the last action of a web row. Empty if upstream has none."""
+    """Gold answer, or the last action of a web row. Empty if upstream has no answer."""
     steps: tuple[PlanStep, ...] = Field(min_length=1)
     domain: Domain
     description: str = ""

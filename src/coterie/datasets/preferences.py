@@ -1,6 +1,6 @@
-"""Published sets of preferences, and preferences that are mixed into other training data.
+"""Published sets of preferences, and preferences to mix into other training data.
 
-To add a set, write a type for its rows, which says what pairs a row makes, and an entry here.
+To add a set, write a type for its rows, whose ``pairs`` yields the pairs of a row, and an entry here.
 """
 
 import random
@@ -34,11 +34,11 @@ from coterie.errors import UserError, did_you_mean
 Score = Annotated[float, Field(allow_inf_nan=False)]
 FORMAT = "preference with a prompt"
 Raw = tuple[str, dict[str, Any]]
-"""Name of a pair, and the pair in the form of :data:`FORMAT`."""
+"""Name of a pair, and the pair in the format :data:`FORMAT`."""
 
 
 class PublishedRow(SetRow, ABC):
-    """A row of a published set, which makes pairs."""
+    """Row of a published set, from which pairs are made."""
 
     @abstractmethod
     def pairs(self) -> Iterator[Raw]:
@@ -49,20 +49,20 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Said(_Strict):
-    """A turn of a trajectory of UltraInteract."""
+class UltraInteractTurn(_Strict):
+    """Turn of a trajectory of UltraInteract."""
 
     speaker: Literal["user", "assistant"] = Field(alias="from")
     value: str
 
 
 class UltraInteractRow(PublishedRow):
-    """UltraInteract, its pairs: an interaction, and a right and a wrong next action."""
+    """Pair of UltraInteract: an interaction, and a right and a wrong next action."""
 
     columns: ClassVar[tuple[str, ...] | None] = ("id", "trajectory", "chosen", "rejected")
 
     id: Text
-    trajectory: tuple[Said, ...] = Field(min_length=1)
+    trajectory: tuple[UltraInteractTurn, ...] = Field(min_length=1)
     chosen: str
     rejected: str
 
@@ -72,14 +72,14 @@ class UltraInteractRow(PublishedRow):
 
 
 class Completion(_Strict):
-    """A reply that a model judged."""
+    """Reply with a score by a judge model."""
 
     response: str
     overall_score: Score | None = None
 
 
 class UltraFeedbackRow(PublishedRow):
-    """UltraFeedback: an instruction, and replies of several models, each with an overall score."""
+    """Row of UltraFeedback: an instruction, and replies of several models, each with an overall score."""
 
     columns: ClassVar[tuple[str, ...] | None] = ("instruction", "completions")
 
@@ -87,7 +87,7 @@ class UltraFeedbackRow(PublishedRow):
     completions: tuple[Completion, ...]
 
     def pairs(self) -> Iterator[Raw]:
-        """Yield every two replies with different scores, the one with the higher score chosen."""
+        """Yield all pairs of replies with different scores; the reply with the higher score is chosen."""
         scored = [(one, one.overall_score) for one in self.completions]
         known = [(place, one, s) for place, (one, s) in enumerate(scored) if s is not None]
         prompt = [{"role": "user", "content": self.instruction}]
@@ -101,7 +101,7 @@ class UltraFeedbackRow(PublishedRow):
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSet:
-    """One published set; all its pairs are for training."""
+    """Published set, whose pairs are all for training."""
 
     name: str
     what: str
@@ -116,7 +116,7 @@ class PreferenceSet:
         return [download(self.name, self.repo, file) for file in self.repo.train]
 
     def pairs(self, left_out: Counter[str] | None = None) -> Iterator[Preference]:
-        """Yield each distinct pair of the hub's files once, and count in ``left_out`` what makes none."""
+        """Yield each distinct pair of the hub's files once. Count other rows in ``left_out`` by reason."""
         reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
         for file in self.files():
             for row in read_rows(file, self.row):
@@ -198,7 +198,7 @@ class PublishedPreferences:
 
 @dataclass(frozen=True, slots=True)
 class MixedPreferences:
-    """Pairs by the name of a published set, or by the path of a file."""
+    """Pairs of a published set (by its name) or of a file (by its path)."""
 
     source: str
 
@@ -225,7 +225,7 @@ class MixedPreferences:
         return [file]
 
     def pairs(self) -> Iterator[Preference]:
-        """Yield all pairs. Raises ``UserError`` with the lines of broken ones."""
+        """Yield all pairs. Raises ``UserError`` with the lines of invalid rows."""
         if self.source in PREFERENCE_SETS:
             return PREFERENCE_SETS[self.source].pairs()
         rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))
@@ -240,7 +240,7 @@ class MixedPreferences:
         return sha256(file) if file.is_file() else "missing"
 
     def draw(self, most: int, seed: str) -> list[Preference]:
-        """Draw ``most`` pairs without replacement, or all, in an order drawn by the seed.
+        """Draw at most ``most`` pairs without replacement, in a random order.
 
         Reads the pairs twice, so that a large set is never in memory as a whole.
         """

@@ -1,4 +1,4 @@
-"""Questions and answers of a user's file: which columns they are, and their rows."""
+"""Questions and answers of a user's file: detection of their columns, and rows."""
 
 import hashlib
 import json
@@ -21,16 +21,16 @@ from coterie.datasets.sources import user_splits
 from coterie.errors import UserError, did_you_mean
 
 QUESTIONS = ("question", "problem", "query", "prompt", "instruction", "input", "text")
-"""Usual names of the column of questions, in any case; the first one of a row counts."""
+"""Usual names of the question column, in any case. The first name that a row has counts."""
 ANSWERS = (
     "answer", "answers", "final_answer", "golden_answers", "gold", "target", "label", "ground_truth", "solution",
     "output", "response", "completion",
 )  # fmt: skip
-"""Usual names of the column of right answers."""
+"""Usual names of the column of reference answers."""
 
 
 class QASettings(DatasetSettings):
-    """Which file, and how it is read."""
+    """Settings of a file of questions and its columns."""
 
     source: str = key(
         "",
@@ -55,28 +55,31 @@ class TableRow(AnswerRow):
     """A row of a user's file."""
 
     answer: str
-    """Empty where no column of answers is read."""
+    """Empty if there is no column of answers."""
     raw: dict[str, Any] = Field(default_factory=dict)
-    """All columns, as they are in the file."""
+    """All columns, unchanged."""
     where: str = ""
     """File and line."""
     answer_column: str = ""
 
     @property
     def identity(self) -> str:
-        """Hash of all columns but the answers: rows with equal ones are one question."""
+        """Hash of all columns except the answers. Rows with equal hashes are the same question."""
         others = {name: one for name, one in self.raw.items() if name != self.answer_column}
         text = json.dumps([self.question, others], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def model_dump_json(self, **options: Any) -> str:
-        """Return the row as it was in the file, so that it can be read again in the same way."""
+        """Return the unchanged row of the file, so that it can be parsed again in the same way."""
         return json.dumps(self.raw, ensure_ascii=False, default=str)
 
 
 class QuestionsAndAnswers:
-    """Rows with a question and its right answers. A file is divided by hashes of its questions: the same question is
-    never in both splits, and the order of the lines does not matter."""
+    """Rows with a question and its right answers.
+
+    Hashes of the questions decide the split of one file, so the same question is never in both splits, and the order of
+    the lines does not matter.
+    """
 
     settings_type = QASettings
     row = TableRow
@@ -85,11 +88,11 @@ class QuestionsAndAnswers:
         self.settings = settings
 
     def rows(self, split: Split) -> list[TableRow]:
-        """The rows of a split. Raises ``UserError`` for a broken line, and for files without enough of them."""
+        """Return the rows of a split. Raises ``UserError`` for an invalid line, and for too few questions."""
         return self._splits[split]
 
     def content(self) -> str:
-        """Return a hash of all columns and of what is read as question and answers."""
+        """Return a hash of all columns, and of the columns used as question and answers."""
         rows = (row for split in SPLITS for row in self._splits[split])
         lines = (f"{row.question} {row.answers} {row.model_dump_json()}" for row in rows)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -127,7 +130,7 @@ class QuestionsAndAnswers:
         ]
 
     def _columns(self, row: Any, where: str) -> tuple[str, str]:
-        """Return the columns of question and answer by the first row of a file; no answer is an empty text."""
+        """Detect the columns of question and answer in the first row of a file; the latter is empty without answers."""
         own = (self.settings.question, self.settings.answer)
         if not isinstance(row, dict):
             return own[0] or QUESTIONS[0], own[1] or ANSWERS[0]

@@ -1,7 +1,7 @@
 """Files of a user's source by split: a file, a folder, or a data set of the Hugging Face hub.
 
-A source of the hub is ``OWNER/NAME``, where needed with a configuration and a training split:
-``OWNER/NAME:CONFIG:SPLIT``. A folder may have the same layout, as ``hf download`` leaves it.
+A source of the hub is ``OWNER/NAME``, with a configuration and a training split if it has several:
+``OWNER/NAME:CONFIG:SPLIT``. A folder may have the same layout, as ``hf download`` writes it.
 """
 
 import re
@@ -21,10 +21,10 @@ R = TypeVar("R", bound=QuestionRow)
 Files = dict[Split, list[Path]]
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 REVISIONS = ("refs/convert/parquet", "main")
-"""Branches that are read: the hub's own conversion to Parquet, and the files of the owner."""
+"""Branches to read, in order: the hub's own conversion to Parquet, and the files of the owner."""
 SHARD = re.compile(r"-\d{5}-of-\d{5}.*")
 HELDOUT = ("validation", "valid", "dev", "heldout", "test")
-"""Words of a held-out split, the preferred one first."""
+"""Words of a held-out split, in order of preference."""
 
 
 def is_hub_name(source: str) -> bool:
@@ -41,15 +41,15 @@ def user_splits(
     kind: str = "",
     left_out: Counter[str] | None = None,
 ) -> dict[Split, list[R]]:
-    """Read a user's source, and divide it (:func:`divided`) if it has no held-out files.
+    """Read a user's source, and split it (:func:`divided`) if it has no held-out files.
 
     Args:
-        name: Data set that asks, for errors.
+        name: Name of the data set, for errors.
         source: File, folder or name on the hub.
         read: Function that returns the rows of a file.
-        heldout: Share of the rows that is held out where there is one split.
-        kind: Word of the split to prefer where there are several, such as ``prefs``.
-        left_out: Counter of training rows that published data hold out too.
+        heldout: Share of the rows to hold out if there is only one split.
+        kind: Word in the name of the preferred training split, such as ``prefs``.
+        left_out: Counter of training rows that are also in the published held-out split.
 
     Raises:
         UserError: There is no source, no training split, or more than one.
@@ -68,7 +68,7 @@ def user_splits(
 
 
 def source_files(name: str, source: str, kind: str = "") -> tuple[Files, bool]:
-    """Return the files of each split, and True for the layout of the hub."""
+    """Return the files of each split, and True if they have the layout of the hub."""
     if not source:
         raise UserError(f"dataset={name} needs a file of rows", "add dataset.source=FILE.jsonl")
     path = expanded(source)
@@ -99,10 +99,10 @@ def source_files(name: str, source: str, kind: str = "") -> tuple[Files, bool]:
 
 
 def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
-    """Return the paths of each split of each configuration, by the names of files on the hub.
+    """Group paths by configuration and split.
 
-    They are ``CONFIG/SPLIT/0000.parquet``, ``CONFIG/SPLIT-00000-of-00001.parquet`` or ``SPLIT.jsonl``; the
-    folder ``data`` is no configuration.
+    Names on the hub are ``CONFIG/SPLIT/0000.parquet``, ``CONFIG/SPLIT-00000-of-00001.parquet`` or ``SPLIT.jsonl``. The
+    folder ``data`` is not a configuration.
     """
     configs: dict[str, dict[str, list[str]]] = {}
     for path in sorted(paths):
@@ -118,7 +118,7 @@ def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
 
 
 def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, list[str]]:
-    """Return the paths of the training split, and of the held-out split that belongs to it.
+    """Return the paths of the training split, and of its held-out split if there is one.
 
     Raises ``UserError`` if there is no training split, or more than one and ``source`` names none.
     """
@@ -174,7 +174,7 @@ def _words(split: str) -> set[str]:
 
 
 def _list_files(name: str) -> tuple[Repository, list[str]]:
-    """Return a data set of the hub and the names of its files, from the cache where the hub is out of reach."""
+    """Return a data set of the hub and the names of its files; from the cache if the hub is unreachable."""
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -213,9 +213,9 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
 
 
 def divided(rows: Sequence[R], heldout: float, source: object) -> dict[Split, list[R]]:
-    """Hold out a share of the questions; the same question is never in both splits.
+    """Hold out a share of the questions, so that no question is in both splits.
 
-    Raises ``UserError`` if none is left to train on.
+    Raises ``UserError`` if no question is left to train on.
     """
     keys = sorted({row.key for row in rows})
     held_out = set(keys[: max(1, round(len(keys) * heldout))])

@@ -1,1 +1,1 @@
-"""Engines: tokens in, tokens out. One protocol; in-process is the embedded default."""
+"""Engines that take and return tokens, behind one protocol. The default engine runs in this process."""

@@ -1,7 +1,9 @@
-"""Chat model that is not trained (a simulated user, a judge): loaded by coterie, or behind an endpoint.
+"""Chat model that is not trained (a simulated user, a judge), loaded in this process or at an endpoint.
 
-async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
-    answer = await chat.ask([Utterance("user", "Hello")], seed=0)
+Example::
+
+    async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
+        answer = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -1,11 +1,11 @@
-"""OpenAI-compatible servers: keys, rate limits, messages, and a client for models that are only talked to.
-
-The environment has priority. ``.env`` is read from the working folder only. Settings, which are written to run folders,
-have the name of the variable, never the key.
+"""Client of OpenAI-compatible servers, with keys and rate limits, for models that coterie does not load.
 
     async with Endpoint(EndpointSettings(url="http://127.0.0.1:8000/v1", model="tiny")) as judge:
         reply = await judge.chat([Utterance("user", "Hello")], max_tokens=50)
     print(judge.usage)
+
+Keys come from the environment or from ``.env`` in the working folder; the environment has priority. Settings, which are
+written to run folders, have the name of the variable, never the key.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Bucket:
     """Token bucket with a limit per minute.
 
     Its size is a twelfth of the limit, at least 1. It fills at a rate such that the size and the inflow of a minute are
-    ``per_minute`` together. An amount larger than the bucket can be taken from a full one, which then has a debt.
+    ``per_minute`` together. An amount larger than the bucket can be taken from a full bucket, which then has a debt.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -311,9 +311,9 @@ def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
-    """Parse the reply in a server's answer; ``None`` if it has none.
+    """Parse the reply in a server's answer. Return ``None`` if there is no reply.
 
-    If the server reports no usage it is estimated, with ``prompt`` as the estimate of the prompt tokens.
+    If the server reports no usage, it is estimated, with ``prompt`` as the estimate of the prompt tokens.
     """
     body = _parse(content)
     if body is None or not body.choices:

@@ -1,26 +1,21 @@
-"""Detection of changes of a model's weights.
+"""Engine in this process: continuous batching, shared prefixes, and detection of changed weights.
 
-Cached keys and values and packed weights are valid only for the weights that they were computed with. Torch does not
-record every change: a write through ``.data`` (as when PEFT merges adapters) and a step of a fused optimizer (as in
-training) change neither the address nor the version of a weight. So checksums of all bytes are compared before prompts
-are read or sequences scored, but not in each step (see :attr:`WatchedWeights.is_written`). That takes less time than
-one token of one sequence: 0.5 ms for a model of 2 million weights in float32, 20 to 35 ms for 135 million.
-
-Llama-shaped models in float32 on CPU use compiled loops, whose results do not depend on the batch
-(:mod:`coterie.engines.compiled`). Other models use Transformers, where rounding depends on the batch
-(:mod:`coterie.engines.padded`).
-
-Model steps run on the loop, one token for every running sequence. Between two steps other tasks run: callers of
+Model steps run on the event loop, one token for every running sequence. Between two steps other tasks run: callers of
 finished completions continue, and new requests join at the next step. There are no threads, so the same calls give the
 same results in the same order.
 
 A completion depends only on weights, prompt, seed and sampling parameters. With compiled loops
 (:mod:`coterie.engines.compiled`: Llama and Qwen2 in float32 on CPU, no adapters) that holds bitwise on every processor,
-in any batch and with any number of threads. Otherwise the last bits of log-probs may vary with the batch and the
-processor, so that a token may differ if its random number is that close to a boundary.
+in any batch and with any number of threads. Other models use Transformers (:mod:`coterie.engines.padded`), where the
+last bits of log-probs may vary with the batch and the processor, so that a token may differ if its random number is
+that close to a boundary.
 
-Weights may change in any way while no request runs; caches of old weights are not used
-(:mod:`coterie.engines.inprocess`).
+Weights may change in any way while no request runs. Cached keys and values and packed weights are valid only for the
+weights that they were computed with, and torch does not record every change: a write through ``.data`` (as when PEFT
+merges adapters) and a step of a fused optimizer (as in training) change neither the address nor the version of a
+weight. So checksums of all bytes are compared before prompts are read or sequences scored, but not in each step (see
+:attr:`WatchedWeights.is_written`). That takes less time than one token of one sequence: 0.5 ms for a model of 2 million
+weights in float32, 20 to 35 ms for 135 million.
 """
 
 import asyncio
@@ -171,8 +166,7 @@ SCORED_TOKENS = 8192
 class Runner:
     """Runner of one model over rows.
 
-    Weights and adapters may change while no sequence runs; caches of other weights are not used
-    (:mod:`coterie.engines.inprocess`).
+    Weights and adapters may change while no sequence runs; caches of other weights are not used.
     """
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
@@ -419,7 +413,7 @@ class InProcessEngine:
             )
 
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
-        """Await all futures; on an error cancel the others."""
+        """Await all futures. On an error, cancel the remaining futures."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:

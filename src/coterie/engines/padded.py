@@ -1,16 +1,14 @@
 """Rows of any Transformers model, by its own forward pass, with attention that hardly depends on the batch.
 
 Fused attention splits its work by the shape of the whole batch, so that the last bits of a sequence vary with the
-batch. Here scores and sums are plain batched matrix products. On AMD processors they are bitwise equal for any number
-of rows and, for at most ``GROUP`` query rows per key head, for any padded key length (multiples of 64; MKL splits
-larger products by their length). No processor guarantees that. Key heads shared by several query heads are not copied.
-With one query it is also faster than fused attention on CPU.
+batch. Here scores and sums are plain batched matrix products. Rows are padded to a multiple of 8 and at least 16, keys
+to a multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On AMD processors in float32
+results are bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key
+length (MKL splits larger products by their length). No processor guarantees that: on an Intel Xeon log-probs differ by
+up to 6e-6.
 
+Key heads shared by several query heads are not copied. With one query it is also faster than fused attention on CPU.
 The model uses it in forward passes of the engine only (:func:`attending`).
-
-Results hardly depend on the batch: rows are padded to a multiple of 8 and at least 16, keys to a multiple of 64, and
-prompts are read in blocks of tokens that attend to whole blocks. On some processors results are bitwise equal in any
-batch (CPU, float32). On others (such as an Intel Xeon) log-probs differ by up to 6e-6.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,8 +2,6 @@
 
 The keys and values of a block depend only on the weights and the tokens up to its end, so a cache hit affects only the
 speed. With compiled loops results are bitwise the same; with Transformers rounding may differ.
-
-The first rows are in use, the others are free.
 """
 
 import hashlib
@@ -114,7 +112,10 @@ def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
 
 
 class DecodingRows(Protocol):
-    """Rows of :mod:`coterie.engines.compiled` or :class:`~coterie.engines.padded.PaddedRows`."""
+    """Rows of :mod:`coterie.engines.compiled` or :class:`~coterie.engines.padded.PaddedRows`.
+
+    The first rows are in use, the others are free.
+    """
 
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Running sequences: what each has sampled, when it is over, and drawing tokens from logits.
+"""Running sequences: sampled tokens, the end of a sequence, and the draw of tokens from logits.
 
 Each token inverts the cumulative distribution at a uniform number, a hash of (seed, step).
 """

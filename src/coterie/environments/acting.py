@@ -1,17 +1,15 @@
-"""Agents that act step by step: how they write thoughts, actions and answers, and the base class of their
-environments.
+"""Base of environments in which an agent acts step by step, and the format of its thoughts, actions and answers.
 
     Thought: The price is per pen.          Thought: All are counted.
     Action:                                 Answer: 42
     print(3 * 14)
     End Action
 
-This is the format of DensePolicy's CodeAct agents. A turn with both or with neither does nothing, and the reply
-explains the problem. Of several actions or answers only the first counts, which the reply notes. Text after
-``End Action`` is ignored.
+This is the format of DensePolicy's CodeAct agents. Each message is one step, with an action or an answer. A message
+with neither or with both does nothing, but costs a step, and the reply explains the problem. Of several actions or
+answers only the first counts, which the reply notes. Text after ``End Action`` is ignored.
 
-DensePolicy's agent (CodeAct): each message is one step, with an action or an answer (see ``syntax``). A message with
-neither also costs a step, and the reply explains the problem. Subclasses define the prompt, actions and grades.
+Subclasses define the prompt, actions and grades.
 """
 
 import copy

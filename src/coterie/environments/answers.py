@@ -1,10 +1,10 @@
-"""Answers: right ones as secrets, marks in an utterance, exact match and F1, and votes.
+"""Answers: references as secrets, marked answers in a message, exact match and F1, and votes.
 
-Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1, and its
+Scores follow Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text", section 6.1, and its
 evaluation script. Tokens are words of the normalized answer, so scores do not depend on a model's tokenizer.
 
-Answers are grouped greedily, and the largest group wins. Exact equality would separate answers that F1 rates as nearly
-equal.
+A vote groups answers greedily by F1, and the largest group wins. Exact equality would separate answers that F1 rates as
+nearly equal.
 """
 
 import json

@@ -293,7 +293,7 @@ class MultiAgentDebate(Variant):
     def acting(self, state: State) -> tuple[str, ...]:
         return self.agents
 
-    def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
+    def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
         """Return, for each round, the agent's own message and then the other messages."""
         turns, count = state.turns, len(self.agents)
         rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
@@ -348,8 +348,8 @@ class AutoForm(ForwardedPlay, Variant):
     def limits(self) -> Mapping[str, int]:
         return self.environment.limits
 
-    def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
-        return self.environment.heard(state, agent)
+    def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
+        return self.environment.prompt_turns(state, agent)
 
 
 _DEBATE = (

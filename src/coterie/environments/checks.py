@@ -1,4 +1,4 @@
-"""Checks of environments before a run and while it plays; the item that meets a fault fails with the reason."""
+"""Checks of environments before a run and during episodes. A fault fails only its item, with the reason."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The next reply in conversations: what fine-tuned models say on held-out rows, beside the reference."""
+"""Next reply of held-out conversations, to read what a fine-tuned model writes beside the reference."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from coterie.datasets.load import Rows
 from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow
 from coterie.environments.answers import f1, gold_answers, secret_answers
-from coterie.environments.debate import asked
+from coterie.environments.debate import problem_text
 from coterie.environments.protocol import ActorKind, Grade, Pure, State, Transition
 from coterie.environments.settings import draw
 from coterie.environments.talk import ANSWERED
@@ -20,14 +20,14 @@ from coterie.tools.calls import NativeCalls
 
 ASSISTANT: Literal["assistant"] = "assistant"
 PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)
-"""Rows of the catalogue that hold all that a reply needs."""
+"""Row types of the catalogue whose question has all the information that a reply needs."""
 
 
 class ConversationReply(Pure):
-    """One turn: the assistant replies to what comes before the last reply of a row.
+    """One turn, in which the assistant writes the last reply of a row.
 
-    A row whose assistant calls tools before that is continued from its first reply. The score is the F1 of the words
-    of reply and reference: an indication of likeness, no measure of quality.
+    If the assistant calls tools before the last reply, it writes the first reply instead. The score is the word F1 of
+    reply and reference. It measures similarity, not quality.
     """
 
     name = "conversation"
@@ -41,14 +41,14 @@ class ConversationReply(Pure):
         self._rows = rows
         self._known: dict[str, Conversation] = {}
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         return [
-            self._task(as_conversation(row)) for row in draw(self._rows, split, count, seed, drawn)
+            self._task(as_conversation(row)) for row in draw(self._rows, split, count, seed, after)
         ]
 
     @property
     def dataset(self) -> Rows:
-        """The data set, with what it leaves out."""
+        """Rows of the data set, with counts of rows that were left out."""
         return self._rows
 
     def rows(self, split: Split) -> list[Conversation]:
@@ -69,9 +69,9 @@ class ConversationReply(Pure):
         return self._row(state.task).tools
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        (turn,) = taken
+        (turn,) = turns
         calls = [f"{call.name}({call.arguments})" for call in turn.calls]
         return Transition(answer="\n".join((turn.text.strip(), *calls)), end=ANSWERED)
 
@@ -94,7 +94,7 @@ class ConversationReply(Pure):
 
 
 def as_conversation(row: QuestionRow) -> Conversation:
-    """Return a row of the catalogue as a question and its solution; a conversation is returned as it is."""
+    """Convert a row of the catalogue to a question and its solution. A conversation is returned unchanged."""
     if isinstance(row, Conversation):
         return row
     solution = getattr(row, "solution", "")
@@ -102,7 +102,7 @@ def as_conversation(row: QuestionRow) -> Conversation:
         f"{solution}\n#### {row.answer}" if isinstance(row, Gsm8kRow) else solution or row.answer
     )
     messages = (
-        ChatMessage(role="user", content=asked(row)),
+        ChatMessage(role="user", content=problem_text(row)),
         ChatMessage(role=ASSISTANT, content=reply),
     )
     return Conversation(
@@ -116,7 +116,7 @@ def as_conversation(row: QuestionRow) -> Conversation:
 
 
 def _reply_at(row: Conversation) -> int:
-    """Return the place of the message that is to be replied."""
+    """Return the index of the message that the model writes."""
     roles = [one.role for one in row.messages]
     if row.start or not any(one.calls for one in row.messages[:-1]):
         return row.start or len(roles) - 1

@@ -1,4 +1,4 @@
-"""Debate on real problems: one agent solves, the others look for mistakes.
+"""Debate on a problem: one agent solves, the others look for mistakes.
 
 Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). Only the solver answers. The dialogue
 ends when it repeats its answer after the critics' messages.
@@ -187,7 +187,7 @@ class Debate(Talk):
         )
 
     def _task(self, row: QuestionRow) -> Task:
-        public: dict[str, object] = {"question": asked(row)}
+        public: dict[str, object] = {"question": problem_text(row)}
         if isinstance(row, ChoiceRow):
             public["options"] = list(row.choices)
         return Task(f"{self.name}-{row.id}", public, secret_answers(row))
@@ -198,7 +198,7 @@ def _options(task: Task) -> list[str]:
     return task.public.get("options", [])  # type: ignore[return-value]
 
 
-def asked(row: QuestionRow) -> str:
+def problem_text(row: QuestionRow) -> str:
     """Return the text of a problem, with its options (if any) in a last line."""
     if not isinstance(row, ChoiceRow):
         return row.question

@@ -1,16 +1,14 @@
 """The ``encyclopedia`` micro-world: questions over invented entries that a real retriever finds.
 
-A name has two words, each a single token of the tiny tokenizer (checked by ``scripts/tiny/encyclopedia.py``). Names
-share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also returns irrelevant entries.
-
-A hash of an entity's name decides its split, and facts relate only entities of the same split. So all facts and entries
-that an answer depends on belong to the split of its question. The splits share words of names, and the search covers
-one encyclopedia with the entries of all splits.
-
     When was the first of Ada Vell, Olga Quist, Rolf Birk born?    three entries, in any order
     Where does the mayor of Upper Tarn live?                       the town's entry, then its mayor's
 
-All entries that a question needs belong to its split (``entries``).
+A name has two words, each a single token of the tiny tokenizer (checked by ``scripts/tiny/encyclopedia.py``). Names
+share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also returns irrelevant entries.
+
+A hash of an entity's name decides its split, and facts relate only entities of the same split. So all entries that an
+answer depends on belong to the split of its question. The splits share words of names, and the search covers one
+encyclopedia with the entries of all splits.
 """
 
 import asyncio
@@ -402,8 +400,8 @@ PROMPT = "Search, then answer."
 """Short system prompt that the packaged model knows."""
 
 TERSE = 4
-"""In one of ``TERSE`` comparisons the expert first lists the values. In the others it answers directly, as many teacher
-traces do, so that training has to discover the helpful step."""
+"""In one of ``TERSE`` comparisons the expert first lists the values. Otherwise it answers directly, like many traces of
+teachers, so that training has to discover the helpful step."""
 
 
 def user_message(question: Question) -> str:

@@ -1,10 +1,10 @@
 """The ``exchange`` micro-world: two agents hold different facts and must talk to answer a question.
 
-Each word with a leading space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``), so
-facts are copied token by token.
-
 Answers of level 1 need one fact of either agent. Answers of level 2 need one fact of each agent (``the pet of the
 friend of Nora``). No person is the subject of two facts of a task, so names are unique keys.
+
+Each word with a leading space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``), so
+facts are copied token by token.
 
 A hash of a task's canonical key (question, answer, and key facts in hop order) decides its split, so no key is in two
 splits. The splits share single facts, words and distractors.

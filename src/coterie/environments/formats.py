@@ -1,11 +1,10 @@
-"""Pools of formats that agents are asked to speak in: those of files, those that ship, and writing more.
+"""Pools of formats for agents' messages: the packaged pool, pools of files, and generation of new formats.
 
 Optima (arXiv 2410.08115, section 3.1) samples a format for each dialogue, which gives selection more variety. Training
-rows omit the instruction. Debates on mathematics have no pool (appendix H.3). ``environments.formats`` reads other
-pools from files.
+rows omit the instruction. Debates on mathematics have no pool (appendix H.3).
 
-Optima's authors generated their pool with a stronger model, which saw the existing formats (arXiv 2410.08115, section
-3.1). Here a format is rejected if it is empty, too long, truncated, or similar to another.
+Optima's authors generated their pool with a stronger model, which saw the existing formats. Here a generated format is
+rejected if it is empty, too long, truncated, or similar to another.
 """
 
 import re

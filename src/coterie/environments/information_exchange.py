@@ -1,11 +1,11 @@
-"""Split of a question's context between agents.
+"""Information exchange: agents with different parts of a question's context must talk to answer it.
 
-Optima (arXiv 2410.08115, section 4.1) gives each agent a part of the context, so that they must talk. The split is
-seeded by the question's key, so it is the same in every run, before and after training. (Optima's released code draws
-a new split each time.) With three agents (table 7) alternating items go to each in turn, and halves become thirds.
+This is Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same
+instructions and different notes. The dialogue ends when they mark the same answer.
 
-Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same instructions
-and different notes. They must exchange their information, and the dialogue ends when they mark the same answer.
+The split of the context is seeded by the question's key, so it is the same in every run, before and after training.
+(Optima's released code draws a new split each time.) With three agents alternating items go to each in turn, and halves
+become thirds.
 """
 
 import random

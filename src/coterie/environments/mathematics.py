@@ -1,11 +1,12 @@
-r"""Equality of two answers in LaTeX.
+r"""Equality of two mathematical answers in LaTeX.
 
-An answer is taken apart first. A list is equal to a list of the same members in any order, as
-``\{1,2\}`` is; a tuple or an interval to one with the same brackets and the same members in the same
-places, to a vector, and to ``x = 2, y = 3``; ``x = 5`` to ``5``; ``-2 \le x \le 3`` to ``[-2, 3]``;
-``50\%`` to ``50`` and to ``0.5``. Units and bases may be left out, and two of them must agree. What states
-a number is compared as a number (``environments.numbers``), the rest by math-verify
-(``math_worker``), but only if that reads all of it: it skips prose, and takes ``5 6`` for a sum.
+Answers are compared by their structure. Two lists are equal if they have the same members in any order, as in
+``\{1,2\}``. Two tuples or intervals are equal if they have the same brackets and the same members in the same order. A
+tuple also equals a vector, and ``x = 2, y = 3``. ``x = 5`` equals ``5``, ``-2 \le x \le 3`` equals ``[-2, 3]``, and
+``50\%`` equals ``50`` and ``0.5``. One answer may omit a unit or a base; if both have one, they must agree.
+
+Two numbers are compared by value (``environments.numbers``), and all other text by math-verify (``math_worker``), but
+only if it can read the whole text: it skips prose, and reads ``5 6`` as a sum.
 """
 
 import json
@@ -20,11 +21,11 @@ from coterie.environments.numbers import SYMBOLS, is_name, is_unit, number, unit
 from coterie.tools.line_process import LineProcess
 
 MAX_LENGTH = 1000
-"""Characters; an answer that is longer is equal to its own spelling only."""
+"""Maximum characters of an answer. A longer answer equals only its own spelling."""
 LIMIT = 12.0
-"""Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
+"""Maximum seconds of a comparison. The limits of ``math_worker`` are shorter, but their signals wait for C code."""
 DEEPEST = 40
-"""Brackets that are open at a time; the same goes for an answer with more."""
+"""Maximum depth of brackets. A deeper answer equals only its own spelling."""
 
 _END = r"(?![a-zA-Z])"
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
@@ -38,7 +39,7 @@ def _as_list(text: re.Match[str]) -> str:
     return " and ".join(f"{text[1]}{{{one}}}" for one in members) if whole else text[0]
 
 
-_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+_CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
     (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
@@ -60,11 +61,11 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
         r"\1\\frac{\2\\pi}{180}",
     ),
-    (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda found: _fraction(*found.groups())),
+    (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda match: _fraction(*match.groups())),
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )
-_ALIKE = (
+_SPELLING = (
     (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$"), ""),
 )
@@ -78,13 +79,13 @@ _NO_VARIABLE = re.compile(
 )
 _PRODUCT = re.compile(r"(?<=[\d}])(?!pi|ln|lg)([a-z])([a-z])(?![a-z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<=\d)[a-zA-Z]+")
-"""A letter by itself, or letters that follow a number at once, such as a product of variables."""
+"""A single letter, or letters directly after a number, such as a product of variables."""
 _KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _MISREAD = re.compile(
     r"(?<![_\d])\d+\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
     + _END
 )
-"""Two numbers with nothing between them, another base, a percent sign, a doubt."""
+"""Text that math-verify misreads: adjacent numbers, another base, a percent sign, an approximation."""
 _BASE = re.compile(r"(?<=[0-9A-F])_\d+\Z")
 _PERCENT = re.compile(r"%|\bpercent\b")
 _VECTOR = re.compile(r"\\begin\{pmatrix\}((?:(?!\\begin).)*)\\end\{pmatrix\}", re.DOTALL)
@@ -92,28 +93,28 @@ _ORDER = re.compile(rf"(<|\\lt{_END}|\\le{_END}|>|\\gt{_END}|\\ge{_END})")
 
 
 def spelling(latex: str) -> str:
-    """One spelling for answers that differ in spaces, sizes of brackets, and forms of commands."""
-    for pattern, instead in _ALIKE:
-        latex = pattern.sub(instead, _dressed(latex))
+    """Normalize an answer: spaces, sizes of brackets, and forms of commands."""
+    for pattern, instead in _SPELLING:
+        latex = pattern.sub(instead, _clean(latex))
     return latex.rstrip(".,")
 
 
-def same_mathematics(gold: str, given: str) -> bool:
-    r"""Whether two answers in LaTeX are equal, such as ``\frac{1}{2}`` and ``0.5``.
+def same_mathematics(gold: str, answer: str) -> bool:
+    r"""Return True if two answers in LaTeX are equal, such as ``\frac{1}{2}`` and ``0.5``.
 
-    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read, nests too deep or
-    takes too long equals its own spelling only. May be called from any thread.
+    It usually takes milliseconds, and seconds at worst. An answer that can't be parsed, nests too deep or takes
+    too long equals only its own spelling. Thread-safe.
     """
-    both = (gold, given)
+    both = (gold, answer)
     if max(map(len, both)) > MAX_LENGTH or any(
         max(_depths(text), default=0) > DEEPEST for text in both
     ):
-        return spelling(gold) == spelling(given)
-    return _same(_dressed(gold), _dressed(given))
+        return spelling(gold) == spelling(answer)
+    return _same(_clean(gold), _clean(answer))
 
 
 def _same(one: str, other: str) -> bool:
-    (name, value), (called, again) = _named(one), _named(other)
+    (name, value), (called, again) = _name_and_value(one), _name_and_value(other)
     if name and called and spelling(name) != spelling(called):
         return _equal(one, other)
     values = [Fraction(stated) for text in (one, other) if (stated := _number(text)) is not None]
@@ -136,7 +137,7 @@ def _same(one: str, other: str) -> bool:
     if not members or len(members) != len(others):
         return False
     if brackets != others_brackets:  # (2, 3) is x = 2, y = 3
-        named = sorted(map(_named, members if others_brackets == "()" else others))
+        named = sorted(map(_name_and_value, members if others_brackets == "()" else others))
         names = {name for name, _ in named if name}
         points = others if others_brackets == "()" else members
         return (
@@ -145,14 +146,14 @@ def _same(one: str, other: str) -> bool:
             and all(map(_same, points, (value for _, value in named)))
         )
     if (members, others) != ([one], [other]):
-        return _matched(members, others, in_place=bool(brackets))
+        return _match_members(members, others, in_place=bool(brackets))
     if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
         return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
     return _equal(one, other)
 
 
 def _same_number(values: Sequence[Fraction], one: str, other: str) -> bool:
-    """Return True if two texts state one number, in units that do not contradict each other."""
+    """Return True if two texts state the same number, in compatible units."""
     percents = [100 if _PERCENT.search(text) else 1 for text in (one, other)]
     exact = values[0] / percents[0] == values[1] / percents[1]
     plain = values[0] == values[1] and abs(values[0]) >= 1  # 50% is 50, but 0.5% is not 0.5
@@ -173,23 +174,23 @@ def _as_tuple(vector: re.Match[str]) -> str:
 
 
 def _number(text: str) -> str | None:
-    """The number that a text states; outside of a command for text, letters are variables, not units."""
+    """Return the number that a text states. Letters outside of text commands are variables, not units."""
     letters = _variables(text.rpartition("=")[2])
     return number(text) if all(one.casefold() in SYMBOLS for one in letters) else None
 
 
 def _variables(text: str) -> list[str]:
-    found: list[str] = _VARIABLE.findall(_NO_VARIABLE.sub(" ", text))
-    return found
+    names: list[str] = _VARIABLE.findall(_NO_VARIABLE.sub(" ", text))
+    return names
 
 
-def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
-    names, called = ({_named(one)[0] for one in some} for some in (members, others))
+def _match_members(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
+    names, called = ({_name_and_value(one)[0] for one in some} for some in (members, others))
     in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
     left = list(others)
     for one in members:
-        found = (place for place, other in enumerate(left) if _same(one, other))
-        place = next(found, None)
+        matches = (place for place, other in enumerate(left) if _same(one, other))
+        place = next(matches, None)
         if place is None or (in_place and place):
             return False
         del left[place]
@@ -197,11 +198,11 @@ def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -
 
 
 def _equal(one: str, other: str) -> bool:
-    found = [_UNIT.search(text) for text in (one, other)]
-    if any(found):
-        if not all(unit is None or is_unit(unit[1]) for unit in found):
+    units = [_UNIT.search(text) for text in (one, other)]
+    if any(units):
+        if not all(unit is None or is_unit(unit[1]) for unit in units):
             return False
-        if not _same_units(*(unit[0] if unit else "" for unit in found)):
+        if not _same_units(*(unit[0] if unit else "" for unit in units)):
             return False
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
@@ -219,7 +220,7 @@ def _equal(one: str, other: str) -> bool:
     ]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
-    bare = [_variables(_ALIKE[0][0].sub(r"\1", text)) for text in (one, other)]
+    bare = [_variables(_SPELLING[0][0].sub(r"\1", text)) for text in (one, other)]
     if any({*bare[0]} ^ {*bare[1]} >= {letter, letter.swapcase()} for letter in bare[0]):
         return False  # math-verify reads C as c
     one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
@@ -227,19 +228,19 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _fraction(whole: str, digits: str, repeating: str) -> str:
-    """The fraction that a repeating decimal is."""
+    """Convert a repeating decimal to a fraction."""
     above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
 
-def _dressed(text: str) -> str:
-    for pattern, instead in _DRESS:
+def _clean(text: str) -> str:
+    for pattern, instead in _CLEANUP:
         text = pattern.sub(instead, text)
     return text.lstrip(" \n$*").rstrip(" \n$.,;*")
 
 
-def _named(text: str) -> tuple[str, str]:
-    r"""What a text is called, as in ``x = 5`` or ``x \in [0, 1]``, or an empty text; and its value."""
+def _name_and_value(text: str) -> tuple[str, str]:
+    r"""Return name and value of ``x = 5`` or ``x \in [0, 1]``. Without a name it is empty."""
     if (ranged := _range(text)) is not None:
         return ranged
     parts = re.split(r"=|\\in" + _END, text)
@@ -249,7 +250,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _range(text: str) -> tuple[str, str] | None:
-    r"""The variable of an inequality such as ``-2 \le x < 3``, and what it says as an interval, ``[-2,3)``."""
+    r"""Return the variable and the interval of an inequality: ``x`` and ``[-2,3)`` for ``-2 \le x < 3``."""
     parts = [one.strip() for one in _ORDER.split(text)]
     ends, signs = parts[::2], parts[1::2]
     up = [sign in ("<", r"\lt", r"\le") for sign in signs]
@@ -283,22 +284,22 @@ def _members(text: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str) -> list[str]:
-    """The members of a list; a comma between digits as in ``1,234`` is none if others have spaces."""
+    """Return the members of a list. If some commas have spaces, ``1,234`` is one number."""
     text = _AND.sub(";", text).replace(r"\cup", ";")
     spaced = re.search(r"[,;]\s", text) is not None
-    found, depth = [""], 0
+    parts, depth = [""], 0
     for place, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
         thousands = spaced and _THOUSANDS.match(text, place)
         if sign in ",;" and not depth and not thousands:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += sign
-    return [one.strip() for one in found if one.strip()]
+            parts[-1] += sign
+    return [one.strip() for one in parts if one.strip()]
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket of a text is closed by its last sign and not before."""
+    """Return True if the last character closes the first bracket."""
     return min(_depths(text)[:-1]) > 0
 
 
@@ -312,12 +313,12 @@ def _depths(text: str) -> list[int]:
 
 
 @lru_cache(maxsize=65536)
-def compared(gold: str, given: str, gold_letters: str = "", given_letters: str = "") -> bool:
-    """Return what math-verify says of two answers in LaTeX; ``False`` if it takes too long or drops a letter.
+def compared(gold: str, answer: str, gold_letters: str = "", answer_letters: str = "") -> bool:
+    """Return True if math-verify finds two answers in LaTeX equal, within the time limit and without dropped letters.
 
-    May be called from any thread.
+    Thread-safe.
     """
-    return _WORKER.ask(json.dumps([gold, given, gold_letters, given_letters]), LIMIT) == "true"
+    return _WORKER.ask(json.dumps([gold, answer, gold_letters, answer_letters]), LIMIT) == "true"
 
 
 _WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")

@@ -1,18 +1,18 @@
-"""Recognition of units and counted nouns after a number, which do not change its value.
+"""Numbers in answers, with units and counted nouns that do not change their value.
 
-Units can be listed, but counted things can't. So a phrase is parsed by its form: adjectives, one **head**, and a tail,
-as in ``red apples in each box``. The head is a unit (``mile``, ``kg``), a plural noun (``apples``), or after 1 a
-singular noun. Nothing else can be the head, so ``18 actually``, ``18 dollars max`` and ``18 gross`` are not 18. There
-are three closed lists: words that change or deny a value anywhere in a phrase (``million``, ``not``), asides
-(``sorry``), and words in ``s`` that are not plurals (``perhaps``).
+The number may have a sign, a currency, a percent sign, a unit or a counted noun, a name (``x = ``, ``the answer is``),
+LaTeX and markdown. With any other text (another number, a power, a hedge such as ``or 99`` or ``about``) the answer is
+not a number, so an answer can't state several. The rules follow Lewkowycz et al. 2022, appendix D, as far as they
+concern numbers, but no text is ignored.
+
+Units can be listed, but counted things can't. So a phrase after a number is parsed by its form: adjectives, one
+**head**, and a tail, as in ``red apples in each box``. The head is a unit (``mile``, ``kg``), a plural noun
+(``apples``), or after 1 a singular noun. Nothing else can be the head, so ``18 actually``, ``18 dollars max`` and
+``18 gross`` are not 18. There are three closed lists: words that change or deny a value anywhere in a phrase
+(``million``, ``not``), asides (``sorry``), and words in ``s`` that are not plurals (``perhaps``).
 
 Limits: verbs that look like plurals (``18 works``) and unlisted hedges in the place of an adjective or after 1 are
 accepted. None of these states another number.
-
-The number may have a sign, a currency, a percent sign, a unit or a counted noun (``environments.numbers``), a name
-(``x = ``, ``the answer is``), LaTeX and markdown. With any other text (another number, a power, a hedge such as
-``or 99`` or ``about``) the answer is not a number, so an answer can't state several. The rules follow Lewkowycz et al.
-2022, appendix D, as far as they concern numbers, but no text is ignored.
 """
 
 import re

@@ -1,14 +1,12 @@
-"""The ``persona`` micro-world: an agent asks a person what their function should do.
+"""The ``persona`` micro-world: an agent asks a simulated user what a function should do.
 
 A function transforms a list of integers in two to four steps, in the order of ``ASPECTS``. Each step is a
-:class:`Choice`: one of the ``KINDS`` of its aspect, with a number if the kind takes one.
-
-The request names the aspects of the function, but not its choices, for which the agent must ask.
+:class:`Choice`: one of the ``KINDS`` of its aspect, with a number if the kind takes one. The request names the aspects
+of the function, but not its choices, for which the agent must ask. The user recognizes questions by keywords, so that
+new wordings of a trained policy still count.
 
 A hash of a task's canonical key (its choices in order) decides its split, so no function is in two splits. The splits
 share single choices, names and themes.
-
-It recognizes questions by keywords, so that new wordings of a trained policy still count.
 """
 
 import json

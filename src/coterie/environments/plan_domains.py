@@ -1,4 +1,4 @@
-"""Domains of a planner and a grounder: their settings, what a task is given, running actions and comparing answers."""
+"""Domains of a planner and a grounder: settings, the context of a task, actions, and comparison of answers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Environment in which a planner writes subgoals, a grounder turns them into actions, and the actions are run.
+"""Environment in which a planner writes subgoals, a grounder turns them into actions, and the actions run.
 
 In the form ``onetime`` the planner writes the whole plan and the grounder all actions. In the form ``iterative`` they
 alternate: one subgoal, its actions, their result. Training tasks of the form ``iterative`` are single steps after the

@@ -1,4 +1,4 @@
-"""The interface of environments: tasks, actors, observations, transitions and grades.
+"""Interface of environments: tasks, actors, observations, transitions and grades.
 
 An environment knows nothing of tokens, chat templates, samplers or loops. ``rollout`` runs it: it prompts the actors,
 records their messages as turns, counts limits, and manages sessions and branches. The state is a frozen value, so

@@ -1,9 +1,9 @@
-r"""A question for one agent, with a reward of one's own choice.
+r"""Questions for one agent, graded by a reward of the user's choice.
 
     coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
-The prompt is a template over the columns of a row. The reply is graded as a whole; ``exact``, ``f1`` and ``math`` read
-the last ``\boxed{...}`` of it, or what follows ``####``, if there is one.
+The prompt is a template over the columns of a row. A reward receives the whole reply; the built-in rewards ``exact``,
+``f1`` and ``math`` read its last ``\boxed{...}``, or else the text after ``####``.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.debate import asked
+from coterie.environments.debate import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
@@ -70,7 +70,7 @@ PROMPTS: Mapping[str, str] = {
     "math": "{question}\n\nThink step by step, then write the final answer in \\boxed{}.",
     "code": "{question}\n\nReply with one Python program between ```python and ```.",
 }
-"""Default prompts of the built-in rewards. The default of a function is the question alone."""
+"""Default prompts of the built-in rewards. With a reward function, the default prompt is only the question."""
 METRICS: Mapping[str, str] = {
     "exact": "exact match",
     "f1": "F1",
@@ -85,12 +85,12 @@ RESERVED = frozenset({
 })  # fmt: skip
 """Metrics of an evaluation that a reward function cannot give."""
 SECONDS = 300.0
-"""Limit of one call of an asynchronous reward function."""
+"""Time limit of one call of an asynchronous reward function."""
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 class QuestionSettings(EnvironmentSettings):
-    """How a question is asked, and what a reply is worth."""
+    """Settings of the prompt and the reward."""
 
     prompt: str | None = key(
         None,
@@ -171,14 +171,14 @@ class Question(Pure):
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return the tasks of a split, at most as many as there are rows."""
-        chosen = draw(self.rows, split, count, seed, drawn)
+        chosen = draw(self.rows, split, count, seed, after)
         return [self._items[self._id(row)].task for row in chosen]
 
     @cached_property
     def _items(self) -> dict[str, Item]:
-        """All rows by task id. Raises ``UserError`` for a row that cannot be asked, and for a reward that fails."""
+        """All rows by task id. Raises ``UserError`` for an invalid row or a reward that fails."""
         rows = (row for split in self.rows.splits for row in self.rows.split(split))
         items = {self._id(row): self._item(row) for row in rows}
         if self.function is not None:
@@ -186,7 +186,7 @@ class Question(Pure):
         return items
 
     def _try_out(self, item: Item) -> None:
-        """Grade the right answer of a row and an empty reply, unless an event loop runs: then the run has begun."""
+        """Grade the right answer of a row and an empty reply, before the run starts (no event loop runs yet)."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -200,7 +200,7 @@ class Question(Pure):
         raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
         where = row.where if isinstance(row, TableRow) else f"row {row.id} of {self.name}"
         contest = _contest(row, raw, where) if self.reward == "code" else None
-        question = asked(row)
+        question = problem_text(row)
         if contest is not None and contest.starter.strip():
             question += f"\n\n{STARTER.format(starter=contest.starter)}"
         answers = (row.answer, *getattr(row, "aliases", ()))
@@ -217,28 +217,28 @@ class Question(Pure):
         task = Task(self._id(row), public, secret_answers(row))
         return Item(task, question, answers, raw, where, contest)
 
-    # -- how it goes --------------------------------------------------------------------------
+    # -- episodes -----------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the only agent."""
         return (AGENT,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the prompt, and the reply once there is one."""
+        """Return the prompt, and the reply if there is one."""
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
         return (Message("user", (prompt,)), *replies)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """End with the reply, also if it was cut off."""
-        reply = taken[-1]
+        """End with the reply, even if it was cut off."""
+        reply = turns[-1]
         return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Grade the reply. Raises ``UserError``, with the row, for a reward function that fails."""
+        """Grade the reply. Raises ``UserError`` with the row if the reward function fails."""
         sandbox = live[Sandbox] if self.reward == "code" else None
         return await self._grade(self._items[state.task.id], state.answer or "", sandbox)
 
@@ -272,7 +272,7 @@ class Question(Pure):
                 f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
             ) from error
         returned = dict(value) if isinstance(value, Mapping) else {"score": value}
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, one in {"score": None, **returned}.items():
             if name in RESERVED:
                 raise UserError(
@@ -286,14 +286,14 @@ class Question(Pure):
                     f"{function} returned {one!r}{which} on {item.where}",
                     "return a finite number, or a dict of numbers with score",
                 )
-            found[str(name)] = figure
-        (low, high), score = self.settings.reward_range, found.pop("score")
+            metrics[str(name)] = figure
+        (low, high), score = self.settings.reward_range, metrics.pop("score")
         if not low <= score <= high:
             raise UserError(
                 f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
-        return Grade((score - low) / (high - low), found)
+        return Grade((score - low) / (high - low), metrics)
 
     # -- votes --------------------------------------------------------------------------------
 
@@ -310,14 +310,14 @@ class Question(Pure):
         return _likeness(first, second, "exact") == 1.0
 
     def similarity(self, answer: str, other: str) -> float:
-        """Return the F1 of two answers where that is the reward; else 1 for equal answers, and 0."""
+        """Return the F1 of two answers if that is the reward; else 1.0 for equal answers and 0.0 for others."""
         if self.reward == "f1":
             return _likeness(answer, other, "f1")
         return float(self.same(answer, other))
 
 
 def as_number(value: object) -> float | None:
-    """Return a finite number as a float, also a ``Decimal`` or a scalar of NumPy or torch; ``None`` for others."""
+    """Convert a finite number, ``Decimal``, or scalar of NumPy or torch to float; return ``None`` for other values."""
     try:
         value = value.item() if hasattr(value, "item") else value
         figure = float(value) if isinstance(value, Real | Decimal) else nan
@@ -327,12 +327,12 @@ def as_number(value: object) -> float | None:
 
 
 def answer_of(reply: str) -> str:
-    r"""Return the last ``\boxed{...}`` of a reply, else what follows its last ``####``, else all of it."""
+    r"""Return the last ``\boxed{...}`` of a reply, else the text after its last ``####``, else the whole reply."""
     return boxed_answer(reply) or reply.rpartition("####")[2].strip()
 
 
 def _likeness(reply: str, gold: str, reward: str) -> float:
-    """Return exact match or F1; numbers are compared as numbers, and answers such as ``A`` letter by letter."""
+    """Return exact match or F1. Numbers are compared by value, and ``A``, an article, as text."""
     if number(reply) is not None and number(gold) is not None:
         return float(same_number(reply, gold))
     if not normalize_answer(reply) or not normalize_answer(gold):
@@ -341,7 +341,7 @@ def _likeness(reply: str, gold: str, reward: str) -> float:
 
 
 def program_of(reply: str) -> str:
-    """Return the last block of Python of a reply; the whole reply if nothing stands between fences."""
+    """Return the last Python block of a reply; the whole reply if it has no fences."""
     blocks = python_blocks(reply)
     return blocks[-1] if blocks else code_of(reply)
 
@@ -353,9 +353,9 @@ def _is_right(answers: Sequence[str], reply: str) -> bool:
 def filled(
     template: str, question: str, row: Mapping[str, Any], where: str, hidden: set[str]
 ) -> str:
-    """Return a template with the values of a row.
+    """Fill a template with the values of a row.
 
-    Raises ``UserError`` for a column that the row does not have, and for one of the ``hidden`` columns.
+    Raises ``UserError`` for a missing column or one of the ``hidden`` columns.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -397,7 +397,7 @@ def _default_reward(row: type[QuestionRow]) -> str:
 
 
 def _function(name: str) -> Plugin:
-    """Return a reward function. Raises ``UserError`` for what is not a function of four values."""
+    """Import a reward function. Raises ``UserError`` if it does not take four values."""
     function = find(REWARDS, name)
     try:
         inspect.signature(function.thing).bind("", "", "", {})
@@ -410,7 +410,7 @@ def _function(name: str) -> Plugin:
 
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
-    """Return the tests of a row. Raises ``UserError`` for a row without tests that can be run."""
+    """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
     try:
         contest = row if isinstance(row, ContestRow) else _read_contest(row, raw)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""Names of agents.
+"""Base of environments in which agents talk, with names of agents and common parts of prompts.
 
-Chain of thought without examples (Kojima et al. 2022, "Large Language Models are Zero-Shot
-Reasoners"), for the baselines of ``environments.baselines``.
+The prompt of a single agent with the whole problem is chain of thought without examples (Kojima et al. 2022, "Large
+Language Models are Zero-Shot Reasoners"), for the baselines of ``environments.baselines``.
 """
 
 import asyncio
@@ -134,10 +134,10 @@ class Talk(Pure, ABC):
             parts += (Part(f"\nFormat: {state.variant}", source=FORMAT_SOURCE),)
         return (
             Message("system", parts),
-            *(_message(turn, actor) for turn in self.heard(state, actor)),
+            *(_message(turn, actor) for turn in self.prompt_turns(state, actor)),
         )
 
-    def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
+    def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
         """Return the turns in the prompt of ``agent``, in order."""
         return state.turns
 

@@ -1,7 +1,7 @@
 """Simulated users, who know the reference and answer questions, but do not write the answer.
 
-A script (in micro-worlds), a model that coterie loads, or an endpoint simulates the user. SWEET-RL (arXiv 2503.15478,
-section 3 and appendix) uses a large model that sees the reference. The prompt here is our own.
+The user is a script (in micro-worlds), a model that coterie loads, or a model at an endpoint. SWEET-RL (arXiv
+2503.15478, section 3 and appendix) uses a large model that sees the reference. The prompt here is our own.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Mixins that forward methods to an inner environment.
+"""Tools for the agents of any environment, by a wrapper that forwards other methods to it.
 
-The environment itself sees only answers, and its limits count only answers. After a message with calls, the agent gets
-the results and acts again. No other agent sees the calls or the results.
+After a message with calls, the agent gets the results and acts again. The inner environment sees only answers, and its
+limits count only answers. No other agent sees the calls or the results.
 """
 
 import json

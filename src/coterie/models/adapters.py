@@ -186,7 +186,7 @@ def merged(model: Any) -> Any:
         for layer in (one for one in model.modules() if isinstance(one, Embedding)):
             weights: Any = layer.get_base_layer()
             dtype = weights.weight.dtype
-            weights.float()  # PEFT rounds what it adds to embeddings, but not to other layers
+            weights.float()  # PEFT rounds the update of embeddings, but not of other layers
             layer.merge()
             weights.to(dtype)
         return model.merge_and_unload()

@@ -1,4 +1,4 @@
-"""Base class of recipes: stages, roles and their model versions, playing of episodes, fingerprints."""
+"""Base class of recipes: stages, roles and their model versions, episodes, fingerprints."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -91,7 +91,7 @@ class Recipe(ABC):
         return {}
 
     def longest_rows(self) -> tuple[int | None, int]:
-        """Tokens of the longest training row, if known beforehand, and the most rows of an item."""
+        """Return the tokens of the longest training row (``None`` if unknown), and the maximum rows of an item."""
         return None, 1
 
     def training_tasks(self) -> int:

@@ -2,7 +2,7 @@
 
 Each folder ``recipes/NAME`` has a module ``description`` with a :class:`RecipeDescription` called ``DESCRIPTION``,
 which :mod:`coterie.recipes.registry` finds. Every command reads it, including ``coterie --help``, so it imports neither
-torch nor the rest of its folder. Its functions import what they need when they are called.
+torch nor the rest of its folder. Its functions import other modules when they are called.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

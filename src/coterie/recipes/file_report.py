@@ -1,4 +1,4 @@
-"""The page of training on a file: loss curve, held-out measures, training rows with their trained tokens."""
+"""Report of training on a file: loss curve, held-out measures, and training rows with their trained tokens."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ UNMEASURED = ("seconds", "settings")
 
 
 def training_report(recipe: FileTraining, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     return plain_report(recipe, run, [_held_out(recipe, run), *_curve(run), _rows(recipe)])
 
 
@@ -44,7 +44,7 @@ def _held_out(recipe: FileTraining, run: Run) -> Section:
 
 
 def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
-    """Return the held-out pairs of the largest and the smallest margins, with their implicit rewards."""
+    """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
     items = run.store.metrics(1, MEASURE)
     rewards = {key.task: one for key, one in items.items() if key.task and "chosen" in one}
     if not rewards:
@@ -72,8 +72,8 @@ def _curve(run: Run) -> list[Section]:
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     if not steps:
         return []
-    shown = steps[:: -(-len(steps) // POINTS)]
-    series = [Series("training", _points(shown, "loss"))]
+    points = steps[:: -(-len(steps) // POINTS)]
+    series = [Series("training", _points(points, "loss"))]
     if measured := [one for one in steps if "heldout_loss" in one]:
         series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
     rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
@@ -89,10 +89,10 @@ def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
 
 
 def _rows(recipe: FileTraining) -> Section:
-    """Return the first training rows, with the tokens that are trained."""
+    """Return the first training rows, with their trained tokens marked."""
     try:
         items = list(islice(recipe.training_items, EXAMPLES))
-    except UserError:  # the file has changed since
+    except UserError:  # the file has changed since the run
         items = []
     show = partial(_pair, recipe) if items and isinstance(items[0], Pair) else partial(_row, recipe)
     return Section(

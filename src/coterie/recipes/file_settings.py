@@ -1,4 +1,4 @@
-"""Settings of ``sft`` and ``dpo``: training on conversations or preferences that are written already."""
+"""Settings of ``sft`` and ``dpo``, which train on conversations or preferences of a file."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,21 +13,21 @@ class SampleSettings(EvaluateSettings):
     """Replies to held-out prompts, before and after training."""
 
     tasks: int = key(16, "Held-out prompts that the models reply to.", ge=1)
-    max_tokens: int = key(256, "Most tokens of a reply.", ge=1)
-    rows: int = key(500, "Held-out rows of which the loss is measured.", ge=1)
+    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
+    rows: int = key(500, "Held-out rows whose loss is measured.", ge=1)
     every: int | None = key(
         None,
-        "Optimizer steps between two measures of their loss during training; none: after each epoch.",
+        "Optimizer steps between two measurements of the held-out loss; none: after each epoch.",
         ge=1,
     )
 
     def fingerprint(self) -> str:
-        """Hash what replies depend on: not on when the loss is measured."""
+        """Hash the settings that replies depend on, without ``every``."""
         return EvaluateSettings.fingerprint(self.model_copy(update={"every": None}))
 
 
 class FileTrainingSettings(RecipeSettings):
-    """Settings of training on rows that are written already."""
+    """Settings of training on the rows of a file."""
 
     questions: ClassVar[str | None] = "conversation"
 
@@ -38,7 +38,7 @@ class FileTrainingSettings(RecipeSettings):
     dataset: FileSettings = FileSettings()
     evaluate: SampleSettings = SampleSettings()
     train: TrainingSettings = TrainingSettings()
-    rows: int = key(1_000_000, "Most training rows.", ge=1)
+    rows: int = key(1_000_000, "Maximum number of training rows.", ge=1)
     long_rows: Literal["refuse", "drop"] = key(
         "refuse", "Rows longer than train.max_length or the model's context."
     )
@@ -62,12 +62,12 @@ class SFTFileSettings(FileTrainingSettings):
 
     dataset: FileSettings = FileSettings(name="conversations")
     targets: Targets = key(
-        "all", "Train on all of the assistant's messages of a conversation, or on the last one."
+        "all", "Train on all messages of the assistant, or only on the last one."
     )
 
 
 class PairTrainingSettings(TrainingSettings):
-    """Settings of the training on pairs."""
+    """Training settings with DPO's learning rate."""
 
     learning_rate: float = key(5e-7, "peak learning rate", source="DPO: 1e-6 to 5e-7", gt=0)
 

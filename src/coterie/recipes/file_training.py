@@ -1,4 +1,4 @@
-"""Training on conversations or preferences of a file, with measures on held-out rows before and after."""
+"""Training on conversations or preferences of a file, measured on held-out rows before and after."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -27,26 +27,26 @@ from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
 SHOWN = 3
-"""Items that a dry run shows."""
+"""Number of items that a dry run shows."""
 CHUNK = 16
-"""Held-out rows that are measured in one call of the engine."""
+"""Number of held-out rows in one call of the engine."""
 NAMED = 5
-"""Long rows that an error names."""
+"""Maximum number of long rows that an error names."""
 
 
 class FileTraining(Recipe):
-    """Training on a file, with evaluation on its held-out rows before and after."""
+    """Base class of recipes that train on a file, with evaluation on its held-out rows before and after."""
 
     settings: FileTrainingSettings
     environment: ConversationReply
     row: type[Conversation]
-    """Type of the rows that it trains on."""
+    """Type of the training rows."""
 
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
         self._left_out = Counter[str]()
-        played = isinstance(self.environment, ConversationReply)
-        if not played or not self.trains_on(self.environment.dataset.row):
+        is_conversation = isinstance(self.environment, ConversationReply)
+        if not is_conversation or not self.trains_on(self.environment.dataset.row):
             raise UserError(
                 f"{self.name} trains on {self.row.__name__.lower()}s, not on {settings.dataset.name}",
                 f"give a file, a folder or OWNER/NAME of the Hugging Face hub: coterie run {self.name} FILE",
@@ -64,16 +64,16 @@ class FileTraining(Recipe):
         return self.stage(version, MEASURE, self.measure, after, depends, alone=True)
 
     def _identity(self) -> tuple[object, ...]:
-        """Settings that training and measurement depend on."""
+        """Return settings that training and measurement depend on."""
         return ()
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
-        """Return True if rows of a type can be trained on."""
+        """Return True if the recipe can train on a type of rows."""
         return row is self.row
 
     @abstractmethod
     def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Any]:
-        """Return what is trained of a conversation: rows or a pair."""
+        """Return the training rows or the pair of a conversation."""
 
     @abstractmethod
     def rows_of(self, item: Any) -> Sequence[Row]:
@@ -98,20 +98,20 @@ class FileTraining(Recipe):
         return 0
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        """Return the first rows as texts, each with True if it is trained."""
+        """Return the first rows as texts, each with True if its tokens are trained."""
         renderer, _ = self._model
-        shown = []
+        texts = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
             pieces, at = [], 0
             for target in row.targets:
                 pieces.append((renderer.decode(row.ids[at : target.start]), False))
                 pieces.append((renderer.decode(row.ids[target.start : target.stop]), True))
                 at = target.stop
-            shown.append(pieces)
-        return shown
+            texts.append(pieces)
+        return texts
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for rows that the model has no room for."""
+        """Return the size of the run. Raises ``UserError`` for rows that exceed the limits."""
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
         self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
@@ -148,7 +148,7 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        """The renderer of the model, and its context length."""
+        """Renderer of the model, and its context length."""
         return load_renderer(self.settings.model, self.settings.engine.template_args)
 
     @cached_property
@@ -158,11 +158,11 @@ class FileTraining(Recipe):
 
     @cached_property
     def heldout_items(self) -> list[Any]:
-        """Items of the held-out split, as many as are measured."""
+        """First ``evaluate.rows`` items of the held-out split."""
         return self._items("heldout", self.settings.evaluate.rows)
 
     def measured_in_training(self) -> dict[str, Any]:
-        """Return the held-out items to measure during training, and the number of steps between measures."""
+        """Return the held-out items to measure during training, and the number of steps between measurements."""
         limit = self._limit("train")
         fitting = [
             item
@@ -172,17 +172,17 @@ class FileTraining(Recipe):
         return {"heldout": fitting, "measure_every": self.settings.evaluate.every}
 
     def _items(self, split: Split, count: int) -> list[Any]:
-        """Return the items of the first conversations of a split without those to be left out."""
+        """Return the items of the first ``count`` conversations of a split, without dropped rows."""
         items, limit = [], self._limit(split)
         for one in self.environment.rows(split)[:count]:
             try:
-                made = self.items_of(self._model[0], one)
+                new_items = self.items_of(self._model[0], one)
             except UserError:
                 if getattr(self.settings.dataset, "broken", "refuse") == "refuse":
                     raise
                 self._left_out["not shown by the chat template"] += 1
                 continue
-            for item in made:
+            for item in new_items:
                 is_long = any(len(row.ids) > limit for row in self.rows_of(item))
                 if is_long and self.settings.long_rows == "drop":
                     self._left_out["too long"] += 1
@@ -194,7 +194,7 @@ class FileTraining(Recipe):
 async def target_logprobs(
     engine: Engine, rows: Sequence[Row], progress: Progress, title: str
 ) -> list[list[float]]:
-    """Return the log-probs (nats) of each row's targets that have something before them."""
+    """Return the log-probs (nats) of each row's targets, except a target at the first token."""
     by_first: dict[int, list[int]] = {}
     for at, row in enumerate(rows):
         by_first.setdefault(row.ids[0], []).append(at)
@@ -204,8 +204,8 @@ async def target_logprobs(
         for first, places in by_first.items():
             for at in range(0, len(places), CHUNK):
                 chunk = places[at : at + CHUNK]
-                found = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
-                for one, values in zip(chunk, found, strict=True):
+                results = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
+                for one, values in zip(chunk, results, strict=True):
                     logprobs[one] = [values[p - 1] for turn in rows[one].predicted for p in turn]
                 progress.advance(len(chunk))
     finally:

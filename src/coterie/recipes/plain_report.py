@@ -1,4 +1,4 @@
-"""The page of a run: common sections, the sections of a recipe, and examples of its training data."""
+"""Report of a run: common sections, the sections of a recipe, and examples of its training data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from coterie.runs.folder import Run, Step
 
 EXAMPLES = 8
 MAX_OF_TASK = 2
-"""Places of one task whose pairs are shown."""
+"""Maximum number of nodes of one task whose pairs are shown."""
 MAX_COMMANDS = 5
-"""Commands that are shown, of a run that was resumed many times."""
+"""Maximum number of shown commands, for runs that were resumed many times."""
 Numbers = Mapping[str, float]
 Facts = Callable[[Numbers], Numbers]
 
@@ -31,7 +31,7 @@ Facts = Callable[[Numbers], Numbers]
 def plain_report(
     recipe: Recipe, run: Run, own: Sequence[Section] = (), facts: Sequence[tuple[str, str]] = ()
 ) -> Report:
-    """Return the page of a run, finished or not.
+    """Return the report of a run, finished or not.
 
     Args:
         recipe: Recipe of the run.
@@ -95,7 +95,7 @@ def decoder(recipe: Recipe) -> Callable[[str], ChatRenderer]:
 
 
 def seen(recipe: Recipe, tree: Tree, leaf: str, selection: Selection) -> View:
-    """Return what an agent saw and said up to a turn, under the context in which it is trained."""
+    """Return an agent's view up to a turn, under the context in which it is trained."""
     if selection.context is None:
         return view(tree, leaf, selection.agent)
     return recontext(
@@ -124,8 +124,8 @@ def selected_examples(
         recipe: Recipe of the run.
         run: The run.
         iteration: An iteration whose selection is finished.
-        reason: The rule by which the stage selects.
-        facts: Return what to show of the credit of a turn, the most important first.
+        reason: Selection rule of the stage.
+        facts: Function that returns the credit of a turn to show, the most important values first.
         see: Return what an agent saw of the path to a turn; default: as it was sampled.
         count: Number of examples.
     """
@@ -155,7 +155,7 @@ def selected_examples(
 
 
 def _parent(tree: Tree, one: Selection) -> str:
-    """Return the node after which the turns of a pair stand; nothing for whole rollouts."""
+    """Return the common parent of a pair's turns; empty for whole rollouts."""
     parents = {tree.turns[node].parent for node in (one.leaf, one.rejected or "") if node}
     return parents.pop() if one.rejected and len(parents) == 1 else ""
 
@@ -197,7 +197,7 @@ def _demonstrations(
     numbers: Mapping[str, Numbers],
     look: Callable[[Tree, str, Selection], View],
 ) -> list[Shown]:
-    """Return the rollouts of a task by falling reward; those selected are trained on."""
+    """Return the rollouts of a task by falling reward, with the selected rollouts as trained."""
     rollouts = []
     for outcome, path in tree.trajectories():
         own = [one for one in chosen if one.leaf == outcome.leaf]
@@ -215,7 +215,7 @@ def _demonstrations(
 
 
 def _difference(one: Selection, numbers: Mapping[str, Numbers]) -> str:
-    """Return what a pair differs by, in words."""
+    """Describe the difference between the sides of a pair."""
     better, worse = (numbers.get(node or "") for node in (one.leaf, one.rejected))
     if not better or not worse:
         return ""

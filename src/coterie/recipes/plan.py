@@ -1,4 +1,4 @@
-"""The size of a run, before it starts, and the refusal of what can't work."""
+"""Plan of a run before it starts: its size, and checks of settings that cannot work."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,40 +52,40 @@ if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
 
 RENDERED = 64
-"""So many of the wordiest tasks are rendered to find the longest prompt."""
+"""Number of tasks with the longest texts that are rendered to find the longest prompt."""
 CRITIC_TRAINING = "critic.train"
-"""Key of the training of a critic: servers never sample from it, and it may have a value head."""
+"""Settings key of a critic's training. Servers never sample from a critic, and it may have a value head."""
 MARKS = 8
-"""Tokens around a message, at most."""
+"""Maximum number of tokens that the template adds to a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of a run. Counts are upper bounds: every dialogue and message at its limit."""
+    """Size of a run. Counts are upper bounds, with every dialogue and message at its limit."""
 
     stages: tuple[str, ...]
     tasks: int
-    """Training tasks that an iteration draws."""
+    """Number of training tasks of an iteration."""
     tasks_wanted: int
     heldout: int
     heldout_wanted: int
     shapes: Mapping[str, ModelShape]
-    """Sizes of each role's model."""
+    """Shape of each role's model."""
     memory: tuple[MemoryPlan, ...]
-    """Of sampling, and of each training."""
+    """Memory of sampling and of each training."""
     device: str
     available: int
     """Bytes of the device's memory."""
     longest_prompt: int
-    """Tokens of a first prompt."""
+    """Tokens of the longest first prompt of a task."""
     shortest_prompt: int
     """Tokens of the first prompt of a training task."""
     context: int
-    """The shortest context of a role's model."""
+    """Context length of the role with the shortest context."""
     dialogues: int
-    """Training dialogues over all iterations; 0 where the recipe does not say."""
+    """Training dialogues of all iterations; 0 if unknown."""
     evaluations: int
-    """Held-out dialogues over all policies, the base included."""
+    """Held-out dialogues of all policies, including the base model."""
     turns: int | None
     max_tokens: int
     rows: int = 0
@@ -104,46 +104,49 @@ class Plan:
 
     @property
     def may_outgrow(self) -> bool:
-        """Whether a dialogue of long turns can outgrow the context; its last turn is then cut."""
-        return grown(self.longest_prompt, self.turns or 1, self.max_tokens) > self.context
+        """True if a dialogue of long turns can exceed the context; its last turn is then cut."""
+        return (
+            max_dialogue_tokens(self.longest_prompt, self.turns or 1, self.max_tokens)
+            > self.context
+        )
 
     def lines(self) -> list[tuple[str, str]]:
         names = ", ".join(dict.fromkeys(self.stages))
-        found = [("stages", f"{len(self.stages)}: {names}")]
+        lines = [("stages", f"{len(self.stages)}: {names}")]
         if self.tasks_wanted:
-            found.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} asked for"))
+            lines.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} requested"))
         if self.rows:
-            found.append(("training rows", f"{self.rows:,}"))
-        found += self.details
-        found += [
-            ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} asked for"),
+            lines.append(("training rows", f"{self.rows:,}"))
+        lines += self.details
+        lines += [
+            ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} requested"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
             *(one.line(self.available, self.device) for one in self.memory),
             (
                 "longest first prompt",
                 f"{self.longest_prompt} tokens"
-                + " (long dialogues outgrow the context and are cut)" * self.may_outgrow,
+                + " (long dialogues exceed the context and are cut)" * self.may_outgrow,
             ),
         ]
         if self.dialogues:
-            found.append(("training dialogues", f"at most {self.dialogues:,}"))
-        found.append(("held-out dialogues", f"{self.evaluations:,}"))
+            lines.append(("training dialogues", f"at most {self.dialogues:,}"))
+        lines.append(("held-out dialogues", f"{self.evaluations:,}"))
         if self.dialogues and self.turns:
             count, tokens = self.generations, self.generations * self.max_tokens
-            found.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
-        return found
+            lines.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
+        return lines
 
 
-def grown(prompt: int, turns: int, max_tokens: int) -> int:
-    """Return the tokens of a dialogue whose turns are as long as they may be."""
+def max_dialogue_tokens(prompt: int, turns: int, max_tokens: int) -> int:
+    """Return the tokens of a dialogue whose turns all have the maximum length."""
     return prompt + turns * (max_tokens + MARKS)
 
 
 def make_plan(recipe: "Recipe") -> Plan:
     """Check the settings against environment, models and machine, and compute the size of the run.
 
-    Raises ``UserError`` for stages out of order, missing services, tasks in both splits, prompts or rows that a model
-    has no room for, and more memory than there is.
+    Raises ``UserError`` for stages out of order, missing services, tasks in both splits, prompts or rows that exceed
+    the context, and too little memory.
     """
     s, environment = recipe.settings, recipe.environment
     roles, stages = recipe.roles(), recipe.stages()
@@ -152,8 +155,8 @@ def make_plan(recipe: "Recipe") -> Plan:
     trainings = recipe.trainings()
     head = any(role.head for role in roles)
     _check_services(s, environment, trainings, head=head)
-    wanted = recipe.training_tasks()
-    train = draw_tasks(environment, "train", wanted, s.seed) if wanted else []
+    count = recipe.training_tasks()
+    train = draw_tasks(environment, "train", count, s.seed) if count else []
     heldout = draw_tasks(environment, "heldout", s.evaluate.tasks, s.seed)
     check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
     longest, shortest, contexts, shapes = 0, [], [], {}
@@ -171,11 +174,11 @@ def make_plan(recipe: "Recipe") -> Plan:
         shapes[role.name] = ModelShape.of(checked_skeleton(role.model))
         contexts.append(context)
     turns, dialogues = _turns(environment), max(len(heldout), recipe.dialogues())
-    length = min(contexts) if turns is None else grown(longest, turns, s.max_tokens)
-    played = [shapes[role.name] for role in roles if not role.head and role.shares is None]
+    length = min(contexts) if turns is None else max_dialogue_tokens(longest, turns, s.max_tokens)
+    policies = [shapes[role.name] for role in roles if not role.head and role.shares is None]
     memory = []
     if s.engine.kind == "inprocess":  # vLLM servers have devices or shares of their own
-        memory.append(_sampling_memory(s, played, dialogues, min(length, *contexts)))
+        memory.append(_sampling_memory(s, policies, dialogues, min(length, *contexts)))
     row, rows = recipe.longest_rows()
     for name, training in trainings.items():
         reads: Reads = "differences" if head and name == CRITIC_TRAINING else "logprobs"
@@ -189,7 +192,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
         tasks=len(train),
-        tasks_wanted=wanted,
+        tasks_wanted=count,
         heldout=len(heldout),
         heldout_wanted=s.evaluate.tasks,
         shapes=shapes,
@@ -238,7 +241,7 @@ def _check_services(
     *,
     head: bool,
 ) -> None:
-    """Refuse servers, ranks, a tracker, a sandbox or a user simulator that this machine does not have."""
+    """Raise ``UserError`` for unavailable servers, ranks, tracker, sandbox or user simulator."""
     check_served(s.engine, {key: one for key, one in trainings.items() if key != CRITIC_TRAINING})
     for key, training in trainings.items():
         check_launch(training, s.engine.device_name, key, head=head and key == CRITIC_TRAINING)
@@ -259,7 +262,7 @@ def _turns(environment: Environment) -> int | None:
 
 
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
-    """Refuse an environment in which a held-out task is a training task, by id or by content."""
+    """Raise ``UserError`` if a held-out task is also a training task, by id or by content."""
     ids = {task.id for task in train}
     contents = set(map(content_of, train))
     for task in heldout:
@@ -271,22 +274,24 @@ def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
 
 
 def content_of(task: Task) -> str:
-    """What makes a task what it is: what is shown, and where people want different things with the same
-    words, the reference."""
+    """Return the content of a task: its public fields, and the reference of a simulated user.
+
+    Users may write the same request and want different things.
+    """
     reference = task.secrets.get(REFERENCE)
-    wanted = "" if reference is None else reference.reveal(GRADER)
-    return f"{sorted(task.public.items())} {wanted}"
+    reference_text = "" if reference is None else reference.reveal(GRADER)
+    return f"{sorted(task.public.items())} {reference_text}"
 
 
 def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
-    """Tokens of the longest first prompt of the wordiest of these tasks."""
+    """Return the tokens of the longest first prompt, among the tasks with the longest texts."""
     wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
     hint = max(formats_of(environment), key=len, default=None)
     return max(n for task in wordiest for n in _prompts(environment, renderer, task, hint))
 
 
 def shortest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
-    """Tokens of the shortest first prompt of the least wordy of these tasks, without a format."""
+    """Return the tokens of the shortest first prompt without a format, among the tasks with the shortest texts."""
     tersest = sorted(tasks, key=_wordiness)[:RENDERED]
     return min(n for task in tersest for n in _prompts(environment, renderer, task, None))
 
@@ -303,16 +308,16 @@ def _prompts(
 
 
 def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
-    """Refuse another dtype than the run's, an attention that can't train so, and an adapter that does not fit."""
+    """Raise ``UserError`` if dtype, attention or adapter of a training do not fit the run or the model."""
     if training.dtype == "float32" and weight_dtype(s) != torch.float32:
         raise UserError(
-            f"{name}.dtype=float32, and another training of this run has bfloat16, which all its models then have",
+            f"{name}.dtype=float32, but another training has bfloat16. All models of a run have the same dtype.",
             f"set {name}.dtype=bfloat16 too",
         )
     flat = training.packing == "flat" and training.dtype == "bfloat16"
     if (s.engine.attention or "").startswith("flash") and not flat:
         raise UserError(
-            f"engine.attention={s.engine.attention} is for 16 bits, and takes no mask of beginnings that rows share",
+            f"engine.attention={s.engine.attention} needs 16-bit weights and cannot train on shared prefixes",
             f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa",
         )
     if training.method == "lora":
@@ -320,7 +325,7 @@ def check_training(name: str, training: TrainingSettings, s: RecipeSettings, mod
 
 
 def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
-    """Refuse rows that the model can't take, and a limit that leaves no row: each begins with a prompt."""
+    """Raise ``UserError`` if ``max_length`` exceeds the context, or is shorter than every prompt."""
     if training.max_length > context:
         raise UserError(
             f"{name}.max_length={training.max_length} is more than the model's context of "
@@ -331,35 +336,37 @@ def check_length(name: str, training: TrainingSettings, context: int, shortest: 
 
 
 def check_room(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
-    """Refuse a limit that leaves no row."""
+    """Raise ``UserError`` if ``max_length`` is shorter than every prompt, so that no row is left."""
     if training.max_length <= shortest:
         raise UserError(
             f"{name}.max_length={training.max_length} leaves nothing to train on: the shortest prompt "
             f"has {shortest} tokens",
-            f"use {name}.max_length={context}, or what prompts and replies need",
+            f"use {name}.max_length={context}, or the length of prompts and replies",
         )
 
 
 def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSettings]) -> None:
-    """Refuse servers that can't be started, and adapters that they have no room for.
+    """Raise ``UserError`` if servers cannot start, or cannot load the adapters of a training.
 
-    ``trainings`` are those whose models the servers will speak by, by their keys.
+    ``trainings`` are the trainings of the models that the servers sample from, by settings key.
     """
     if engine.kind != "vllm":
         return
     check_vllm(engine.vllm)
     for name, training in trainings.items():
-        if training.method != "lora" or engine.vllm.urls:  # others know what their servers take
+        if (
+            training.method != "lora" or engine.vllm.urls
+        ):  # external servers have limits of their own
             continue
         if training.rank > engine.vllm.lora_rank:
             raise UserError(
-                f"{name}.method=lora trains adapters of rank {training.rank}, and the vLLM servers take "
-                f"up to engine.vllm.lora_rank={engine.vllm.lora_rank}",
+                f"{name}.method=lora trains adapters of rank {training.rank}, but the vLLM servers load "
+                f"at most engine.vllm.lora_rank={engine.vllm.lora_rank}",
                 f"set engine.vllm.lora_rank={training.rank}",
             )
         targets = set(training.lora_targets) - {ALL_LINEAR}
         if others := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(
-                f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules has not",
+                f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules lacks",
                 f"add {', '.join(others)} to engine.vllm.lora_modules",
             )

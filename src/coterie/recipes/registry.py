@@ -73,7 +73,7 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
 
 
 def run_report(recipe: "Recipe", run: "Run") -> "Report":
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     return described(recipe.name).report(recipe, run)
 
 
@@ -119,15 +119,15 @@ def played_by(name: str) -> list[str]:
     return list(_presets(name).values)
 
 
-def preset(name: str, played: str) -> dict[str, Any]:
+def preset(name: str, dataset: str) -> dict[str, Any]:
     """Return the preset values of a method for a data set or its micro-world."""
-    return _packaged(_presets(name), played, name)
+    return _packaged(_presets(name), dataset, name)
 
 
-def quickstart_sizes(played: str) -> dict[str, Any]:
+def quickstart_sizes(dataset: str) -> dict[str, Any]:
     """Return the sizes of a quickstart, which override the preset of the data set."""
     sizes = _presets_of(described(quickstart_method()), "quickstart")
-    return _packaged(sizes, played, "a quickstart")
+    return _packaged(sizes, dataset, "a quickstart")
 
 
 def settings(
@@ -195,10 +195,10 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     """Return the preset values for a choice; plug-ins get the common values."""
     from coterie.environments.registry import NAMES
 
-    presets, played = _presets(name), choice.dataset or choice.environment or ""
+    presets, dataset = _presets(name), choice.dataset or choice.environment or ""
     closed = bool(presets.values) and not presets.open
-    if played in presets.values or (closed and played in NAMES):
-        return _packaged(presets, played, name)
+    if dataset in presets.values or (closed and dataset in NAMES):
+        return _packaged(presets, dataset, name)
     return dict(presets.common)
 
 
@@ -230,11 +230,11 @@ def _presets_of(description: RecipeDescription, file: str) -> "Presets":
     return read_presets(table) if table.is_file() else NONE
 
 
-def _packaged(presets: "Presets", played: str, who: str) -> dict[str, Any]:
+def _packaged(presets: "Presets", dataset: str, who: str) -> dict[str, Any]:
     known = list(presets.values)
-    if played not in known:
+    if dataset not in known:
         raise UserError(
-            f"{who} has no preset for {played}",
-            f"{did_you_mean(played, known)}use one of: {', '.join(known)}",
+            f"{who} has no preset for {dataset}",
+            f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}",
         )
-    return presets.of(played)
+    return presets.of(dataset)

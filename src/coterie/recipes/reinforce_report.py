@@ -18,7 +18,7 @@ from coterie.runs.reinforce.sampling import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce.settings import ReinforceSettings
 
 ROWS, POINTS = 40, 100
-"""Steps in the table, and in the chart: evenly spaced ones, the last one always."""
+"""Maximum number of steps in the table and in the chart. Steps are evenly spaced and include the last one."""
 COLUMNS = (
     ("reward", "reward"),
     ("score", "score"),
@@ -37,7 +37,7 @@ COLUMNS = (
     ("ratio", "/ratio"),
     ("gradient", "/grad_norm"),
 )
-"""Heads of the table, and the metric of each; ``/`` before one: of the first role that has it."""
+"""Headings of the table with their metrics. ``/`` starts a metric of the first role that has it."""
 RULES = {
     "mean": "reward - mean of the group",
     "mean_std": "(reward - mean of the group) / standard deviation of the group",
@@ -48,7 +48,7 @@ RULES = {
 def step_sections(
     recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
 ) -> tuple[Section, ...]:
-    """Return the steps of an iteration, and groups of some of them; nothing before the first step is done."""
+    """Return sections on the steps of an iteration and their groups; none before the first step is finished."""
     records = step_records(run.store, iteration, STAGE)
     if not records:
         return ()
@@ -95,7 +95,7 @@ def step_sections(
 def _groups(
     recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int, numbers: Sequence[int]
 ) -> list[Example]:
-    """Return groups with an advantage of the first, the middle and the last step, and one without."""
+    """Return groups with advantages of the first, the middle and the last step, and one group without."""
     informative, flat = list[Example](), list[Example]()
     middle, last = numbers[len(numbers) // 2], numbers[-1]
     counts = {numbers[0]: 2, middle: 2, last: 2}

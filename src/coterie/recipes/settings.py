@@ -1,9 +1,11 @@
-"""Settings that all recipes share.
+"""Settings that all recipes share, and presets of a method by data set or micro-world.
 
-common:                     values for all data sets below and for plug-ins
-datasets: {NAME: {...}}     values of single data sets, which override the common values
-open: true                  also use the common values for data sets and micro-worlds without values
-micro_world: {...}          values of the micro-world, without the common values
+A file of presets has the keys::
+
+    common:                     values for all data sets below and for plug-ins
+    datasets: {NAME: {...}}     values of single data sets, which override the common values
+    open: true                  also use the common values for data sets and micro-worlds without values
+    micro_world: {...}          values of the micro-world, without the common values
 """
 
 from collections.abc import Mapping
@@ -58,7 +60,7 @@ class Presets:
 
     common: Mapping[str, Any]
     values: Mapping[str, Mapping[str, Any]]
-    """Micro-world first, if there is one, then data sets by name."""
+    """Values of the micro-world (if there is one), then of data sets by name."""
 
     open: bool = False
     """True if data sets and environments without values use the common values."""

@@ -1,8 +1,8 @@
 """Sweeps over values of keys, and merging the parts of a run.
 
-Each run has its own folder. Runs share stages with equal settings.
+Each run of a sweep has its own folder. Runs share stages with equal settings.
 
-Copies the items of single tasks (``Recipe.by_task``) of the first iteration.
+A merge copies the items of single tasks (``Recipe.by_task``) of the first iteration.
 """
 
 import re
@@ -35,7 +35,7 @@ class Point:
     value: str
     """Values of the keys as typed, joined by commas."""
     words: str
-    """The same with their keys: ``KEY=VALUE KEY=VALUE``."""
+    """Values with their keys: ``KEY=VALUE KEY=VALUE``."""
     seed: int
     folder: Path
     recipe: Recipe
@@ -79,7 +79,7 @@ def split_values(text: str) -> list[str]:
 
 
 def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the values of each key that has several, and the other words."""
+    """Return the values of each key with several values, and the remaining words."""
     keys: dict[str, list[str]] = {}
     others = []
     for word in words:

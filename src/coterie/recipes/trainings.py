@@ -1,6 +1,6 @@
-"""SFT, DPO and other trainings of a role.
+"""SFT, DPO and reinforcement learning of a role, as functions of stages.
 
-:mod:`coterie.runs.reinforce` has the steps.
+The loop of reinforcement learning is in :mod:`coterie.runs.reinforce`.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served, check_training, grown
+from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.rows import Pair, View, rows, view
 from coterie.record.tree import Metrics, Selection, Tree
@@ -51,7 +51,7 @@ def train_role(
     heldout: Sequence[Any] = (),
     measure_every: int | None = None,
 ) -> Metrics:
-    """Train a role's model on items. The default objective is SFT on rows. Measures ``heldout`` items on the way."""
+    """Train a role's model on items, by default with SFT on rows. ``heldout`` items are measured during training."""
     folder, tracker = run.training_folder(iteration, role), run.tracker.of(role)
     if launches(settings):
         report = train_on_ranks(
@@ -182,15 +182,21 @@ def plan_reinforcement(
 ) -> Plan:
     """Check the settings of the stage and add its memory to the ``plan`` of a run.
 
-    ``s`` are the settings of the stage, with keys that start with ``prefix``; ``run_settings`` those of the run.
-    Raises ``UserError`` for settings that cannot work.
+    Args:
+        s: Settings of the stage, whose keys start with ``prefix``.
+        run_settings: Settings of the run.
+        plan: Function that makes the plan of the run without the stage.
+        prefix: Start of the settings keys of the stage.
+
+    Raises:
+        UserError: If the settings cannot work.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
             f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
             "and the group of a task is not split",
-            "use at most as many minibatches as tasks",
+            f"use at most {s.rollout.tasks} minibatches",
         )
     for name, training in (
         (f"{prefix}update", s.update),
@@ -218,9 +224,10 @@ def plan_reinforcement(
 def _training_memory(
     s: ReinforceSettings, run_settings: RecipeSettings, plan: Plan, key: str
 ) -> MemoryPlan:
-    """Plan the memory of the update, in which all models and the cache of the engine are held."""
+    """Plan the memory of the update, with all models and the cache of the engine."""
     length = min(
-        plan.context, grown(plan.longest_prompt, plan.turns or plan.context, s.rollout.max_tokens)
+        plan.context,
+        max_dialogue_tokens(plan.longest_prompt, plan.turns or plan.context, s.rollout.max_tokens),
     )
     attention = run_settings.engine.attention or "sdpa"
     reads: Reads = "entropies" if s.loss.entropy else "shown entropies"

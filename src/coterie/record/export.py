@@ -1,4 +1,4 @@
-"""Export: a store to JSONL and back, and rows and pairs as chats for other trainers.
+"""Export of a store to JSONL, import of the file, and export of rows and pairs as chats for other trainers.
 
     with Store.open("runs/a/store.db", read_only=True) as store:
         export(store, "a.jsonl", iterations=[0], stages=["rollout"])
@@ -7,9 +7,9 @@
 A line is a JSON object with its ``kind`` and the fields of that kind's class below. Fields at their default may be
 omitted; unknown fields are errors. A line may refer only to earlier lines.
 
-A row is one segment of an agent's view of a path: the messages of its first prompt (``prompt``), and all later messages
-(``completion``). A pair has the common beginning of two chats, and the rest of each. A message is ``{"role",
-"content"}``, without parts that the agent may not see.
+Chats for other trainers: a row is one segment of an agent's view of a rollout, with the messages of its first prompt
+(``prompt``) and all later messages (``completion``). A pair has the common beginning of two chats and the rest of each.
+A message is ``{"role", "content"}``, without parts that the agent may not see.
 """
 
 import base64

@@ -1,7 +1,4 @@
-"""The store of a run: one SQLite file in WAL mode that one process writes and any number read.
-
-The other store is attached as ``source`` (:meth:`~coterie.record.store.Store.beside`). Its row keys are shifted
-behind the existing ones. Ids of turns and trees are content hashes, so they stay.
+"""Store of a run: one SQLite file in WAL mode with one writing process and any number of readers.
 
 Each finished item (:class:`ItemKey`) is one transaction with all of its turns, credit and metrics. A killed process
 loses only the current item.
@@ -9,6 +6,9 @@ loses only the current item.
 ``synchronous`` is NORMAL: a commit has reached the operating system when it returns, so ``kill -9`` loses no committed
 item. A loss of power may undo the last commits, in order, but never damages the file. Recomputing them on resume is
 cheaper than waiting for the disk (4 ms here) after every item.
+
+:meth:`Store.beside` attaches another store as ``source``, from which :func:`copy_step` copies. Its row keys are shifted
+behind the existing keys. Ids of turns and trees are content hashes, so they do not change.
 """
 
 import fcntl
@@ -80,9 +80,9 @@ def check_place(path: Path) -> None:
 
 
 class WriterLock:
-    """The right to write one store: an ``flock`` on ``PATH.lock``, which holds the writer's pid.
+    """Exclusive right to write a store: an ``flock`` on ``PATH.lock``, which contains the writer's pid.
 
-    The kernel drops it when the process ends, however it ends; the file stays.
+    The kernel releases it when the process ends, even by a signal. The file stays.
     """
 
     def __init__(self, path: Path) -> None:

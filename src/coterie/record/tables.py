@@ -1,11 +1,10 @@
-"""Tables of a store: their schema, encodings, and writing the record into them.
+"""Tables of a store: schema, encodings, and writes of the record.
+
+Functions take a connection inside a transaction. They skip equal existing rows and raise ``ValueError`` if an existing
+row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`).
 
 Turns and requests belong to their tree. ``sample`` and ``position`` of a turn are the minimum over all items that
-contain it, so a tree reads the same whatever order its items finished in. Each row has a digest of its values, without
-the keys of rows in this file (:data:`PLACES`).
-
-Functions take a connection inside a transaction. They skip equal existing rows, and raise ``ValueError`` for
-contradictions.
+contain it, so a tree does not depend on the order in which its items finished.
 """
 
 import dataclasses

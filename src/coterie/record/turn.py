@@ -1,11 +1,11 @@
-"""A turn: one utterance, observation or tool result, with the exact tokens sampled, and calls of tools.
+"""Turn: an utterance, observation or tool result, with its sampled tokens and tool calls.
 
-Calls have ids by their index in the turn (``c0``, ``c1``, ...), not the engine's ids. Results are sorted by call, so
-their order of arrival changes nothing.
+A :class:`Turn` is a node of the tree. :class:`Part` is a text or image with audience and source, :class:`Message` an
+input of a chat template, :class:`Request` the prompt of a turn (stored as a delta), and :class:`Sample` the engine's
+result.
 
-:class:`Part` is a text or image with audience and source, :class:`Message` the input of a chat template,
-:class:`Request` the prompt of a turn, stored as a delta, :class:`Sample` the engine's result, and :class:`Turn` a node
-of the tree.
+The id of a call is its index in the turn (``c0``, ``c1``, ...), not the engine's id. Results are sorted by call, so
+the order in which they arrive does not matter.
 """
 
 import hashlib
@@ -178,7 +178,7 @@ class Request:
     ) -> "Request":
         """Build a request with ``prompt`` and ``messages`` as deltas on the agent's running prompt.
 
-        The id is a hash of the arguments, without ``tools`` if there are none.
+        The id is a hash of the arguments, without ``tools`` if it is empty.
         """
         keep = _common(prompt, running)
         keep_messages = _common(messages, running_messages)
@@ -299,7 +299,7 @@ def make_turn(
     )
 
 
-# A JSONEncoder builds this C encoder anew at each call, which more than doubles the time.
+# A JSONEncoder rebuilds this C encoder at each call, which more than doubles the time.
 _encode = c_make_encoder(
     None, JSONEncoder().default, encode_basestring, None, ":", ",", False, False, True
 )

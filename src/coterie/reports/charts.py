@@ -20,7 +20,7 @@ MAX_LABELS = 10
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured value, with its interval where it has one. A ``hollow`` dot marks a poor score."""
+    """Measured value with an optional interval. A ``hollow`` dot marks a poor score."""
 
     x: float
     y: float
@@ -42,9 +42,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart, in numbers.
+    """Data of a chart.
 
-    Places on the x axis are whole numbers (iterations, or places in ``labels``), or positive numbers on a logarithmic
+    Values on the x axis are whole numbers (iterations, or indices of ``labels``), or positive numbers on a logarithmic
     axis (``log``).
     """
 
@@ -58,11 +58,11 @@ class Chart:
     y_range: tuple[float, float] | None = None
     """Values that the y axis must show; default: the values of the points."""
     last: int = 0
-    """Highest x that the axis has room for: iterations that are planned."""
+    """Highest x value of the axis, such as the number of planned iterations."""
 
     @property
     def summary(self) -> str:
-        """The same in words, for readers who do not see the chart."""
+        """Text of the chart for screen readers."""
         points = [point for one in self.series for point in one.points]
         titles = "; ".join(point.title for point in points[:50])
         return f"{self.title}: {titles}{' …' if len(points) > 50 else ''}"

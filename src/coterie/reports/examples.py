@@ -1,9 +1,11 @@
-"""Examples of what a model saw, said and was trained on, token by token, with the numbers that decided it.
+"""Examples of prompts, replies and trained tokens, with rewards and advantages.
 
-example
-  prompt     tokens that all its samples begin with, control tokens included
-  answers    right answers and other privileged fields of the task
-  samples    side by side: facts (reward, its terms, advantage, ...), and the rest of each row, trained tokens marked
+    example
+      prompt     common first tokens of all its samples, including control tokens
+      answers    right answers and other privileged fields of the task
+      samples    side by side: facts (reward, its terms, advantage, ...) and the rest of each row with trained tokens
+
+Trained tokens are marked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +23,10 @@ from coterie.record.turn import Turn
 from coterie.rollout.episodes import first_prompts
 
 MAX_SAMPLES = 8
-"""Samples of an example: the best and the worst of more."""
+"""Maximum number of samples of an example. Of more samples, the best and the worst are shown."""
 MAX_PROMPT, MAX_CONTEXT, MAX_REPLY = 6000, 1500, 4000
-"""Characters of a shared prompt, and of runs of context and reply tokens; the middle of longer ones is left out."""
+"""Maximum characters of a shared prompt, a run of context tokens and a run of reply tokens. Longer texts lose their
+middle."""
 Kind = str
 """``trained``, ``sampled`` (a reply that is not trained) or ``context``."""
 ENDINGS = {
@@ -80,7 +83,7 @@ class Example:
 
     title: str
     reason: str
-    """Why this was, or was not, learned."""
+    """Why the example is shown or trained on."""
     task: str
     answers: tuple[tuple[str, str], ...]
     prompts: tuple[Stretch, ...]
@@ -95,7 +98,7 @@ class Shown:
     facts: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, Row], ...] = ()
     text: str = ""
-    """The replies of a model whose tokens are not known."""
+    """Replies of a model whose tokens are unknown."""
     trained: bool = False
     side: str = ""
 
@@ -112,12 +115,12 @@ def example(
     """Put samples of a task side by side.
 
     Args:
-        task: Its privileged fields are shown; ``None`` for rows of a file.
+        task: Task whose privileged fields are shown; ``None`` for rows of a file.
         samples: At least one, best first.
-        decoder: Return the renderer of an agent's model.
-        reason: Why this was, or was not, learned.
-        title: Default: the question of the task.
-        environment: Writes the prompt where the tokens of the samples are not known.
+        decoder: Function that returns the renderer of an agent's model.
+        reason: Why the example is shown or trained on.
+        title: Title; default: the question of the task.
+        environment: Environment that writes the prompt if the tokens of the samples are unknown.
     """
     picks = [*samples]
     if len(picks) > MAX_SAMPLES:

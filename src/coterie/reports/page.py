@@ -1,7 +1,7 @@
-"""One HTML page for runs, evaluations and sweeps. It needs nothing else: no network, no script, no other file.
+"""Self-contained HTML page of a run, an evaluation or a sweep, without network, scripts or other files.
 
-Model-written text is hostile. The template escapes everything, and the page carries a content security policy that
-allows only its own style, by hash, so that even text that slipped through could not run or load anything.
+Model-written text is untrusted. The template escapes everything, and the page has a content security policy that allows
+only its own style, by hash, so that unescaped text could not run or load anything either.
 """
 
 import base64
@@ -39,15 +39,15 @@ GLOSSARY: Mapping[str, str] = {
     "visits": "rollouts through a turn",
     "well formed": "share of answers in the form that the prompt asks for",
 }
-"""What a word in the head of a table means: one meaning on all pages."""
+"""Meanings of headings in tables, the same on all pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page. Texts are shown as they are; a section without rows, charts and examples is left out."""
+    """Section of a page. Empty sections (no rows, charts or examples) are omitted."""
 
     id: str
-    """In the page, such as ``joint``."""
+    """Id in the page, such as ``joint``."""
     title: str
     intro: str = ""
     heads: tuple[str, ...] = ()
@@ -68,12 +68,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A number that a run is about, before and after training, and its chart."""
+    """Main metric of a run, before and after training, with its chart."""
 
     name: str
     before: str
     after: str | None
-    """``None`` as long as no iteration of training is finished."""
+    """``None`` before the first iteration is finished."""
     change: str
     detail: str
     chart: Chart
@@ -81,13 +81,13 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a page shows. A page can be written at any time of a run."""
+    """Content of a page. A page can be written at any time of a run."""
 
     kind: str
     title: str
     facts: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = ()
-    """Commands that did the work, as they were typed."""
+    """Commands of the run, as typed by the user."""
     headlines: tuple[Headline, ...] = ()
     sections: tuple[Section, ...] = ()
 
@@ -126,7 +126,7 @@ def write_page(report: Report, path: Path) -> None:
     )
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # Half a surrogate pair can't be encoded; a model's text may hold one.
+        # A model's text may contain a lone surrogate, which cannot be encoded.
         partial.write_bytes(text.encode("utf-8", errors="replace"))
         partial.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Sections that pages of all kinds have: scores, measures, tools, failures, times, settings."""
+"""Common sections of all pages: scores, measures, tools, failures, times, settings."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from coterie.runs.folder import Run, Step
 
 
 def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:
-    """Score and tokens of the policies of a run on held-out tasks, before and after training."""
+    """Return score and tokens of a run's policies on held-out tasks, before and after training."""
     if not evaluations:
         return ()
     first, last = evaluations[0], evaluations[-1]
@@ -145,7 +145,7 @@ def failures(run: Run) -> Section:
 
 
 def timings(run: Run, done: Sequence[Step]) -> Section:
-    """Wall-clock time by stage and iteration."""
+    """Return the wall-clock time by stage and iteration."""
     seconds = {step: float(run.metrics(step)["seconds"]) for step in done}
     iterations = sorted({step.iteration for step in done})
     total = sum(seconds.values())
@@ -179,7 +179,7 @@ def changes(own: Settings, preset: Mapping[str, object] | None) -> Section:
 
 
 def settings(own: Settings) -> Section:
-    """All settings."""
+    """Return all settings."""
     values = flatten(own.model_dump(mode="json"))
     rows = tuple((name, f"{value}") for name, value in values.items())
     return Section("settings", "All settings", "", ("setting", "value"), rows, folded=True)

@@ -3,17 +3,13 @@
     advantages = group_advantages([SampledPath("task 1", "leaf a", 1.0), SampledPath("task 1", "leaf b", 0.0)], "mean")
     advantages.values                  # (0.5, -0.5)
 
-*Group* advantages compare the paths of one actor on one task; a path has one advantage for all its tokens. *GAE* uses a
-value function that estimates the return before each token.
+*Group* advantages compare the paths of one actor on one task. A path has one advantage for all its tokens, no matter
+how many rows (segments) it has; duplicates are refused. Advantages precede filters: a path that is later excluded from
+training (weight 0) is still compared.
 
-A group compares whole paths of an actor, no matter how many rows (segments) they have; duplicates are refused. GAE uses
-only the actor's trained tokens, in order. Observations therefore change nothing (contract 3), whatever their length,
-and never carry a reward.
-
-Advantages precede filters: a path that is later excluded from training (weight 0) is still compared.
-
-Trained tokens are the targets with a token before them, in the order of the path, over all of its rows (segments).
-Observations are not trained, so they shift nothing.
+*GAE* uses a value function that estimates the return before each token. It uses only the actor's trained tokens: the
+targets with a token before them, in the order of the path, over all of its rows. Observations therefore change nothing
+(contract 3), whatever their length, and never carry a reward.
 """
 
 import math
@@ -207,7 +203,7 @@ def with_advantage(rows: Sequence[Row], advantage: float) -> list[Row]:
 def with_advantages(
     rows: Sequence[Row], advantages: Sequence[float], returns: Sequence[float]
 ) -> list[Row]:
-    """Return the rows with the result of :func:`~coterie.rewards.advantages.gae` for the trained tokens.
+    """Return the rows with the result of :func:`gae` for the trained tokens.
 
     Raises ``ValueError`` if the lengths differ.
     """
@@ -216,7 +212,7 @@ def with_advantages(
 
 
 def trained_values(rows: Sequence[Row]) -> list[float]:
-    """Return the values (``Row.values``) of a path's trained tokens, for :func:`~coterie.rewards.advantages.gae`."""
+    """Return the values (``Row.values``) of a path's trained tokens, for :func:`gae`."""
     return [value for row in rows for value in (row.values or ())[row.unpredicted :]]
 
 

@@ -1,14 +1,15 @@
-"""Custom reward terms: functions of a dialogue with weights.
+"""Reward of a dialogue, with Optima's terms and custom terms.
+
+    R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
+
+(arXiv 2410.08115, equation 1). The maximum is over the samples of the same task, or a parameter. Penalties follow the
+released code, see :class:`RewardSettings`. A dialogue with a repeat gets no likelihood term.
 
 In Optima's code, an utterance leaks if it has both speakers' names as prefixes, or one of them twice. There, every
-utterance begins with its speaker's name; here the name is optional, and the rule is the same. A dialogue with a repeat
-gets no likelihood term.
+utterance begins with its speaker's name; here the name is optional, and the rule is the same.
 
 A plan that quotes the right actions makes them likely, and leaves nothing to do for the agent that should write them.
-
-R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
-(arXiv 2410.08115, equation 1). The maximum is over the samples of the same task, or a parameter. Penalties follow the
-released code: see :class:`RewardSettings` and ``rewards.dialogue_reward``.
+:func:`quotes` detects such a plan.
 """
 
 import math

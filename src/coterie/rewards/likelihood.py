@@ -1,4 +1,4 @@
-"""Likelihood of texts under a model: how surprising turns are, and how likely a target is after prompts.
+"""Likelihood of texts under a model: the loss of turns, and the likelihood of a target after prompts.
 
 Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the maximum over turns of the turn's mean token loss under the
 initial base model.
@@ -7,7 +7,7 @@ The perplexity reward of MOAT (arXiv 2509.09629): a plan is good if it makes the
 
     PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)),
 
-over exactly the tokens of the right actions ``a`` with their end token, and none of the prompt.
+over exactly the tokens of the right actions ``a`` with their end token, and no tokens of the prompt.
 """
 
 import math

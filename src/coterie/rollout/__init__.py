@@ -1,1 +1,1 @@
-"""Rollouts: episodes that grow trees of turns through an engine, all in flight at once."""
+"""Rollouts: concurrent episodes that grow trees of turns through an engine."""

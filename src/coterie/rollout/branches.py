@@ -1,8 +1,8 @@
-"""Branches of one task's tree: where each stands, the turns its actors take, and how it goes on.
+"""Branches of one task's tree: the position of each, the turns of its actors, and its continuation.
 
 The environment decides who acts, what each actor sees and what an action does. :class:`Branches` turns this into turns
-of the tree, asks the samplers, counts limits and provides a session where the environment needs one. If the session of
-a branch was closed, the branch is **replayed**: a new session receives the recorded turns, no sampler is asked again,
+of the tree, calls the samplers, counts limits and provides a session where the environment needs one. If the session of
+a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is sampled again,
 and the environment must repeat its recorded observations. A replay that differs fails only its own branch.
 """
 
@@ -129,7 +129,7 @@ T = TypeVar("T", StepResult, Grade)
 
 
 class ReplayMismatch(EngineError):
-    """A replayed environment returned other observations than the recorded ones."""
+    """A replayed environment returned observations that differ from the recorded observations."""
 
 
 class Branches:

@@ -1,9 +1,11 @@
-"""Candidate turns for every agent turn of a played dialogue.
+"""Candidate turns for every agent turn of a dialogue, to train on or to return the best.
 
 SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates from the policy that played the dialogue and ranks them with
-a critic. A dialogue and its candidates are one tree; one pass over each turn's prompt samples all of its candidates.
+a critic. One pass over each turn's prompt samples all of its candidates, and a dialogue and its candidates are one
+tree (:class:`CandidateSampling`).
 
-SWEET-RL (arXiv 2503.15478), figure 3a. The tree keeps all candidates as siblings of the best one.
+:class:`BestOfSampler` returns the best candidate of each turn, as in the paper's figure 3a. The tree keeps the other
+candidates as its siblings.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,7 @@
-"""Training rows of conversations that are written already: exact tokens, and which of them are trained.
+"""Training rows of written conversations: exact tokens, and a mask of the trained tokens.
 
-The assistant's messages become turns under the prompts that the model would be given in their place, so that rows
-equal those of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
+The assistant's messages become turns under the prompts that the model would receive in their place, so that rows equal
+the rows of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
 conversation into several segments, each with the tokens that the model would see.
 """
 
@@ -39,17 +39,17 @@ def rows_from_messages(
     targets: Targets = "all",
     origin: str = "",
 ) -> list[Row]:
-    """Return the training rows of a conversation of OpenAI's form.
+    """Return the training rows of a conversation in OpenAI's format.
 
     Args:
         tokenizer: Tokenizer with a chat template, or its renderer.
         messages: Objects with ``role`` and ``content``, also ``tool_calls`` and ``reasoning_content``.
-        tools: Functions of OpenAI's form that the template shows.
-        targets: Train on all of the assistant's messages, or on the last one.
+        tools: Functions in OpenAI's format that the template shows.
+        targets: Train on all messages of the assistant, or on the last one.
         origin: Name of the conversation for errors.
 
     Returns:
-        One row for each stretch of tokens that the template only adds to; mostly one.
+        One row, or several if the template rewrites earlier messages.
 
     Raises:
         ValueError: If the messages cannot be trained on.
@@ -73,7 +73,7 @@ def pairs_from_messages(
     tools: Sequence[Mapping[str, Any]] = (),
     origin: str = "",
 ) -> Pair:
-    """Return the preference pair of two ways to continue a prompt; see :func:`rows_from_messages`."""
+    """Return the preference pair of two continuations of a prompt; see :func:`rows_from_messages`."""
     before, *sides = map(parse_messages, (prompt, chosen, rejected))
     schemas = parse_tools(tools)
     if flaw := next(filter(None, (flaw_of((*before, *side), schemas) for side in sides)), ""):
@@ -88,13 +88,13 @@ def pairs_from_messages(
 def conversation_rows(
     renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
 ) -> list[Row]:
-    """Return the rows of a conversation; raises ``UserError`` if the template cannot show it."""
+    """Return the rows of a conversation. Raises ``UserError`` if the template cannot show it."""
     rows = _rows_after(renderer, conversation, conversation.messages)
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
 def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
-    """Return the pair of a preference; all of the assistant's messages after the prompt are compared."""
+    """Return the pair of a preference, whose targets are the assistant's messages after the prompt."""
     prompt = preference.messages[: preference.start]
     chosen, rejected = (
         tuple(_rows_after(renderer, preference, messages))
@@ -106,7 +106,7 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 def _rows_after(
     renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
 ) -> list[Row]:
-    """Return the rows that have targets, which are the assistant's messages after the prompt."""
+    """Return the rows with targets. Targets are the assistant's messages after the prompt."""
     place = conversation.place
     try:
         prompts = _prompts(renderer, messages, conversation.tools, place)
@@ -117,11 +117,11 @@ def _rows_after(
         ) from error
     before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
     trained = {turn.id for _, turn in prompts[before:]}
-    made = []
+    training_rows = []
     for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
         targets = tuple(one for one in row.targets if one.turn in trained)
-        made.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
-    return [row for row in made if row.targets]
+        training_rows.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    return [row for row in training_rows if row.targets]
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
@@ -131,27 +131,27 @@ def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer
 def _prompts(
     renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], origin: str
 ) -> Prompts:
-    """Return each of the assistant's turns with the ids of its prompt."""
+    """Return the assistant's turns with the ids of their prompts."""
     tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
-    shown: list[Message] = []
+    history: list[Message] = []
     for is_result, group in groupby(messages, lambda one: one.role == "tool"):
         if is_result:
             results = tuple(ToolResult(one.results, one.content) for one in group)
             turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
-            shown.append(Message("tool", turn=turn.id))
+            history.append(Message("tool", turn=turn.id))
             tree.add(turn)
             last = turn.id
             continue
         for message in group:
             if message.role != ASSISTANT:
-                shown.append(Message(message.role, (Part(message.content),)))
+                history.append(Message(message.role, (Part(message.content),)))
                 continue
-            prompt = renderer.render(shown, tree, ASSISTANT, tools=tools)
-            ids = _reply_ids(renderer, message, shown, tree, last or tree.root, tools, prompt)
+            prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
+            ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
             turn = _turn(renderer, message, last or tree.root, ids)
             tree.add(turn)
             last = turn.id
-            shown.append(Message(ASSISTANT, turn=turn.id))
+            history.append(Message(ASSISTANT, turn=turn.id))
             prompts.append((prompt, turn))
     return prompts
 
@@ -166,7 +166,7 @@ def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[
 
 
 def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
-    """Return content with its thought between the template's marks; a template without thoughts drops it."""
+    """Return content with its thought between the template's marks, or without it if the template has none."""
     marks = renderer.template.thoughts
     if not message.thought or marks is None:
         return message.content
@@ -176,19 +176,19 @@ def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
 def _reply_ids(
     renderer: ChatRenderer,
     message: ChatMessage,
-    shown: Sequence[Message],
+    history: Sequence[Message],
     tree: Tree,
     parent: str,
     tools: tuple[Tool, ...],
     prompt: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the tokens of a message as the model would write it after its prompt, the end of turn included."""
+    """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
     if not message.calls:
         return renderer.encode_turn(_whole(renderer, message))
     plain = replace(_turn(renderer, message, parent, ()), draw=1)
     trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
     trial.add(plain)
-    chat = (*shown, Message(ASSISTANT, turn=plain.id))
+    chat = (*history, Message(ASSISTANT, turn=plain.id))
     whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
     if whole[: len(prompt)] != prompt:
         raise UserError(

@@ -1,17 +1,18 @@
-"""Values of the nodes of a growing tree, updated rollout by rollout.
-
-A rollout updates only the nodes of its path. The value of a node is the mean reward of the rollouts through it, each
-counted once, or the unweighted mean of its children's values (DensePolicy). Visits count the distinct leaves below a
-node, so labels that led to equal turns count once. (DensePolicy's code counts passes, and all but the first one twice.)
-
-DensePolicy makes siblings differ by such instructions, or by temperature. Only the prompt of the instructed step has
-the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
+"""DensePolicy's search of a task's tree: node values, instructions that diversify siblings, and the search itself.
 
 Each agent step has a label in [0, B) that determines how it is sampled, so a path is a sequence of labels (an index).
 The first search plays one rollout for each label of the first step, greedily afterwards. Each later search starts at
 the node of the highest priority (:meth:`DenseSearch.best_first`) and plays a window of new random indices. A node's
-child with a label is sampled once. The released code never accepts a rollout after the first search; this is the rule
-that it describes.
+child with a label is sampled once. The released code never accepts a rollout after the first search; this module
+implements the rule that the paper describes.
+
+Siblings differ by instructions (:class:`InstructedSampler`) or by temperature. Only the prompt of the instructed step
+has the instruction: later prompts do not repeat it, and training removes it (:func:`drop_requests`).
+
+A rollout updates only the values of nodes on its path (:class:`TreeValues`). The value of a node is the mean reward of
+the rollouts through it, each counted once, or the unweighted mean of its children's values. Visits count the distinct
+leaves below a node, so labels that led to equal turns count once. (The released code counts passes, and all but the
+first one twice.)
 """
 
 import math
@@ -193,9 +194,9 @@ def drop_requests(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 def instructed_samplers(
     kind: Kind, greedy: TokenSampler, sampled: TokenSampler, count: int
 ) -> list[CandidateSampler]:
-    """Return samplers by label: the first is greedy without a request, the others alternate better and worse steps.
+    """Return samplers by label: the first is greedy without a request, the rest alternate better and worse steps.
 
-    With ``fixed_instruct`` all others request worse steps.
+    With ``fixed_instruct`` the rest request only worse steps.
     """
     others = [
         InstructedSampler(sampled, greedy, kind, kind != "fixed_instruct" and bool(label % 2))
@@ -323,7 +324,7 @@ class DenseSearch(Search):
         return [node for *_, node in sorted(order)]
 
     def priority(self, node: str) -> float:
-        """0.8 C^(1/4) + 0.2 D/L + 2 sqrt(1 + N) / (2 + N).
+        """Return the priority of a node, 0.8 C^(1/4) + 0.2 D/L + 2 sqrt(1 + N) / (2 + N).
 
         C is the largest difference between its value and a sibling's, D its mean distance to the end, L the maximum
         number of steps, and N the number of its visits and of searches that started at it.

@@ -1,8 +1,8 @@
-"""Episodes of an environment: playing them through an engine, all in flight at once.
+"""Episodes of an environment, played concurrently through an engine.
 
 An episode is one sample of one task. Its seeds are hashes of its key (seed, iteration, stage, task, sample, turn
-index), so its turns do not depend on what else runs. A failure ends only its own episode, which then has a reason and
-no score.
+index), so its turns do not depend on concurrent episodes. A failure ends only its own episode, which then has a reason
+and no score.
 """
 
 import asyncio

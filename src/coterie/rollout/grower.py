@@ -42,7 +42,7 @@ class Rollout:
     reward: float | None = None
     failure: str | None = None
     sampled: int = 0
-    """Number of sampled tokens, including those of merged turns."""
+    """Number of sampled tokens, including merged turns."""
     labels: tuple[int, ...] = ()
     """Child label at each agent step from the root, in trees with labels."""
 
@@ -57,7 +57,7 @@ def no_known_turn(rollout: Rollout, at: Position) -> Turn | None:
 
 
 class TreeGrower:
-    """Grows the branches of one tree. ``known`` requires that one actor acts at a time."""
+    """Grower of one tree. ``known`` requires that only one actor acts at a time."""
 
     def __init__(
         self,

@@ -1,10 +1,8 @@
-"""Turns of another author placed under the prompts of this run, and the environment's state after them.
+"""Turns of another author, placed under the prompts of this run, and the environment's state after them.
 
 Such a turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's own
-model would have received, so the turn can be trained on.
-
-Its turns have the tokens that a policy would have sampled: a message ends with its stop string, or else with the
-end-of-turn token. Scripted paths are therefore trained on like sampled paths, and name their author.
+model would have received, so the turn can be trained on like a sampled turn. Its tokens are the tokens that a policy
+would have sampled: a message ends with its stop string, or else with the end-of-turn token.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +48,7 @@ def recorded_response(
     """Return ``text`` by ``author`` as the agent's next turn, and update ``context``.
 
     Args:
-        end: Append the end-of-turn token. A turn that ends with a stop string has none.
+        end: Append the end-of-turn token. Pass ``False`` for a turn that ends with a stop string.
     """
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)

@@ -1,7 +1,7 @@
-"""Search the tree of one task as Optima does: values of nodes, the choice of one, and its growth.
+"""Optima's search of one task's tree: values of nodes, the choice of a start node, and growth from it.
 
 Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts through it. A start
-node is drawn by softmax from the best ones, without those similar to earlier start nodes.
+node is drawn by softmax from the nodes of the highest values, without nodes similar to earlier start nodes.
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
 nodes on their paths. The next search chooses by these values. Samples depend only on the task's key and the tree, so an
@@ -270,8 +270,8 @@ class Search(ABC):
         planned = self.plan(search, random.Random(self.key("choose", search)))
         if not planned:
             return [], []
-        played = await self.grower.play(planned[0].start, planned)
-        rollouts, credit = await self._reward(sorted(played, key=lambda r: r.number))
+        rollouts = await self.grower.play(planned[0].start, planned)
+        rollouts, credit = await self._reward(sorted(rollouts, key=lambda r: r.number))
         self.rollouts += rollouts
         if any(rollout.leaf is None for rollout in rollouts):
             await self._prune()

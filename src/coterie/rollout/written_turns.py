@@ -1,4 +1,4 @@
-"""Written turns with their prompts, to train on gold rows and corrections.
+"""Turns from written text with their prompts, to train on gold rows and corrections.
 
 The environment gives each actor's messages; the actor's renderer makes the prompt and tokenizes the text, once.
 """

@@ -1,6 +1,6 @@
-"""Best of n by a judge model: its choice among several dialogues of a task, and what that choice is worth.
+"""Best of n by a judge model: the dialogue of a task that it chooses, and the score of this choice.
 
-AFM (arXiv 2508.13167, table 4): Qwen2.5-72B picks one of three.
+AFM (arXiv 2508.13167, table 4): Qwen2.5-72B chooses one of three dialogues.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ _RULES = (
 
 
 class PickerSettings(ChatModelSettings):
-    """Model that picks the best of several dialogues, if any."""
+    """Settings of the model that picks the best of several dialogues."""
 
     model: str = key(
         NOBODY,
-        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, the score is that of "
-        "the dialogue that it picks as the best of N.",
+        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, it picks one of the "
+        "N dialogues of a task, whose score counts.",
         source="AFM: Qwen2.5-72B-Instruct, of 3",
         min_length=1,
     )
@@ -57,7 +57,7 @@ class Try:
     sample: int
     text: str
     answer: str | None
-    """``None`` if it has none or was cut off; the judge does not see it."""
+    """``None`` without an answer, or if the dialogue was cut off. The judge does not see such a dialogue."""
     score: float
 
 

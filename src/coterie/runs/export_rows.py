@@ -1,4 +1,4 @@
-"""Export of held-out dialogues as rows in verl's format of validation generations.
+"""Export of held-out dialogues in verl's format for validation generations.
 
 A row is ``{"step", "input", "output", "score", "data_source", "ground_truth"}``.
 """

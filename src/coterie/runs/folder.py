@@ -1,13 +1,13 @@
-"""Experiment tracker of a whole run: training steps by role, and metrics of stages.
+"""Folder of a run: its files, stages and experiment tracker.
 
-All metrics share one axis, the optimizer steps of the run so far. A resumed run continues the same experiment where the
-tracker supports it.
+    FOLDER/config.yaml                  name of the recipe, date of creation, all settings
+    FOLDER/store.sqlite                 the record, with one writing process at a time
+    FOLDER/training/ROLE/iteration-00/  checkpoints and final weights of a training
+    FOLDER/commands.txt                 the commands that started and resumed it, one per line
+    FOLDER/report.html
 
-FOLDER/config.yaml                  name of the recipe, date of creation, all settings
-FOLDER/store.sqlite                 the record, with one writing process at a time
-FOLDER/training/ROLE/iteration-00/  checkpoints and final weights of a training
-FOLDER/commands.txt                 the commands that started and resumed it, one a line
-FOLDER/report.html
+The tracker receives training steps by role and metrics of stages. All metrics share one axis, the optimizer steps of
+the run so far. A resumed run continues the same experiment where the tracker supports it.
 """
 
 import shutil
@@ -33,7 +33,7 @@ FINISHED = "finished"
 
 
 class RunSettings(Settings):
-    """Settings of a recipe that runs read."""
+    """Settings of a recipe that its run reads."""
 
     tracker: TrackerName = key(
         "none", "Experiment tracker that also receives the metrics of the run."
@@ -145,7 +145,7 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
-        """Keep a command, unless the one before it was the same."""
+        """Append a command to the log, unless it equals the last command."""
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
                 file.write(command.replace("\n", " ") + "\n")

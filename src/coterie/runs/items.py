@@ -1,4 +1,4 @@
-"""Items of a stage: episodes and trees, many in flight, each written to the store as it finishes."""
+"""Items of a stage: concurrent episodes and trees, each written to the store as it finishes."""
 
 from collections.abc import (
     AsyncIterator,
@@ -51,7 +51,7 @@ async def do_items(
     """Do the unfinished items of one iteration and stage.
 
     ``what`` is a plural noun for the items in messages, ``title`` the title of the progress. An item reports its own
-    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is gone.
+    failure (``Done.failure``). Raises :class:`UserError` if every item fails or the engine is lost.
     """
     finished = {
         (stage, *done)
@@ -218,18 +218,18 @@ class TreeWriter:
     sampled_tokens: Callable[[], int]
     by_rollout: bool = False
     """True if the progress counts rollouts instead of searches."""
-    played: dict[str, list[Rollout]] = field(init=False)
+    rollouts: dict[str, list[Rollout]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.played = rollouts(self.store, self.iteration)
+        self.rollouts = rollouts(self.store, self.iteration)
 
     def left(self, tasks: Iterable[Task], searches: int) -> int:
-        done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
+        done = [{rollout.search for rollout in self.rollouts.get(task.id, ())} for task in tasks]
         return sum(searches - len(numbers) for numbers in done)
 
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
         """Return the stored tree of a task and its rollouts."""
-        known = self.played.get(task.id, [])
+        known = self.rollouts.get(task.id, [])
         if not any(rollout.leaf for rollout in known):
             return Tree(task.id, "rollout", self.iteration), known
         return self.store.tree(self.iteration, "rollout", task.id), known

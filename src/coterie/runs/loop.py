@@ -1,4 +1,4 @@
-"""Stages of a recipe.
+"""Loop over the stages of a recipe.
 
 Finished stages are not repeated and interrupted stages resume. A finished stage whose settings have changed is refused,
 or left out of a fork.

@@ -1,8 +1,7 @@
-"""Tools that ship: ``code`` runs a program, ``python`` a session's cells, ``inspect_image`` asks about an image.
+"""Built-in tools: ``code`` runs a program, ``python`` runs cells of a session, ``inspect_image`` asks about an image.
 
-The result has the format on which agents of AFM and GAP were trained.
-
-Images are from one folder, or from the web under the rules of :mod:`coterie.tools.web.fetch`.
+Results of ``code`` have the format on which agents of AFM and GAP were trained. Images come from one folder, or from
+the web under the rules of :mod:`coterie.tools.web.fetch`.
 """
 
 import asyncio

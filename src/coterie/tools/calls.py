@@ -1,4 +1,4 @@
-"""Calls of tools: where tools come from, which calls of a turn can be run, and running them.
+"""Tool calls: sources of tools, native syntax, validation, and execution.
 
 A source may be a Python function, an HTTP retriever, an MCP server or the sandbox. Its tools are part of prompts, so
 they are known before sampling and stay the same for a whole run.
@@ -6,10 +6,9 @@ they are known before sampling and stay the same for a whole run.
 An environment whose agents all use native calls has the syntax ``NativeCalls()``. The syntax of each model is detected
 when it is loaded (``models.tool_calls``). A model without one is refused.
 
-An invalid call keeps its text and gets an ``error``, which is its result. It never runs.
-
-Read-only calls run concurrently. A call that changes the environment (``Tool.alone``) runs alone, in order. Results
-have the order of the calls. The result of an invalid call is its error.
+An invalid call keeps its text and gets an ``error``, which is its result. It never runs. Read-only calls run
+concurrently. A call that changes the environment (``Tool.alone``) runs alone, in order. Results have the order of the
+calls.
 """
 
 import asyncio

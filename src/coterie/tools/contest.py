@@ -1,4 +1,4 @@
-"""Judge programs of contests. Their tests run in the sandbox, and outputs are compared outside of it.
+"""Judge of contest programs: their tests run in the sandbox, and outputs are compared outside of it.
 
 Each test has its own process, standard input and files (``sandbox.inside.program``). Expected outputs never enter the
 jail.

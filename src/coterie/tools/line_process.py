@@ -1,7 +1,7 @@
 """Child process that answers each input line with one line.
 
-For libraries that may take unbounded time or memory on text of a model. A late process is killed, and the next line
-starts a new one.
+It is for libraries that may take unbounded time or memory on text of a model. A process that exceeds its time is
+killed, and the next line starts a new one.
 """
 
 import atexit

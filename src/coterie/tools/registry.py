@@ -1,4 +1,4 @@
-"""Tools by name: those that ship, functions of a user's file, MCP servers, and the tools of a run."""
+"""Tools by name (built-in tools, functions of a user's file, MCP servers), and the tools of a run."""
 
 import asyncio
 import inspect

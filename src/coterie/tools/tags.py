@@ -1,7 +1,7 @@
-"""Calls as tags in the text: ``<search>Ada Quill | Norway</search>``.
+"""Tool calls as tags in the text: ``<search>Ada Quill | Norway</search>``.
 
-For models without a native syntax of calls, and for recipes whose papers use tags (GAP). Only sampled text is parsed,
-once after sampling, so a tag in a tool's result is text. A call with an unclosed tag returns an error.
+Tags are for models without a native syntax of calls, and for recipes whose papers use tags (GAP). Only sampled text is
+parsed, once after sampling, so a tag in a tool's result is text. A call with an unclosed tag returns an error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Models and rows made ready to be trained: checks, the order of an epoch, and micro-batches.
+"""Preparation of models and rows for training: checks, the order of an epoch, and micro-batches.
 
 A step has ``batch_rows`` items, drawn at random without replacement and independently of length. Items of one group
 (pairs of one tree) are drawn together, so that shared prefixes are computed once. The order is a function of (seed,

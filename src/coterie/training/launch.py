@@ -1,4 +1,4 @@
-"""Accelerate for trainings: in one process, or on the ranks of a launcher.
+"""Launch of a training with Accelerate, in this process or on several ranks.
 
 ``accelerate launch`` starts :mod:`coterie.training.rank` under the child-process guard, so that the ranks end with
 this process. They read their job from the subfolder ``job`` of the training's folder, and write their log there.

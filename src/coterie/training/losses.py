@@ -1,8 +1,6 @@
 """Losses: SFT, DPO, reward and value models, and PPO's critic.
 
-Policy and reference use the same reduction, so that their difference is the reduction of the log-ratios.
-
-Per pair, with c and r the log-ratios log p / p_ref of its sides, summed over target tokens:
+**DPO.** Per pair, with c and r the log-ratios log p / p_ref of its sides, summed over target tokens:
 
     loss = -(1 - s) log sigmoid(beta (c - r)) - s log sigmoid(-beta (c - r))  -  nll * log p(chosen) / n
 
@@ -10,22 +8,24 @@ s is label smoothing (Mitchell 2023, conservative DPO); s = 0 is Rafailov et al.
 ``normalise`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the sum over its
 turns of the mean over a turn's tokens. The latter, on whole trajectories with the reference solution in the context,
 trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and 3): a turn's mean log-ratio is its advantage. The
-last term comes from iterative RPO (Pang et al. 2024, equation 1); n is the number of the chosen side's tokens.
+last term comes from iterative RPO (Pang et al. 2024, equation 1); n is the number of the chosen side's tokens. Policy
+and reference use the same reduction, so their difference is the reduction of the log-ratios.
 
-Per pair, with r+ and r- the mean values of the chosen and the rejected side:
+**Reward model.** Per pair, with r+ and r- the mean values of the chosen and the rejected side:
 
     loss = -log sigmoid(r+ - r-)
 
 The head's bias cancels and does not change. The mean value of a linear head equals its value of the mean hidden state,
 so this is the regression head on pooled hidden states, a baseline of SWEET-RL's critic (arXiv 2503.15478, table 3).
 
-Per trajectory with label y, and v the head's logit at the last token of each of its turns:
+**Value model.** Per trajectory with label y, and v the head's logit at the last token of each of its turns:
 
     loss = - sum over turns of (y log sigmoid(v) + (1 - y) log sigmoid(-v))
 
 divided by the number of turns of the whole step. It is a baseline of SWEET-RL's critic (arXiv 2503.15478, figure 3a).
 
-Per trained token, with V the head's value before it, V_old that value when the row was made, and R its return:
+**PPO's critic.** Per trained token, with V the head's value before it, V_old that value when the row was made, and R
+its return:
 
     loss = max((V - R)², (V_old + clip(V - V_old, -clip, clip) - R)²) / 2
 

@@ -1,4 +1,4 @@
-"""Memory that training and sampling take on one device, from the shape of a model and the settings.
+"""Estimate of the memory that training and sampling need on one device, from a model's shape and the settings.
 
     model = TrainedModel(ModelShape.of(skeleton("Qwen/Qwen3-8B")), settings)
     plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)
@@ -38,7 +38,7 @@ UPPER_BOUNDS = ("activations", "logits", "keys and values", "stored prompts")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model that memory depends on."""
+    """Sizes of a model that determine its memory."""
 
     weights: int
     largest: int
@@ -46,7 +46,7 @@ class ModelShape:
     layer: int
     """Weights of one layer."""
     linear: Mapping[str, tuple[int, int]]
-    """By name of a linear layer without the output layer: weights, and inputs plus outputs, over all layers."""
+    """Linear layers by name, without the output layer: weights, and inputs plus outputs, summed over all layers."""
     output: int
     """Weights of the output layer."""
     layers: int
@@ -104,38 +104,38 @@ class ModelShape:
         )
 
     def adapter(self, settings: TrainingSettings) -> int:
-        """Return the weights of the LoRA adapter that ``settings`` add."""
+        """Return the number of weights of the LoRA adapter that ``settings`` add."""
         return settings.rank * sum(self.linear[name][1] for name in self.targets(settings))
 
     def targets(self, settings: TrainingSettings) -> set[str]:
-        """Return the names of the linear layers that are trained: all, or those with an adapter."""
+        """Return the names of the trained linear layers: all layers, or the layers with an adapter."""
         names = set(settings.lora_targets)
         whole = settings.method == "full" or ALL_LINEAR in names
         return set(self.linear) if whole else names & set(self.linear)
 
     @property
     def cache_token(self) -> int:
-        """Elements of keys and values of one token."""
+        """Number of elements of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_width
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model and how it is trained."""
+    """Model with the settings of its training."""
 
     shape: ModelShape
     settings: TrainingSettings
     longest: int | None = None
-    """Tokens of the longest row; ``None``: ``settings.max_length``, or the context."""
+    """Tokens of the longest row; ``None`` for ``settings.max_length`` or the context."""
     rows: int = 1
-    """Rows that are never in different micro-batches, such as the 2 of a pair."""
+    """Rows that must be in the same micro-batch, such as the 2 rows of a pair."""
     reads: Reads = "logprobs"
-    """What the objective reads."""
+    """Outputs of the model that the objective reads."""
     attention: str = "sdpa"
 
     @property
     def trained(self) -> int:
-        """Number of weights that are trained."""
+        """Number of trained weights."""
         s, shape = self.settings, self.shape
         return shape.adapter(s) if s.method == "lora" else shape.weights
 
@@ -145,7 +145,7 @@ class TrainedModel:
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes of one trained weight, and of its gradient; adapters are float32."""
+        """Bytes of one trained weight and of its gradient. Adapters are float32."""
         return 4 if self.settings.method == "lora" else self.weight_bytes
 
     @property
@@ -159,7 +159,7 @@ class TrainedModel:
         return max(self.settings.tokens_per_microbatch, self.rows * self.length)
 
     def resident(self) -> dict[str, int]:
-        """Return the bytes that stay from step to step."""
+        """Return the bytes that stay allocated between steps."""
         weights = {"weights": self.shape.weights * self.weight_bytes}
         adapter = {"adapter": self.trained * 4} if self.settings.method == "lora" else {}
         return {**weights, **adapter, "optimizer state": self.trained * MOMENTS}
@@ -196,7 +196,7 @@ class TrainedModel:
         return gradients | max(passes, update, key=lambda one: sum(one.values()))
 
     def _layer(self, *, mixed: bool, on_gpu: bool) -> int:
-        """Return the bytes that one layer keeps of one token for its backward pass."""
+        """Return the bytes per token that one layer keeps for its backward pass."""
         s, shape = self.settings, self.shape
         full, targets = s.method == "full", shape.targets(s)
         compute = 2 if mixed or self.weight_bytes == 2 else 4
@@ -204,7 +204,7 @@ class TrainedModel:
         queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
 
         def inputs(width: int, names: Sequence[str], *, narrow: bool = False) -> int:
-            """Bytes of what layers keep of a common input; ``narrow``: it has the dtype of computing already."""
+            """Return the bytes that layers keep of a common input. ``narrow``: it has the compute dtype already."""
             count = len(targets.intersection(names)) or full
             if full:
                 return compute * width * (0 if narrow else count if mixed else 1)
@@ -236,7 +236,7 @@ class MemoryPlan:
     stage: str
     terms: Mapping[str, int]
     advice: tuple[str, ...] = ()
-    """Settings that lower it."""
+    """Settings that lower the memory."""
 
     @property
     def total(self) -> int:
@@ -244,11 +244,11 @@ class MemoryPlan:
 
     @property
     def certain(self) -> int:
-        """Bytes that are needed however short rows and dialogues are."""
+        """Bytes that do not depend on the length of rows and dialogues."""
         return sum(size for name, size in self.terms.items() if name not in UPPER_BOUNDS)
 
     def line(self, available: int, device: str) -> tuple[str, str]:
-        """Return the total against the memory of the device, the terms, and what lowers it where that is needed."""
+        """Return a line with the total, the memory of the device, the terms, and advice if it does not fit."""
         terms = ", ".join(f"{name} {size}" for name, size in self._terms() if size != "0.00")
         text = f"up to {in_gib(self.total)} of {in_gib(available)} GiB on {device}: {terms}"
         if self.total > available:
@@ -276,7 +276,7 @@ def in_gib(size: int) -> str:
 
 
 def advice(key: str, settings: TrainingSettings, *, ranks: bool) -> tuple[str, ...]:
-    """Return the settings that lower the memory of a training; ``ranks``: it may have several."""
+    """Return settings that lower the memory of a training. ``ranks`` is True if it may have several ranks."""
     values = {
         "method=lora": settings.method == "full",
         "dtype=bfloat16": settings.dtype == "float32",

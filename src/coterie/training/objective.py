@@ -1,7 +1,4 @@
-"""Metrics of an objective, averaged over all trained tokens of a step.
-
-Each micro-batch and each rank measures its own tokens. The result is the mean over the whole step, with minimum and
-maximum where requested. The split into micro-batches and ranks changes only rounding.
+"""Protocol of an objective: the loss of a batch of items, and its metrics.
 
 An objective has *items*, the smallest units of a batch (a row for SFT, a pair for DPO). The trainer batches items,
 computes the log-probs of their rows' targets, and minimizes
@@ -10,6 +7,9 @@ computes the log-probs of their rows' targets, and minimizes
 
 over the whole optimizer step. The denominator is the same for all micro-batches and ranks, so the result does not
 depend on how a step is split.
+
+Metrics are averaged over the tokens of a step in the same way: each micro-batch and each rank adds its own tokens to a
+:class:`Tally`, with minimum and maximum where requested, so the split changes only rounding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,23 @@
-"""Mean over the sampled tokens of a step, which implementations of the same algorithm define differently.
+"""Policy gradient loss: the clipped ratio of PPO, its mean over the tokens of a step, and the KL penalty.
+
+Per trained token, with ratio = p / p_old and A its advantage:
+
+    loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w if A < 0
+         + kl * divergence - entropy * H
+
+PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
+separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
+H is the entropy of the token's distribution over the whole vocabulary.
+
+p_old is the probability at sampling: from the engine (``old=behaviour``), or computed by the trainer under the same
+weights before it changes them (``old=recomputed``, :mod:`coterie.training.reference`). In the second case
+``importance`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without a
+gradient, truncated at ``importance_cap`` or masked (set to 0) above it.
+
+All log-probs are of the sampling distribution: logits divided by ``temperature``. Rows that were sampled at another
+temperature or with top_p < 1 raise an error.
+
+**Mean.** Implementations of the same algorithm define the mean over the tokens of a step differently:
 
 * ``token``: mean over all trained tokens of the step (DAPO, arXiv 2503.14476, section 3.3); long paths weigh more.
 * ``sequence``: mean over the step's paths of the mean over a path's trained tokens (GRPO, arXiv 2402.03300, eq. 3).
@@ -9,7 +28,7 @@ A path has all tokens of one agent up to one leaf, in one or several rows (segme
 of its path (``Row.path_tokens``) and counts as that share of it. Numerator and denominator use the same tokens and
 weights, so a row of weight 0 is in neither.
 
-For a token drawn from p, with d = log p - log p_ref (Schulman, "Approximating KL Divergence", 2020):
+**Divergence.** For a token drawn from p, with d = log p - log p_ref (Schulman, "Approximating KL Divergence", 2020):
 
 * k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
 
@@ -22,23 +41,6 @@ of the tokens depends on p too:
 * ``k3_forward``: k3 alone, as in GRPO's paper (arXiv 2402.03300, equation 4). Its expected gradient is the gradient of
   KL(p_ref, p), the reverse direction.
 * k1 in a loss has an expected gradient of 0. It belongs in the reward (:func:`coterie.rewards.advantages.kl_rewards`).
-
-Per trained token, with ratio = p / p_old and A its advantage:
-
-    loss = w * max(-ratio * A, -clip(ratio, 1 - clip_low, 1 + clip_high) * A)     at most -dual_clip * A * w if A < 0
-         + kl * divergence - entropy * H
-
-PPO, GRPO and DAPO use this loss with different settings and advantages: Schulman et al. 2017 (PPO, equation 7),
-separate clips as in DAPO (arXiv 2503.14476, equation 10), dual clip of Ye et al. 2020 (arXiv 1912.09729, equation 5).
-H is the entropy of the token's distribution over the whole vocabulary. The mean and the divergence are chosen by name.
-
-p_old is the probability at sampling: from the engine (``old=behaviour``), or computed by the trainer under the same
-weights before it changes them (``old=recomputed``, :mod:`coterie.training.reference`). In the second case
-``importance`` corrects for the numerical difference of the engine: w = p_old / p_engine of each token, without a
-gradient, truncated at ``importance_cap`` or masked (set to 0) above it.
-
-All log-probs are of the sampling distribution: logits divided by ``temperature``. Rows that were sampled at another
-temperature or with top_p < 1 raise an error.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Entry point of one rank of a training that :mod:`coterie.training.launch` started.
+"""Entry point of one rank that :mod:`coterie.training.launch` started.
 
     accelerate launch --module coterie.training.rank JOB
 

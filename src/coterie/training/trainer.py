@@ -1,27 +1,25 @@
-"""A training that takes steps: any objective, full weights or adapter, one rank or several; and the loop over rows.
+"""Trainer of any objective, with full weights or an adapter, on one or several ranks.
 
-A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
-nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
-stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
+    report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
+
+:func:`train` runs all epochs. The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and
+``metrics.jsonl`` (one line per optimizer step). A finished training is not repeated.
 
     with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
         for step in range(trainer.done, 50):
             trainer.step(rows_of(step))
         report = trainer.finish()
 
-Optimizer, schedule and random number generators keep their state from step to step and across restarts: a trainer of
+Optimizer, schedule and random number generators keep their state from step to step and across restarts: a training in
 the same folder resumes from its newest checkpoint, so the caller starts at step ``trainer.done``. In float32 on one CPU
 process the final weights are bitwise the same as without an interruption.
 
 Between two steps the model is in evaluation mode, and an engine in this process that has ``trainer.model`` samples from
 the new weights. Servers, and engines next to several ranks, load them after :meth:`Trainer.publish`.
 
-    report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
-
-The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and ``metrics.jsonl`` (one line per
-optimizer step). Until then it has a checkpoint: calling ``train`` again with the same arguments resumes from it, and in
-float32 on one CPU process the final weights are bitwise the same as without an interruption. A finished training is not
-repeated.
+A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
+nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
+stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 """
 
 import math
@@ -368,7 +366,7 @@ class Trainer(Generic[Item]):
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
-        """Return the mean loss of items under the weights as they are now."""
+        """Return the mean loss of items under the current weights."""
         accelerator, batch = self._accelerator, make_batch(items, self.objective, self._max_length)
         splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
         families = splitter.families(range(len(batch.items)))

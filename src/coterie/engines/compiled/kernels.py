@@ -1,7 +1,5 @@
 """Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
 
-Numba checks if an index is stale only after reading it, and reading fails if a class in it was renamed.
-
 :func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
 synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
 order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
@@ -27,6 +25,7 @@ from coterie.engines.rows import BLOCK
 
 def drop_stale(source: Path, cache: str | None) -> None:
     """Remove the indexes of the file ``source`` in the folder ``cache`` (if any) that are older than the file."""
+    # Numba reads an index before it checks if it is stale, and fails if a class in it was renamed.
     if cache is None:
         return
     changed = source.stat().st_mtime
@@ -106,7 +105,7 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
 
 
-def _counted(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
+def _count_loop(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
     """Build a loop over k from 0 to ``depth``, at least once.
 
     ``body(k, sums)`` returns the next sums, which are ``first`` initially.
@@ -162,7 +161,7 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
             begin = [b.load(column, align=4) if more else zero for column in to]
-            for total, column in zip(_counted(b, args[9], begin, body), to, strict=True):
+            for total, column in zip(_count_loop(b, args[9], begin, body), to, strict=True):
                 b.store(total, column, align=4)
             return context.get_dummy_value()
 
@@ -507,7 +506,8 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
     """Return the end of the tokens from ``begin`` that attend together, and their number of shared blocks.
 
-    These are the tokens of one row (with 0), or single tokens of rows that share as many blocks as the first two.
+    These are the tokens of one row (with 0), or single tokens of rows that share the number of blocks that
+    the first two rows share.
     """
     rows, common, end = tokens.rows, tokens.common, begin + 1
     if end == stop or rows[end] == rows[begin]:

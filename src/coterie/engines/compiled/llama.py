@@ -123,24 +123,24 @@ class Pages:
             page = len(self._users)
             self._users.append(0)
             if page == len(self.keys):
-                self.keys, self.values = _grown(self.keys), _grown(self.values)
+                self.keys, self.values = _extend(self.keys), _extend(self.values)
         self._users[page] = 1
         return page
 
     def _have_rows(self, rows: int) -> None:
         while rows > len(self._rows):
             self._rows += [[] for _ in range(3 * len(self._rows))]
-            self.table = _grown(self.table)
+            self.table = _extend(self.table)
 
     def _write(self, row: int, block: int) -> None:
         own = self._rows[row]
         while len(own) > self.table.shape[1]:
-            self.table = np.ascontiguousarray(_grown(self.table.T).T)
+            self.table = np.ascontiguousarray(_extend(self.table.T).T)
         self.table[row, block : len(own)] = own[block:]
 
 
-def _grown(old: np.ndarray) -> np.ndarray:
-    """Return a copy of four times the length; untouched memory costs nothing."""
+def _extend(old: np.ndarray) -> np.ndarray:
+    """Return a copy of four times the length. Untouched memory costs nothing."""
     new = np.zeros((4 * len(old), *old.shape[1:]), old.dtype)
     new[: len(old)] = old
     return new

@@ -1,8 +1,8 @@
 """Server process that coterie starts, watches and ends.
 
 The server runs under a child-process guard (:mod:`coterie.engines.servers.leash`), a small process that ends it and all
-its descendants when this process closes the guard's input or dies, even by SIGKILL. The output of the server goes to a
-log file, whose last lines are in the error when it dies.
+its descendants when this process closes the guard's input or dies, even by SIGKILL. The server writes to a log file,
+whose last lines are in the error when it dies.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""A client of one inference server: token ids in, token ids and log-probs out.
+"""Client of one inference server: token ids in, token ids and log-probs out.
 
-Unknown fields are ignored; a missing field or wrong type fails validation.
+Unknown fields of a reply are ignored; a missing field or wrong type fails validation.
 
-A failure is a :class:`~coterie.engines.servers.client.TransientFault` (worth a retry, on another server if possible) or
-a :class:`~coterie.engines.servers.client.FinalFault`. The caller sets timeouts (``asyncio.timeout``): canceling a call
-closes its connection, and the server then aborts the request.
+A failure is a :class:`TransientFault` (worth a retry, on another server if possible) or a :class:`FinalFault`. The
+caller sets timeouts (``asyncio.timeout``): canceling a call closes its connection, and the server then aborts the
+request.
 """
 
 import asyncio
@@ -253,7 +253,7 @@ class ServerClient:
         ids, logprobs = _sampled(choice, usage, sampling)
         if any(token in self._ends for token in ids[:-1]):
             raise TransientFault("the completion continues after an end-of-turn token")
-        if (end := self._ended(ids, sampling)) is None:
+        if (end := self._find_end(ids, sampling)) is None:
             raise TransientFault(
                 f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, without an "
                 "end-of-turn token or stop string"
@@ -305,7 +305,7 @@ class ServerClient:
             "skip_special_tokens": False,
         }
 
-    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str, str] | None:
+    def _find_end(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str, str] | None:
         """Return the number of ids of a completion, its finish reason, text and stop string.
 
         A server decodes token by token and may miss a stop string of the whole text; tokens after it are dropped.

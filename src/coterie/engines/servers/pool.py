@@ -1,7 +1,12 @@
-"""A pool of inference servers as one engine: opening it, routing prompts, checking log-probs.
+"""Pool of inference servers as one engine: start, routing of prompts, retries, and checks of log-probs.
 
-Prompts are split into blocks (:mod:`coterie.engines.rows`), and the router records which servers have seen each
-block's key. The rule:
+Each request goes to the server with the longest cached prefix. After a transient failure it is retried after a pause,
+on another server if possible, a bounded number of times. A final failure raises
+:class:`~coterie.engines.protocol.EngineError` with the reason. A request carries its seed, so its completion does not
+depend on the server or the attempt.
+
+For routing, prompts are split into blocks (:mod:`coterie.engines.rows`), and the router records which servers have seen
+each block's key. The rule:
 
 * The servers that have seen the longest prefix of the prompt are its *holders*. The least loaded holder gets the prompt
   if the prefix has at least ``SHARE`` of the whole blocks (a common system prompt is not enough), and if its load is at
@@ -9,11 +14,6 @@ block's key. The rule:
 * Otherwise the least loaded server gets it; among equals the server with the fewest prompts so far.
 
 The time per prompt is linear in its blocks. Memory is bounded: least recently used prefixes are dropped first.
-
-Each request goes to the server with the longest cached prefix (:mod:`coterie.engines.servers.pool`). After a
-transient failure it is retried after a pause, on another server if possible, a bounded number of times. A final failure
-raises :class:`~coterie.engines.protocol.EngineError` with the reason. A request carries its seed, so its completion
-does not depend on the server or the attempt.
 """
 
 import asyncio
@@ -157,7 +157,7 @@ class PoolStats(Stats):
 
 
 class ServerPool:
-    """:class:`~coterie.engines.protocol.Engine` over servers, created by :mod:`coterie.engines.servers.pool`.
+    """Engine (:class:`~coterie.engines.protocol.Engine`) over several servers.
 
     ``probe`` has a few ids whose log-probs show if servers have the same weights.
     """
@@ -398,7 +398,7 @@ _LOADING = "weights are being loaded"
 
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Await all and return the results in order. On a failure, cancel and await the others first."""
+    """Return all results in order. On a failure, cancel and await the remaining work first."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

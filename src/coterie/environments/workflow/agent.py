@@ -1,4 +1,4 @@
-"""Agents that plan, call tools and answer: carrying out their graphs, and measuring their trajectories.
+"""Agents that plan, call tools and answer: measures of trajectories, execution of graphs, and the base environment.
 
     <graph><node id="s1">wiki_search("director of Film A")</node>
     <node id="s2" depends="s1">wiki_search("birthplace of {s1}")</node></graph>
@@ -6,8 +6,8 @@
 This is the form of GAP's paper. GAP's models are trained on another form, in which the plan is a list of tasks and the
 agent itself makes the calls of a level as tags.
 
-It defines the actor, the prompt, the ending and the tools. Subclasses define tasks, answers and grades
-(``environment``: questions; ``code``: programs; ``code_maths``: mathematics).
+:class:`WorkflowAgent` defines the actor, the prompt, the ending and the tools. Subclasses define tasks, answers and
+grades (``environment``: questions; ``code``: programs and mathematics).
 """
 
 from abc import ABC, abstractmethod
@@ -205,9 +205,9 @@ class PlanTags(Tags):
         if self.graphs:
             object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
-    def with_tools(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages with the tools in the system prompt, unless it is terse."""
-        return tuple(shown) if self.terse else super(PlanTags, self).with_tools(shown, tools)
+        return tuple(messages) if self.terse else super(PlanTags, self).with_tools(messages, tools)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """Return the calls of a message: the tasks of its final graph, or its tags."""

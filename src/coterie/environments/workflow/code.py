@@ -1,13 +1,11 @@
-"""Problems of contests and of mathematics for an agent that plans and runs programs.
+r"""Problems of contests and of mathematics for an agent that plans and runs programs.
 
     coterie evaluate code dataset=livecodebench dataset.source=test.jsonl policy=RUN max_tokens=4096
-
-The answer is one fenced Python program. It is right if it passes all tests of its row in the sandbox. Neither the agent
-nor its programs can read the tests.
-
     coterie evaluate code_maths dataset=aime24 dataset.source=aime24.jsonl policy=RUN max_tokens=4096
 
-Answers are compared as mathematics, with or without ``\boxed{...}``.
+In ``code`` the answer is one fenced Python program. It is right if it passes all tests of its row in the sandbox.
+Neither the agent nor its programs can read the tests. In ``code_maths`` answers are compared as mathematics, with or
+without ``\boxed{...}``.
 """
 
 import asyncio

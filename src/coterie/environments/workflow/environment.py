@@ -121,17 +121,17 @@ _ASKED = "Were the bands Low Tide and Glass Harbour founded in the same town?"
 
 def _example() -> str:
     """Return an example question with its trajectory."""
-    said, answered = _EXAMPLE.messages("parallel")
-    found = "\n".join(f"<observation>\n{one}\n</observation>" for one in _FOUND)
-    return f"Question: {_ASKED}\n{said}\n{found}\n{answered}"
+    calls, answer = _EXAMPLE.messages("parallel")
+    observations = "\n".join(f"<observation>\n{one}\n</observation>" for one in _FOUND)
+    return f"Question: {_ASKED}\n{calls}\n{observations}\n{answer}"
 
 
 def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
     """Return the system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
     work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
     rule = "Answer with as few words as possible; several answers are divided by |."
-    shown = f"\nThis is an example.\n{_example()}" if example else ""
-    return f"{_BEGINNING[agent]}\n{work}{rule}{shown}"
+    text = f"\nThis is an example.\n{_example()}" if example else ""
+    return f"{_BEGINNING[agent]}\n{work}{rule}{text}"
 
 
 TRIES = 2
@@ -171,7 +171,7 @@ class AnswerJudge:
         self.chat = chat
 
     async def right(self, question: str, golds: Sequence[str], answer: str | None) -> float | None:
-        """Return 1.0 for a right answer, 0.0 for a wrong or missing one, ``None`` if no judgement can be parsed."""
+        """Return 1.0 for a right answer, 0.0 for a wrong or missing answer, ``None`` if no judgement can be parsed."""
         if answer is None:
             return 0.0
         listed = "\n".join(f"- {gold}" for gold in golds)

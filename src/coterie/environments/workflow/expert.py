@@ -1,9 +1,9 @@
-"""An expert that knows the gold: from a row of HotpotQA or MuSiQue to the trace that answers it.
-
-Thoughts state gold facts. If no result contains them, an agent trained on these thoughts learns to hallucinate.
+"""Expert that turns the gold evidence of a HotpotQA, MuSiQue or 2Wiki row into a trace that answers the question.
 
 There is no teacher model: the plan and queries come from the evidences, supporting facts or decomposition of the row. A
 query uses only the question and earlier results. A row without a sound trace is rejected with a reason.
+
+Thoughts state gold facts. If no result contains them, an agent trained on these thoughts learns to hallucinate.
 """
 
 import re

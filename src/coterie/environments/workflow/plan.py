@@ -1,9 +1,7 @@
-"""Plans as graphs: a checked graph without cycles, reading it as a model writes it, and running its tasks.
+"""Plans as acyclic graphs of tasks: parsing, validation and parallel execution.
 
-A model writes a plan as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``). The module
-``plan_parser`` reads both.
-
-It is lenient about case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of
+A model writes a plan as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``). The parser
+is lenient about case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of
 the text.
 
 A failed task is recorded, and its dependents are not run; other tasks continue. The numbers of parallel tasks and of

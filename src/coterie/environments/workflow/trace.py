@@ -1,9 +1,4 @@
-"""Traces of GAP's agents: tagged segments, thoughts, plans and calls, and the final answer.
-
-Violations are only counted, not enforced. Tags inside an observation are text, because the model did not write them.
-
-The answer is in the last complete ``<answer>...</answer>``, and ``|`` separates several answers. GAP's released code
-requires all of them to be right in training, but only the first in evaluation. Here one setting applies to both.
+"""Traces of GAP's agents: segments and their order, the final answer, and traces written by an expert.
 
     <think>Two films, so two searches.</think>
     <plan>
@@ -17,11 +12,16 @@ requires all of them to be right in training, but only the first in evaluation. 
     <think>...</think>
     <answer>Oslo</answer>
 
-An expert that knows the gold facts writes such traces with a plan and one level in each call (parallel), or with one
-query at a time and no plan (sequential). A control writes only the answer (closed).
+Tags inside an observation are text, because the model did not write them. Violations of the order are only counted,
+not enforced.
 
-A trace that reveals information too early is rejected (:class:`NoTrace`). A level must not contain the answer or
-results of this level or later levels, unless they are in the question or in results of earlier levels.
+The answer is in the last complete ``<answer>...</answer>``, and ``|`` separates several answers. GAP's released code
+requires all of them to be right in training, but only the first in evaluation. Here one setting applies to both.
+
+An expert that knows the gold facts writes traces with a plan and one level in each call (parallel), or with one query
+at a time and no plan (sequential). A control writes only the answer (closed). A trace that reveals information too
+early is rejected (:class:`NoTrace`): a level must not contain the answer or results of this level or later levels,
+unless they are in the question or in results of earlier levels.
 """
 
 import re

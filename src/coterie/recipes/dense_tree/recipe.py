@@ -253,7 +253,7 @@ class DenseTreeData(Recipe):
         return selections, counts
 
     def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
-        """Select successful rollouts for the control: as many as pairs, each repeated only after all others."""
+        """Select successful rollouts for the control, one per pair. Rollouts repeat only after all are used."""
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf
@@ -376,7 +376,7 @@ async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progre
         if missing := max(0, s.search.runs - count):
             progress.advance(missing, sampled_tokens=writer.sampled_tokens())
 
-    known = sum(len(writer.played.get(task.id, ())) for task in left)
+    known = sum(len(writer.rollouts.get(task.id, ())) for task in left)
     title = f"trees {iteration}"
     progress.start(s.search.runs * len(left) - known, title)
     with going_on(title, progress):

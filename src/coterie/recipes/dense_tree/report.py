@@ -1,4 +1,4 @@
-"""The page of a ``dense_tree`` run: trees, how dense they are, and their pairs."""
+"""Report of a ``dense_tree`` run: trees, their density, and their pairs."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ BINS = 8
 
 
 def dense_tree_report(recipe: DenseTree, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     selects = [step.iteration for step in done if step.stage == "select"]
     own = [_trees(run, done), *(_histogram(run, i) for i in selects[-1:])]
@@ -94,7 +94,7 @@ def _histogram(run: Run, iteration: int) -> Section:
 
 
 def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Return bins of equal width as labels and counts; zero has a bin of its own."""
+    """Return bins of equal width as labels and counts. Zero has a separate bin."""
     bins = [("0", sum(not count for count in counts))]
     most = max(counts, default=0)
     width = -(-most // BINS)

@@ -98,7 +98,7 @@ class DenseTreeSettings(RecipeSettings):
     learns: Learns = key(
         "pairs",
         "Training data: the `pairs`. Controls: the same pairs with `random_sides`, or supervised training on "
-        "`successes`, as many successful rollouts as pairs.",
+        "`successes`, an equal number of successful rollouts.",
     )
     rollout: TreesSettings = TreesSettings()
     search: DenseSearchSettings = DenseSearchSettings()

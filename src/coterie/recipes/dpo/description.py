@@ -1,4 +1,4 @@
-"""``dpo`` for the commands."""
+"""Registry entry of ``dpo``."""
 
 from coterie.recipes.description import describe
 

@@ -1,9 +1,11 @@
 """Direct preference optimization (DPO, arXiv 2305.18290) on preferences of a file.
 
-evaluate   the base model replies to held-out prompts
-measure    its margins on held-out pairs
-train      -log sigmoid(beta (log-ratio of chosen - log-ratio of rejected)); the base is the reference
-evaluate, measure   the trained model, on the same pairs
+    evaluate   the base model replies to held-out prompts
+    measure    its margins on held-out pairs
+    train      -log sigmoid(beta (log-ratio of chosen - log-ratio of rejected))
+    evaluate, measure   the trained model, on the same pairs
+
+The reference is the base model.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from coterie.runs.folder import Run
 
 
 class DPOOnFile(FileTraining):
-    """The recipe under given settings."""
+    """Recipe of ``dpo``."""
 
     settings: DPOFileSettings
     row = Preference

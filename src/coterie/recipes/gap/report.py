@@ -1,4 +1,4 @@
-"""The page of a ``gap`` run: the traces, why some are not learned from, and reinforcement learning."""
+"""Report of a ``gap`` run: traces, reasons for leaving traces out, and reinforcement learning."""
 
 from coterie.recipes.gap.recipe import LEFT_OUT, WITHOUT, GapData
 from coterie.recipes.plain_report import plain_report, selected_examples
@@ -9,7 +9,7 @@ from coterie.runs.folder import Run, Step
 
 
 def gap_report(recipe: GapData, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     own = [_traces(recipe, run)]
     if recipe.settings.reinforces:
         for iteration in (0, 1):

@@ -274,7 +274,7 @@ class TraceEnvironment:
         return self.environment.tools(replace(state, turns=(), data=None), actor)
 
     async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         """Return the next observation of the file, or end after the last message."""
         texts, at = (
@@ -284,7 +284,7 @@ class TraceEnvironment:
         if at <= len(texts):
             part = Part(texts[at - 1], source="file")
             return Transition(seen=(Observation(FILE, (part,)),))
-        return Transition(answer=final_answer(taken[-1].text), end=ANSWERED)
+        return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Return no score, because a file has no gold answers."""

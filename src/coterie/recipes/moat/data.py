@@ -1,7 +1,9 @@
 """Tasks, samplers, gold and corrected rows, and plan pairs of MOAT.
 
-r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s),   PPL(a | x, I, s) = exp(-r(s))
-J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s)
+Quantities of the paper::
+
+    r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s),   PPL(a | x, I, s) = exp(-r(s))
+    J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s)
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The page of a ``moat`` run: J by half-step, plans and their rewards, the critic, what both roles were trained on."""
+"""Report of a ``moat`` run: J by half-step, plans and their rewards, the critic, and training data of both roles."""
 
 import math
 import statistics
@@ -16,12 +16,12 @@ from coterie.reports.page import Report, Section
 from coterie.runs.folder import Run, Step
 
 EXAMPLES = 4
-"""Tasks whose plans and actions are shown."""
+"""Maximum number of tasks whose plans and actions are shown."""
 CRITIC = ("accepted", "corrected", "unreadable", "rows")
 
 
 def moat_report(recipe: Moat, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     selects = [step.iteration for step in done if step.stage == "select"]
     corrects = [step.iteration for step in done if step.stage == "correct"]
@@ -82,7 +82,7 @@ def _when(step: Step, first: Step) -> str:
 
 
 def _change(run: Run, before: Step, step: Step) -> str:
-    """The mean difference on the tasks that both have, and its standard error."""
+    """Return the mean difference on common tasks, and its standard error."""
     old, new = _by_task(run, before), _by_task(run, step)
     gaps = [new[task] - old[task] for task in new if task in old]
     if not gaps:

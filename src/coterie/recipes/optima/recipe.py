@@ -421,7 +421,7 @@ def make_sample(
 
 
 def agent_turns(path: Sequence[Turn]) -> list[Turn]:
-    """Return the turns of agents, without those of tools and users."""
+    """Return the turns of agents, without tools and users."""
     return [turn for turn in path if turn.speaker.kind == "agent"]
 
 

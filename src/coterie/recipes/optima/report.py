@@ -1,4 +1,4 @@
-"""The page of an ``optima`` run: rewards by term, costs, dialogues and turns that were selected."""
+"""Report of an ``optima`` run: rewards by term, costs, and the selected dialogues and turns."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 
 MAX_POINTS = 600
-"""Rollouts of an iteration that are drawn."""
+"""Maximum number of rollouts in a chart."""
 
 
 def optima_report(recipe: Optima, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     iterations = [step.iteration for step in done if step.stage == "reward"]
     selects = [step.iteration for step in done if step.stage == "select"]

@@ -1,4 +1,4 @@
-"""The page of an ``rl`` run: its steps and groups."""
+"""Report of an ``rl`` run: its steps and groups."""
 
 from coterie.recipes.plain_report import plain_report
 from coterie.recipes.reinforce_report import step_sections
@@ -8,5 +8,5 @@ from coterie.runs.folder import Run
 
 
 def rl_report(recipe: Reinforce, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     return plain_report(recipe, run, step_sections(recipe, recipe.settings, run, 0))

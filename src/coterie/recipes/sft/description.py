@@ -1,4 +1,4 @@
-"""``sft`` for the commands."""
+"""Registry entry of ``sft``."""
 
 from coterie.recipes.description import describe
 

@@ -5,7 +5,7 @@
     train      -log p of the assistant's tokens, mean over a batch
     evaluate, measure   the trained model, on the same rows
 
-Rows that begin with the same tokens are packed into prefix tries: what they share is computed once.
+Rows that begin with the same tokens are packed into prefix tries, so shared prefixes are computed once.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from coterie.runs.folder import Run
 
 
 class SFTOnFile(FileTraining):
-    """The recipe under given settings."""
+    """Recipe of ``sft``."""
 
     settings: SFTFileSettings
     row = Conversation
@@ -44,7 +44,7 @@ class SFTOnFile(FileTraining):
         return (item,)
 
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Minimize the mean of -log p over the assistant's tokens."""
+        """Minimize the mean of -log p over the trained tokens."""
         policy = self.models(run).load_to_train(POLICY, 0)
         own = self.seeded(self.settings.train, i)
         return train_role(
@@ -54,7 +54,7 @@ class SFTOnFile(FileTraining):
         )
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """Return the mean loss of the assistant's tokens in held-out rows, in nats a token."""
+        """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
         models = self.models(run)
         engine = models.embedded(POLICY, version)
         rows = self.heldout_items

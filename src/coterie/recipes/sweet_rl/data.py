@@ -100,7 +100,7 @@ class SweetData(Recipe):
         return sampled_dialogues + branched * self.uses_critic
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
-        """Return the tokens of a turn, plus those of the longest reference if the critic reads it."""
+        """Return the tokens of a turn, plus the tokens of the longest reference if the critic reads it."""
         critic, reference_tokens = self.settings.critic, 0
         if self.uses_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)

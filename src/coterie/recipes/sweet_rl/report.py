@@ -1,4 +1,4 @@
-"""The page of a ``sweet_rl`` run: the pairs of dialogues and of turns that its models were trained on."""
+"""Report of a ``sweet_rl`` run: the pairs of dialogues and of turns that its models were trained on."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from coterie.runs.folder import Run, Step
 
 
 def sweet_report(recipe: SweetRL, run: Run) -> Report:
-    """Return the page of a run, finished or not."""
+    """Return the report of a run, finished or not."""
     own = [_pairs(recipe, run, i) for i in (FIRST, SECOND) if run.is_finished(Step(i, "select"))]
     method = (("method", recipe.settings.method),)
     return plain_report(recipe, run, own, method)

@@ -153,8 +153,8 @@ def step_metrics(
         **batch.counts,
         "paths": len(batch.paths),
         "tasks": len(samples.tasks),
-        "samples": samples.played,
-        "samples_failed": samples.played - len(outcomes),
+        "samples": samples.sample_count,
+        "samples_failed": samples.sample_count - len(outcomes),
         "rounds": samples.rounds,
         "rows_too_long": update_metrics.too_long,
         "trained_tokens": update_metrics.targets,
@@ -197,7 +197,7 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
 
 
 def left_out(steps: Sequence[Metrics]) -> str:
-    """Describe the paths and rows left out of steps; empty if there are none."""
+    """Describe the paths and rows left out of steps, or return an empty text."""
     sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
     return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
 
@@ -207,7 +207,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 STEP = "step-"
-"""Prefix of the samples that hold the metrics of a step."""
+"""Prefix of the items with the metrics of a step."""
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 

@@ -52,7 +52,7 @@ class AgentPath:
     """Rewards and group of the path."""
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
-    """What its reward is the sum of, without the rewards of acts."""
+    """Terms of the reward, without the rewards of acts."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +60,7 @@ class AgentPath:
 
     @property
     def trained(self) -> int:
-        """Number of tokens that can be trained on, which have a token before them."""
+        """Number of trainable tokens, which have a token before them."""
         return sum(len(turn) for row in self.rows for turn in row.predicted)
 
 
@@ -243,7 +243,7 @@ class StepSamples:
     rounds: int = 0
     tasks: list[str] = field(default_factory=list)
     paths: list[AgentPath] = field(default_factory=list)
-    played: int = 0
+    sample_count: int = 0
     """Number of samples, including failed samples."""
     unmeasured: tuple[str, ...] = ()
     """Names in ``reward.measures`` that no dialogue of the step has."""
@@ -283,7 +283,7 @@ class GroupSampler:
             await self._play(step, tasks, samplers, progress)
             names = [task.id for task in tasks]
             samples.tasks += names
-            samples.played += len(names) * self.settings.samples
+            samples.sample_count += len(names) * self.settings.samples
             at = step_stage(self.stage, step)
             samples.paths += paths_of(
                 *(self.run.store, self.iteration, at, names, self.agents), self.reward

@@ -1,10 +1,10 @@
 """Executors of action lines: their base class, mathematics, and web pages.
 
-``expressions`` evaluates calculations, sympy solves equations and inequalities in another process (``solver_worker``)
-with a time limit, and the sandbox runs Python.
+In mathematics ``expressions`` evaluates calculations, sympy solves equations and inequalities in another process
+(``solver_worker``) with a time limit, and the sandbox runs Python.
 
-An action selects the candidate whose text matches its words best. Nothing is clicked: its value is an operation on an
-element, which :func:`score` compares with the gold operation.
+On a web page an action selects the candidate whose text matches its words best. Nothing is clicked: the value of an
+action is an operation on an element, which :func:`score` compares with the gold operation.
 """
 
 import asyncio

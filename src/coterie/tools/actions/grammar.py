@@ -1,4 +1,4 @@
-"""Action lines: reading ``R1 = Calculator(48 / 2); R2 = Calculator(R1 + 48)``, and the tools of each domain.
+"""Grammar of action lines such as ``R1 = Calculator(48 / 2); R2 = Calculator(R1 + 48)``, and the tools of each domain.
 
 An action is ``RESULT = Tool(arguments)``. Actions are separated by ``;`` or line ends outside of brackets and quotes.
 Arguments are separated by commas outside of inner brackets and quotes. A label (``Query: ...``) makes an argument free

@@ -1,11 +1,11 @@
-"""Run the actions of questions over many pages, which are searched on this machine by BM25.
+"""Executor of actions of questions over many pages, which are searched on this machine by BM25.
 
-build_index(Path("pages.jsonl"), Path("pages"))      # from `retrieval.index`; rows with `title` and `text`
-corpus = Corpus.open(Path("pages"))
-corpus.search("capital of Norway", 3)
+    build_index(Path("pages.jsonl"), Path("pages"))      # from `retrieval.index`; rows with `title` and `text`
+    corpus = Corpus.open(Path("pages"))
+    corpus.search("capital of Norway", 3)
 
-A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``, with the number of the paragraph, by
-which later actions find it.
+A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by its
+number.
 """
 
 import asyncio

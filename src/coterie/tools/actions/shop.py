@@ -2,7 +2,7 @@
 
 ``Shop.generate(seed)`` has the items, ``wish(shop, seed)`` returns the item to buy, ``act`` runs one action in a
 session (a frozen value) and returns the next session, and ``reward`` compares the purchase with the wish. Results show
-the ids of items (``B017``), by which later actions find them.
+the ids of items (``B017``), by which later actions refer to them.
 """
 
 import json

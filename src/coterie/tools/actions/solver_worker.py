@@ -1,4 +1,4 @@
-"""Process that solves equations and inequalities with sympy. ``tools.actions.maths`` starts it.
+"""Process that solves equations and inequalities with sympy. ``tools.actions.executors`` starts it.
 
 Reads one line of JSON per question: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown": "x"}``.
 Each side is a list of steps (``tools.actions.expressions``), from which sympy objects are built. Its parsers are never

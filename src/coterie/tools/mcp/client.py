@@ -1,4 +1,4 @@
-"""Connection to one MCP server. A task owns the SDK's client, and reconnects when the server is gone."""
+"""Connection to one MCP server. A task owns the SDK's client, and reconnects when the connection is lost."""
 
 import asyncio
 import hashlib
@@ -87,7 +87,7 @@ class Session:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return its result.
 
-        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is gone (the next call starts it again),
+        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is lost (the next call starts it again),
         and ``UserError`` if its tools have changed, which also fails all later calls.
         """
         link = await self.ready()

@@ -1,8 +1,10 @@
-"""Tools of an MCP server as a source of tools.
+"""MCP server as a source of tools.
 
-source = McpSource(McpSettings(server="python server.py"))
-async with source.open() as functions:
-    print(await functions["add"]({"a": 1, "b": 2}))
+Example::
+
+    source = McpSource(McpSettings(server="python server.py"))
+    async with source.open() as functions:
+        print(await functions["add"]({"a": 1, "b": 2}))
 """
 
 import asyncio

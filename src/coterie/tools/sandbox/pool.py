@@ -1,4 +1,4 @@
-"""The sandbox: a pool of workers that runs and grades answers, and sessions of Python. See the package.
+"""Pool of workers that runs and grades answers, and sessions of Python.
 
     async with sandbox.session(seed=0) as session:
         await session.run("x = 6 * 7")
@@ -65,7 +65,7 @@ class CellResult:
 
 
 def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
-    """Parse the records of a cell, with about ``most`` characters of text; ``None`` if the process was gone.
+    """Parse the records of a cell, with about ``most`` characters of text; ``None`` if the process was lost.
 
     Raises ``WorkerLost`` for a session that could not be opened.
     """
@@ -115,7 +115,7 @@ class CellLost(WorkerLost):
 
 @dataclass(eq=False, slots=True)
 class PythonSession:
-    """Python session. Its cells run one after the other."""
+    """Python session, whose cells run one at a time."""
 
     sessions: "Sessions"
     seed: int
@@ -154,8 +154,8 @@ class PythonSession:
 class Sessions:
     """Sessions of a sandbox, in jails where no answer runs.
 
-    At most ``settings.count`` cells run at a time. A session keeps its process between cells until another one needs
-    its slot. So a cell always gets a slot: a free one, or the slot of an idle session.
+    At most ``settings.count`` cells run at a time. A session keeps its process between cells until another session
+    needs its slot. So a cell always gets a slot: a free one, or the slot of an idle session.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:

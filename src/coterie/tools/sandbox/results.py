@@ -1,4 +1,4 @@
-"""Results of an answer's calls: comparing them by value, grading them, and showing them as text.
+"""Results of an answer's calls: comparison by value, grades, and display as text.
 
 Values that a model chose never enter a Python set or dictionary, since a model can choose colliding hashes. Keys and
 members of sets are compared by digests, in linear time.

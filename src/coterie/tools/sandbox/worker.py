@@ -1,5 +1,4 @@
-"""Workers of the sandbox: their settings, the users they run as, the jail's command, the exchange with it, and a group
-that takes turns.
+"""Workers of the sandbox: settings, their users, the jail's command, the exchange with it, and a group of workers.
 
 The kernel counts processes and locks by user, across jails. So two answers with the same user would share their limits.
 """
@@ -98,7 +97,7 @@ class User:
 def claim_user() -> User:
     """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
 
-    Raises ``UserError`` if all are taken.
+    Raises ``UserError`` if all users are taken.
     """
     if os.geteuid() != 0:
         return User(NOBODY)

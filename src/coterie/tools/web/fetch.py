@@ -1,4 +1,4 @@
-"""Fetch pages of the web from checked addresses, with limits on size and time.
+"""Fetches of web pages from checked addresses, with limits on size and time.
 
 A page may link to this machine, to its private network, or to a cloud's metadata server with credentials. So a name is
 resolved once, all its addresses are checked, and the connection uses a checked address, so that later DNS changes have

@@ -1,4 +1,9 @@
-"""Numbers of the system calls that no honest answer needs, by machine.
+"""Confinement of a process in the jail: namespaces, limits, rights, and a filter of system calls.
+
+The supervisor prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
+``give_up_rights``. Each raises ``OSError`` if the kernel refuses; the answer does not run then.
+
+The filter refuses system calls that no honest answer needs, by their numbers on each machine:
 
 * tracing and reading other processes, namespaces and mounts, administration of the machine;
 * keyrings, System V objects and descriptors in flight (``sendmsg``), which would outlive the answer;
@@ -8,9 +13,6 @@
 * scheduling priorities, by which an answer extends its time;
 * resources that all users of the machine share (inotify, asynchronous I/O);
 * large parts of the kernel that need no exposure (bpf, io_uring, perf, userfaultfd, landlock).
-
-The supervisor prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
-``give_up_rights``. Each raises ``OSError`` if the kernel refuses; the answer does not run then.
 """
 
 import ctypes

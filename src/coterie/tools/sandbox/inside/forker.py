@@ -1,4 +1,4 @@
-"""The process that those of answers and sessions are forked from, and the measuring of their resource use.
+"""Process from which answers and sessions are forked. It also measures their resource use.
 
 A forked process can read all memory of its parent, including freed memory. So this process only forks. A request is
 one byte and a few descriptors (input and results), which it passes on unread. It clears the buffer in which it reports

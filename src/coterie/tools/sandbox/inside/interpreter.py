@@ -1,10 +1,9 @@
-"""Run an answer's calls, or a session's cells, in a confined process.
+"""Interpreter of an answer's calls, or of a session's cells, in a confined process.
 
-The answer can reach everything here. That is safe because no expected value is here: the process reports results as
-plain data, and the host compares them.
+An answer or a cell can reach everything here, so nothing here is trusted. No expected value is here: the process
+reports results as plain data, and the host compares them.
 
-As in ``harness``, a cell can reach everything here, so nothing here is trusted. It serves honest cells: a syntax check
-before anything runs, the value of the last expression, short tracebacks.
+For honest cells there is a syntax check before anything runs, the value of the last expression, and short tracebacks.
 """
 
 import ast

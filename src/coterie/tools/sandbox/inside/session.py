@@ -1,4 +1,4 @@
-"""Run a session's cells from the supervisor, in a process that lives as long as the session (``interpreter``).
+"""Session of Python: runs cells from the supervisor in one process (``interpreter``) that lives as long as the session.
 
 The process is forked and confined like an answer's process. A cell's time, memory and output are limited here. When it
 reports the end of a cell, all processes of the session are stopped until the next cell, so nothing runs between cells.
