@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coterie.cli import export_model
-from coterie.cli.given import given
+from coterie.cli.arguments import read_arguments
 from coterie.models import hub
 from coterie.models.loading import load
 from tests.conftest import FEW, Cli, refused
@@ -31,8 +31,10 @@ def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
     assert "# optima/isft on exchange" in card and "| 1 |" in card and "| 0 |" in card
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
     (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
-    stored = given(None, [], run / "config.yaml").over()
-    assert given(None, [], tmp_path / "again.yaml").over() == stored, "the card has all settings"
+    stored = read_arguments(None, [], run / "config.yaml").resolve()
+    assert read_arguments(None, [], tmp_path / "again.yaml").resolve() == stored, (
+        "the card has all settings"
+    )
     assert "mine already exists" in refused(cli, "export", "model", "run", "--out", "mine")
     assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.refusing import INTERRUPTED
+from coterie.cli.errors import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings

@@ -18,11 +18,11 @@ import coterie
 from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
+from coterie.cli.errors import run_app
 from coterie.cli.export import app as export_app
 from coterie.cli.export import import_record
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
-from coterie.cli.refusing import run_app
 from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
@@ -92,7 +92,7 @@ def _stage(name: str, text: str) -> None:
         iteration: Iteration = None,
         recipe: StageRecipe = FIRST_METHOD,
     ) -> None:
-        from coterie.cli.running import run_stage
+        from coterie.cli.execution import run_stage
 
         run_stage(name, folder, words or [], recipe, iteration, console)
 
@@ -121,7 +121,7 @@ def stage(
 
         coterie stage reward runs/mine --iteration 1
     """
-    from coterie.cli.running import run_stage
+    from coterie.cli.execution import run_stage
 
     run_stage(name, folder, words or [], recipe, iteration, console)
 
@@ -192,7 +192,7 @@ def evaluate(
         evaluate_benchmark(benchmark, words, every=every, console=console)
         return
     _check_run(target)
-    from coterie.cli.running import run_stage
+    from coterie.cli.execution import run_stage
 
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
 
@@ -231,7 +231,7 @@ def report(folder: Folder) -> None:
 
         coterie report runs/optima-isft
     """
-    from coterie.cli.running import write_report
+    from coterie.cli.execution import write_report
 
     print(write_report(folder))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.running import run_all, summary
+from coterie.cli.execution import run_all, summary
 from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError
 from coterie.recipes.base import Recipe

@@ -56,17 +56,17 @@ def run(
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
     """
-    from coterie.cli.given import given, stored_settings
+    from coterie.cli.arguments import read_arguments, stored_settings
 
-    found = given(recipe, words or [], config, folder)
-    folder = folder or Path("runs") / label(found.recipe).replace("/", "-")
-    own = found.over(stored_settings(found.recipe, folder, forked=fork is not None))
+    arguments = read_arguments(recipe, words or [], config, folder)
+    folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
+    own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
     # Only now, for these imports take seconds and wrong settings are refused without them.
-    from coterie.cli.running import run_recipe
+    from coterie.cli.execution import run_recipe
     from coterie.recipes.registry import recipe as recipe_of
 
     if dry_run:
-        from coterie.cli.running import dry_run as show
+        from coterie.cli.execution import dry_run as show
 
         show(recipe_of(own), results(), notes())
     else:
