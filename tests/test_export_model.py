@@ -94,7 +94,7 @@ def test_a_push_that_can_not_work_is_refused_before_anything_else(
 ACCOUNTS = {
     "unknown": (Account("hf_right"), "does not accept the token"),
     "reads": (Account("hf_mine", access="read"), "may only read"),
-    "others": (Account("hf_mine", name="you", orgs=("team",)), "is of you, team, and not of me"),
+    "others": (Account("hf_mine", name="you", orgs=("team",)), "is for you, team, not for me"),
 }
 
 
