@@ -61,7 +61,7 @@ class Arguments:
             return settings(self.recipe, words, overlaid(base, overlaid(nested(values), names)))
 
     def _of_file(self, *, same: bool) -> tuple[dict[str, Any], list[str]]:
-        """Return the file's values, and all words with those of the file first.
+        """Return the file's values, and the words of the file followed by the command line's words.
 
         Leaves out keys of the data set and environment, unless they are the ``same`` as in the file.
         """

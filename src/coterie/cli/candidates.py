@@ -1,7 +1,7 @@
 """Policies of ``coterie evaluate``: the model of each agent, from run folders and model names.
 
 ``policy=NAME`` plays all agents, ``policy.AGENT=NAME`` plays one of them. In a run with several roles, each agent is
-played by its role, or by the main role if it has none.
+played by its role, or by the main role if it has no role.
 """
 
 import json

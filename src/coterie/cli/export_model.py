@@ -64,8 +64,9 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
              "| policy | score | 95% interval | tokens | tasks |", "|---|---|---|---|---|"]  # fmt: skip
     for step in done:
         point = evaluation(run.store, step.iteration)
+        interval = f"{point.low:.3f} to {point.high:.3f}"
         lines.append(
-            f"| {point.version} | {point.score:.3f} | {point.low:.3f} to {point.high:.3f} | {point.tokens:.1f} | {point.n} |"
+            f"| {point.version} | {point.score:.3f} | {interval} | {point.tokens:.1f} | {point.n} |"
         )
     return [*lines, ""]
 
@@ -158,8 +159,9 @@ def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -
     """Return a version of a role, by default the newest. Raises ``UserError`` if it does not exist."""
     versions = recipe.versions(run, role)
     if version is not None and version not in versions:
+        names = ", ".join(map(str, versions))
         raise UserError(
-            f"{run.folder} has no version {version} of {role!r}; it has {', '.join(map(str, versions))} (0 is the base)",
+            f"{run.folder} has no version {version} of {role!r}; it has {names} (0 is the base)",
             "give one of these with --iteration, or continue the run",
         )
     if version is None and versions[-1] == 0:

@@ -38,8 +38,9 @@ def sweep(
 ) -> None:
     """Run a recipe over all combinations of values of some keys. Commas separate the values of a key.
 
-    Each run has its own folder and can be resumed. A run reuses stages of an earlier run with the same settings. Prints a table of held-out scores with 95% intervals and, last, one JSON object. A page
-    with the plot is FOLDER/sweep.html.
+    Each run has its own folder and can be resumed. A run reuses stages of an earlier run with the same settings.
+    Prints a table of held-out scores with 95% intervals and, last, one JSON object. The page with the plot is
+    FOLDER/sweep.html.
 
     Examples:
 
