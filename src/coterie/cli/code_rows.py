@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,23 +239,18 @@ def _run_findings(
         kind: FindingKind = "not plain" if worst.failed == "not plain" else "fails"
         return [Finding(kind, f"`{worst.call}`: {worst.reason}")]
     values = [result.wire for result in first if result.wire is not None]
+    show = partial(format_value, max_length=SHOWN_CHARACTERS)
     for result, value in zip(first, values, strict=True):
         if has_nan(value):
-            return [
-                Finding(
-                    "not plain", f"`{result.call}` gives {format_value(value, SHOWN_CHARACTERS)}"
-                )
-            ]
+            return [Finding("not plain", f"`{result.call}` gives {show(value)}")]
     for run in again:
         for result, value in zip(run, values, strict=True):
             if result.wire is not None and not same(value, result.wire):
-                both = f"{format_value(value, SHOWN_CHARACTERS)} and {format_value(result.wire, SHOWN_CHARACTERS)}"
+                both = f"{show(value)} and {show(result.wire)}"
                 return [Finding("random", f"`{result.call}` gives {both}")]
     findings = []
     if len(values) > 1 and all(same(values[0], value) for value in values):
-        findings.append(
-            Finding("constant", f"all give {format_value(values[0], SHOWN_CHARACTERS)}")
-        )
+        findings.append(Finding("constant", f"all give {show(values[0])}"))
     none = next((result for result in first if result.wire == ["none", None]), None)
     if none is not None:
         findings.append(Finding("none", f"`{none.call}`"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import itertools
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -241,12 +240,7 @@ class ChatSettings(Settings):
 
 
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
-    """Load a run's policy or a model.
-
-    Args:
-        source: Run folder, or name or folder of a model.
-        iteration: Version of the policy; the newest by default.
-        words: Settings of the engine as ``key=value``.
+    """Load a model, or a run's policy (by default the newest), with engine settings as ``key=value``.
 
     Raises:
         UserError: The settings are invalid, the policy does not exist, or the model can't be loaded.
@@ -342,7 +336,7 @@ def _lines() -> Iterator[str]:
     with suppress(ImportError):
         import readline  # noqa: F401 - enables line editing
     with suppress(EOFError):
-        for _ in itertools.count():
+        while True:
             yield input("> ").strip()
 
 

@@ -60,7 +60,10 @@ def checks() -> list[Check]:
         _store(),
         _sandbox(),
         *_model("tiny-exchange"),
-        *_plugins(),
+        *(
+            Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
+            for name, problem in check_all()
+        ),
     ]
     for name in TRACKERS:
         is_installed = importlib.util.find_spec(name) is not None
@@ -86,14 +89,6 @@ def _loops() -> Check:
         "in a version of Python that numba supports"
     )
     return Check(what, False, problem, optional=True)
-
-
-def _plugins() -> list[Check]:
-    """Import each installed plug-in in a separate process."""
-    return [
-        Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
-        for name, problem in check_all()
-    ]
 
 
 def _store() -> Check:

@@ -26,6 +26,13 @@ PLACES = (
 """Errors of a path that the user named."""
 DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
 """Errors of a disk, which may lack a file name."""
+WORDING = {
+    "Input should be": "must be",
+    "Value error, ": "",
+    "integer": "whole number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 _HELP = "`coterie COMMAND --help` has examples"
 
 
@@ -94,11 +101,6 @@ def _refuse_usage(console: Console, error: TyperException) -> NoReturn:
 def _plain(text: str) -> str:
     """Reword a validator's message about an option."""
     text = re.sub(r"Input should be a valid (\w+).*", r"must be a valid \1", text)
-    text = (
-        text.replace("Input should be", "must be")
-        .replace("Value error, ", "")
-        .replace("integer", "whole number")
-    )
-    return text.replace("greater than or equal to", "at least").replace(
-        "less than or equal to", "at most"
-    )
+    for old, new in WORDING.items():
+        text = text.replace(old, new)
+    return text

@@ -55,7 +55,7 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import critic_of, descriptions, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.store import Store
-from coterie.record.tree import Task, Tree
+from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 from coterie.rollout.candidates import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
@@ -104,43 +104,26 @@ def check_outputs(settings: EvaluatedSettings) -> None:
 
 async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
     """Dump the dialogues and add the judge's choice. Raises ``UserError``."""
-    if settings.dump is None and not settings.picker.picks:
+    picker = settings.picker
+    if settings.dump is None and not picker.picks:
         return figures
     with Store.open(figures.store, read_only=True) as store:
         attempt = store.iterations(STAGE)[-1]
         if settings.dump is not None:
-            await _dump(settings, settings.dump, figures, store, attempt)
-        if not settings.picker.picks:
+            environment, version = settings.build_environment(), figures.version
+            rows = await dialogue_rows(store, attempt, STAGE, environment, settings.played, version)
+            write_rows(Path(f"{expanded(settings.dump)}_step_{version}.jsonl"), rows)
+        if not picker.picks:
             return figures
-        picks = figures.store.with_suffix(".picks.jsonl")
+        file, n = figures.store.with_suffix(".picks.jsonl"), figures.evaluation.n
         try:
-            best = await score_best_of_n(
-                *(
-                    store,
-                    attempt,
-                    STAGE,
-                    figures.evaluation.n,
-                    settings.samples,
-                    settings.picker,
-                    picks,
-                )
-            )
+            best = await score_best_of_n(store, attempt, STAGE, n, settings.samples, picker, file)
         except EngineError as error:
             raise UserError(
-                f"picker={settings.picker.model}: {error}",
+                f"picker={picker.model}: {error}",
                 "repeat the command: it keeps the dialogues and requests only the missing picks",
             ) from error
     return replace(figures, picked=best)
-
-
-async def _dump(
-    settings: EvaluatedSettings, name: str, figures: Figures, store: Store, attempt: int
-) -> None:
-    file = Path(f"{expanded(name)}_step_{figures.version}.jsonl")
-    rows = await dialogue_rows(
-        *(store, attempt, STAGE, settings.build_environment(), settings.played, figures.version)
-    )
-    write_rows(file, rows)
 
 
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
@@ -382,7 +365,9 @@ async def _best(
         yield sampler
         return
     with _critic_run(Path(settings.critic)) as (run_critic, run):
-        tasks = {task.id: task for task in _tasks(settings, split)}
+        environment = settings.build_environment()
+        drawn = environment.tasks(split, settings.tasks, settings.seed)
+        tasks = {task.id: task for task in drawn}
         async with run_critic.open(run) as critic:
             if critic.renderer is not None:
                 _check_tokenizers(settings, critic.renderer, renderer)
@@ -399,10 +384,6 @@ def _check_tokenizers(settings: ModelSettings, critic: ChatRenderer, policy: Cha
             f"critic={settings.critic} and policy={settings.policy} have different tokenizers",
             "use the critic of a run whose base model has the policy's tokenizer",
         )
-
-
-def _tasks(settings: ModelSettings, split: Split) -> list[Task]:
-    return settings.build_environment().tasks(split, settings.tasks, settings.seed)
 
 
 @contextmanager
