@@ -48,7 +48,7 @@ def test_versions_and_roles(cli: Cli, run: Path) -> None:
     )
     said = refused(cli, "export", "model", "run", "--out", "x", "--role", "polcy")
     assert "did you mean 'policy'" in said
-    assert "no adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
+    assert "not an adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
     assert not Path("x").exists()
 
 
@@ -118,4 +118,4 @@ def test_a_token_that_the_hub_would_refuse_is_refused(
 
 def test_the_card_has_settings_that_are_named_by_hand() -> None:
     recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
-    assert yaml.safe_load(export_model._changed(recipe))["reward.measures.rounds"] == 0.5
+    assert yaml.safe_load(export_model._changes(recipe))["reward.measures.rounds"] == 0.5

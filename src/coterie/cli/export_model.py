@@ -222,6 +222,6 @@ def _upload(api: HfApi, name: str, folder: Path, private: bool) -> None:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise UserError(
             f"the upload to {name} failed: {reason}",
-            f"check the name and the token, then run: hf upload {name} {folder}",
+            f"{folder} is written; check the name and the token, then run: hf upload {name} {folder}",
         ) from error
     notes().print(f"uploaded to {commit.repo_url}")
