@@ -81,7 +81,8 @@ def config_list(
     if changed:
         paths = [path for path in paths if _text(_value(own, path)) != by_path[path].default]
     entries = [_entry(by_path[path], _text(_value(own, path))) for path in paths]
-    heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys" + ", changed" * changed
+    heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys"
+    heading += " differ from their default" * changed
     return Group(Text(heading, "bold"), *entries)
 
 

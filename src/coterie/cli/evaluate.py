@@ -366,8 +366,8 @@ async def _best(
         return
     with _critic_run(Path(settings.critic)) as (run_critic, run):
         environment = settings.build_environment()
-        drawn = environment.tasks(split, settings.tasks, settings.seed)
-        tasks = {task.id: task for task in drawn}
+        sample = environment.tasks(split, settings.tasks, settings.seed)
+        tasks = {task.id: task for task in sample}
         async with run_critic.open(run) as critic:
             if critic.renderer is not None:
                 _check_tokenizers(settings, critic.renderer, renderer)
