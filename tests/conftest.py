@@ -92,7 +92,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests that change it take a copy."""
-    from coterie.cli.running import run_recipe
+    from coterie.cli.execution import run_recipe
     from coterie.recipes.registry import settings
     from coterie.terminal import notes
 

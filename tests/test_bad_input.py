@@ -113,8 +113,8 @@ def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> N
 
 def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
     said = cli("stage", "evaluate", "mine", *SMALL)
-    assert said.code == 0 and "mine is not there yet: a new run of optima/isft" in said.err
-    assert "not there yet" not in cli("evaluate", "mine", "--iteration", 0).err
+    assert said.code == 0 and "mine does not exist: starting a new run of optima/isft" in said.err
+    assert "starting a new run" not in cli("evaluate", "mine", "--iteration", 0).err
     assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
     assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
     assert "not a run folder" in refused(cli, "report", "nowhere")

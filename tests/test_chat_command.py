@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.chatting import open_engine
+from coterie.cli.conversation import open_engine
 from coterie.recipes.registry import recipe, settings
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
@@ -71,7 +71,7 @@ def test_template_arguments_reach_the_prompt(tmp_path: Path, cli: Cli) -> None:
 def test_a_conversation_that_outgrows_the_context_is_not_lost() -> None:
     said = chat("tiny-exchange", "--max-tokens", 4, lines="word " * 4000 + "\nhello\n")
     assert said.returncode == 0
-    assert b"/new begins anew" in said.stderr and b"Traceback" not in said.stderr
+    assert b"type /new to start again" in said.stderr and b"Traceback" not in said.stderr
     assert len(said.stdout.splitlines()) == 1, "the next line is answered"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from coterie.cli.chatting import Conversation, Manner, open_tools, tools_of
+from coterie.cli.conversation import ChatOptions, Conversation, open_tools, parse_tools
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
@@ -16,7 +16,7 @@ from coterie.tools.registry import ToolsSettings
 from tests.templates import model
 
 MULTIPLY = "examples/tool.py:multiply"
-MANNER = Manner(0.0, 64, 0, "", None)
+MANNER = ChatOptions(0.0, 64, 0, "", None)
 
 
 class Saying(InProcessEngine):
@@ -52,9 +52,11 @@ def converse(*lines: str, **keys: object) -> tuple[str, list[str], Conversation]
     async def test() -> Conversation:
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
             assert has is not None
-            opening = FirstPrompt(has.told((Message.of("system", "Be brief."),)), Tree("c", "c", 0))
+            opening = FirstPrompt(
+                has.describe((Message.of("system", "Be brief."),)), Tree("c", "c", 0)
+            )
             talk = Conversation(engine, MANNER, opening, tools=has)
-            talk.said.append(Message.of("user", "12 times 7?"))
+            talk.history.append(Message.of("user", "12 times 7?"))
             await talk.reply(shown.append)
             return talk
 
@@ -68,7 +70,7 @@ def test_a_call_is_run_and_the_model_goes_on_with_its_result() -> None:
     assert "<multiply>numbers</multiply>" in heard[0] and heard[0].count("<|im_start|>system") == 1
     assert "<observation>\n84\n</observation>" in heard[1]
     assert "Let me see. <multiply>12 * 7</multiply>" in heard[1]
-    assert [message.role for message in talk.said] == ["user", "assistant", "user", "assistant"]
+    assert [message.role for message in talk.history] == ["user", "assistant", "user", "assistant"]
 
 
 def test_calls_end_with_the_rounds() -> None:
@@ -84,10 +86,10 @@ def test_a_reply_that_fails_leaves_nothing_of_itself() -> None:
         settings = ToolsSettings(use=(MULTIPLY,), calls="tags")
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
             talk = Conversation(engine, MANNER, FirstPrompt((), Tree("c", "c", 0)), tools=has)
-            talk.said.append(Message.of("user", "2 * 3?"))
+            talk.history.append(Message.of("user", "2 * 3?"))
             with pytest.raises(EngineError):
                 await talk.reply(lambda _: None)
-            return talk.said
+            return talk.history
 
     assert [message.role for message in asyncio.run(test())] == ["user"]
 
@@ -104,4 +106,4 @@ def test_a_model_without_a_syntax_is_told_to_use_tags() -> None:
 @pytest.mark.parametrize("word", ["call=tags", "calls=xml", "rounds=0", "rounds"])
 def test_words_that_are_wrong_are_told(word: str) -> None:
     with pytest.raises(UserError, match=word.partition("=")[0]):
-        tools_of("python", [word])
+        parse_tools("python", [word])

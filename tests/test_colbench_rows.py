@@ -168,7 +168,7 @@ def test_each_fault_is_found_and_says_whether_the_row_can_be_a_task() -> None:
         if not one.usable:
             unusable.add(kind)
     assert unusable == {"fails", "random", "not plain", "empty"}
-    why = {name: one.findings[0].why for name, one in zip(FAULTS, found, strict=True) if name}
+    why = {name: one.findings[0].detail for name, one in zip(FAULTS, found, strict=True) if name}
     assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
     assert "too long" in why["fails, endless"] and why["constant"] == "all give 'five'"
     assert why["verdict"] == "`fee(1) == 5`" and "nan" in why["not plain, nan"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.cli.given import given
+from coterie.cli.arguments import read_arguments
 from tests.conftest import FEW, Cli, refused
 
 FILE = """\
@@ -30,35 +30,36 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_lies_over_the_preset_and_words_over_the_file(file: Path) -> None:
-    own = given(None, ["rollout.samples=8"], file).over()
+    own = read_arguments(None, ["rollout.samples=8"], file).resolve()
     assert (own.recipe, own.seed, own.train.epochs) == ("optima/isft", 3, 1)
     assert (own.rollout.samples, own.rollout.tasks, own.evaluate.tasks) == (8, 5, 6)
     assert own.model == "tiny-exchange", "what neither says is the preset's"
 
 
 def test_a_file_lies_over_what_the_run_folder_has(file: Path) -> None:
-    own = given(None, [], file).over(
+    own = read_arguments(None, [], file).resolve(
         {"environment": {"name": "exchange"}, "seed": 1, "evaluate": {"tasks": 9}}
     )
     assert (own.seed, own.evaluate.tasks) == (3, 6)
-    assert given("optima/isft", [], None).over({"seed": 1}).seed == 1
+    assert read_arguments("optima/isft", [], None).resolve({"seed": 1}).seed == 1
 
 
 def test_the_first_word_may_be_a_setting(file: Path) -> None:
-    assert given("seed=4", ["iterations=2"], file).over().seed == 4
+    assert read_arguments("seed=4", ["iterations=2"], file).resolve().seed == 4
     assert (
-        given("optima/idpo", ["dpo.tasks=7", "iterations=2"], file).over().recipe == "optima/idpo"
+        read_arguments("optima/idpo", ["dpo.tasks=7", "iterations=2"], file).resolve().recipe
+        == "optima/idpo"
     )
 
 
 def test_the_data_set_decides_over_which_preset_the_file_lies(file: Path) -> None:
     file.write_text("recipe: optima/isft\ndataset: gsm8k\nmodel: tiny-exchange\nseed: 9\n")
-    preset = given("optima/isft", ["dataset=gsm8k"], None).over()
-    own = given(None, [], file).over(
+    preset = read_arguments("optima/isft", ["dataset=gsm8k"], None).resolve()
+    own = read_arguments(None, [], file).resolve(
         {"environment": {"name": "exchange"}, "seed": 1, "iterations": 7}
     )
     assert own.iterations == preset.iterations and own.seed == 9
-    other = given(None, ["environment=exchange"], file).over()
+    other = read_arguments(None, ["environment=exchange"], file).resolve()
     assert (other.played, other.seed) == ("exchange", 9), "the file's other keys still hold"
 
 
@@ -69,7 +70,7 @@ def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_p
     assert cli("run", "--config", "mine.yaml", "--folder", "first").code == 0
     assert cli("run", "--config", "first/config.yaml", "--folder", "second", "--dry-run").code == 0
     stored = yaml.safe_load((tmp_path / "first/config.yaml").read_text())
-    own = given(None, [], tmp_path / "first/config.yaml").over().model_dump(mode="json")
+    own = read_arguments(None, [], tmp_path / "first/config.yaml").resolve().model_dump(mode="json")
     assert own == {key: value for key, value in stored.items() if key not in ("recipe", "made")}
     said = cli("run", "--config", "mine.yaml", "--folder", "first")
     assert said.code == 0 and ": rollout" not in said.err, "all was done"

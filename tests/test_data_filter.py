@@ -126,7 +126,7 @@ def test_a_policy_is_played_on_training_rows_and_what_was_played_is_read(cli: Cl
     assert cli("evaluate", *words).code == 0
     assert len(list(Path("runs/evaluations").glob("*.sqlite"))) == 2, "splits do not share a store"
     again = cli("data", "filter", *words, "--out", "b", "--least", "0")
-    assert "done before" in again.err + again.out
+    assert "already evaluated" in again.err + again.out
     from_store = ["mhqa", *CLOSED[:2], "--store", file, "--least", "0", "--out", "c"]
     assert cli("data", "filter", *from_store).code == 0
     assert Path("b/train.jsonl").read_text() == Path("c/train.jsonl").read_text()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import running
-from coterie.cli.running import Measured, estimate
+from coterie.cli import execution
+from coterie.cli.execution import Measured, estimate
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step
@@ -29,7 +29,7 @@ def test_what_was_tried_is_scaled_by_the_number_of_dialogues() -> None:
     whole = recipe(
         settings("optima/isft", ["iterations=3", "rollout.tasks=80", "evaluate.tasks=160"])
     )
-    small = running._smaller(whole, 8)
+    small = execution._smaller(whole, 8)
     assert small.settings.evaluate.tasks == 32
     measured = {
         step: Measured(3.0, 2.0 if step.stage in ("evaluate", "rollout") else 0.0)
@@ -53,13 +53,13 @@ def test_what_fails_in_a_trial_is_said(cli: Cli) -> None:
     said = cli("run", "optima/isft", *words, "--dry-run")
     text = " ".join(said.out.split())
     assert said.code == 0 and "time of all stages at least" in text
-    assert re.search(r"It is without .*train, which could not be tried: .*select", text)
+    assert re.search(r"It excludes .*train, which could not be tried: .*select", text)
 
 
 def test_a_trial_that_takes_too_long_is_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "TIMEOUT", 0.0)
+    monkeypatch.setattr(execution, "TIMEOUT", 0.0)
     said = cli("run", "optima/isft", *FEW, "--dry-run")
-    assert said.code == 0 and "could not be tried: it had not ended" in " ".join(said.out.split())
+    assert said.code == 0 and "could not be tried: it did not end" in " ".join(said.out.split())
 
 
 def test_a_trial_never_asks_a_server_that_may_cost_money(cli: Cli) -> None:
@@ -79,7 +79,7 @@ def test_a_trial_is_smaller_and_tells_no_tracker(name: str) -> None:
         name == "gap/tiny"
     )
     own = settings(name, [*world, "tracker=tensorboard"])
-    small = running._smaller(recipe(own), 2)
+    small = execution._smaller(recipe(own), 2)
     assert isinstance(small, Recipe) and small.settings.tracker == "none"
     plan = small.plan()
     assert plan.heldout <= 8 and plan.dialogues < recipe(own).plan().dialogues
@@ -89,7 +89,7 @@ def test_a_trial_is_smaller_and_tells_no_tracker(name: str) -> None:
 def test_a_trial_has_no_more_minibatches_than_tasks(name: str, prefix: str) -> None:
     method = ["method=sft_rl"] if prefix else []
     own = [f"{prefix}steps.minibatches=16", f"{prefix}rollout.tasks=32"]
-    small = running._smaller(recipe(settings(name, [*method, *own])), 8).settings
+    small = execution._smaller(recipe(settings(name, [*method, *own])), 8).settings
     found = getattr(small, "rl", small)
     assert (found.steps.minibatches, found.rollout.tasks) == (8, 8)
 

@@ -136,7 +136,7 @@ def test_benchmarks_without_plans_are_played(cli: Cli, run: Path, benchmark: str
 def test_what_cannot_play_is_refused(cli: Cli, run: Path) -> None:
     for words, says in (
         (("policy.planer=tiny-exchange",), "did you mean 'planner'"),
-        (("policy.planner=tiny-exchange",), "nobody plays grounder"),
+        (("policy.planner=tiny-exchange",), "no policy is given for grounder"),
         ((), "no policy is given"),
         (("policy=tiny-exchange", "policy.grounder=http://127.0.0.1:9/v1"), "a server plays all agents"),
         (("policy=http://127.0.0.1:9/v1", "policy.grounder=tiny-exchange"), "a server plays all agents"),

@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coterie.cli import export_model
-from coterie.cli.given import given
+from coterie.cli.arguments import read_arguments
 from coterie.models import hub
 from coterie.models.loading import load
 from tests.conftest import FEW, Cli, refused
@@ -31,8 +31,10 @@ def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
     assert "# optima/isft on exchange" in card and "| 1 |" in card and "| 0 |" in card
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
     (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
-    stored = given(None, [], run / "config.yaml").over()
-    assert given(None, [], tmp_path / "again.yaml").over() == stored, "the card has all settings"
+    stored = read_arguments(None, [], run / "config.yaml").resolve()
+    assert read_arguments(None, [], tmp_path / "again.yaml").resolve() == stored, (
+        "the card has all settings"
+    )
     assert "mine already exists" in refused(cli, "export", "model", "run", "--out", "mine")
     assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
 
@@ -46,7 +48,7 @@ def test_versions_and_roles(cli: Cli, run: Path) -> None:
     )
     said = refused(cli, "export", "model", "run", "--out", "x", "--role", "polcy")
     assert "did you mean 'policy'" in said
-    assert "no adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
+    assert "not an adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
     assert not Path("x").exists()
 
 
@@ -92,7 +94,7 @@ def test_a_push_that_can_not_work_is_refused_before_anything_else(
 ACCOUNTS = {
     "unknown": (Account("hf_right"), "does not accept the token"),
     "reads": (Account("hf_mine", access="read"), "may only read"),
-    "others": (Account("hf_mine", name="you", orgs=("team",)), "is of you, team, and not of me"),
+    "others": (Account("hf_mine", name="you", orgs=("team",)), "is for you, team, not for me"),
 }
 
 
@@ -116,4 +118,4 @@ def test_a_token_that_the_hub_would_refuse_is_refused(
 
 def test_the_card_has_settings_that_are_named_by_hand() -> None:
     recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
-    assert yaml.safe_load(export_model._changed(recipe))["reward.measures.rounds"] == 0.5
+    assert yaml.safe_load(export_model._changes(recipe))["reward.measures.rounds"] == 0.5

@@ -48,7 +48,7 @@ def test_the_files_of_the_export_arrive(run: Path, tmp_path: Path) -> None:
 REFUSED = {
     "no token": (Account(TOKEN), None, "me/mine", "needs a token"),
     "another token": (Account(TOKEN), "hf_wrong", "me/mine", "does not accept the token"),
-    "no owner": (Account(TOKEN), TOKEN, "mine", "does not say whose it is"),
+    "no owner": (Account(TOKEN), TOKEN, "mine", "has no owner"),
 }
 
 

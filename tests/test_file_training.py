@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import coterie
-from coterie.cli.given import given
+from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
@@ -300,7 +300,7 @@ def test_other_data_sets_are_refused(name: str, words: list[str], said: str) -> 
     ],
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
-    assert given(recipe, [word], None).words == [setting]
+    assert read_arguments(recipe, [word], None).words == [setting]
 
 
 def test_a_run_on_a_set_of_the_catalogue_is_evaluated_as_single_questions(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.refusing import INTERRUPTED
+from coterie.cli.errors import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -80,7 +80,9 @@ def test_what_is_there_already_is_refused_before_the_work(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
-    assert "out already exists" in refused(cli, "export", "data", "run", "--to", "trl", "--out", "out")
+    assert "out already exists" in refused(
+        cli, "export", "data", "run", "--to", "trl", "--out", "out"
+    )
     assert "out already exists" in refused(
         cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
     )

@@ -141,7 +141,7 @@ def test_a_model_that_repeats_itself_or_fails_is_told_of(cli: Cli) -> None:
         )
     with service(says(400, {"error": {"message": "no such model"}})) as one:
         said = cli(*words, "--count", 2, f"endpoint.url={one.url}")
-        assert said.code == 2 and "no such model" in said.err and "goes on" in said.err
+        assert said.code == 2 and "no such model" in said.err and "repeat the command" in said.err
     assert read_pool(Path("pool.jsonl")) == FRESH[:1]
     said = cli(
         "data", "prompt-pool", "--out", "pool.yaml", f"endpoint.url={one.url}", "endpoint.model=m"

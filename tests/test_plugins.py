@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.plugin_check import check_all, imported
+from coterie.cli.plugin_check import check_all, import_problem
 from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.load import DATASETS, Rows
@@ -327,7 +327,7 @@ def test_doctor_imports_each_plugin_in_a_process_of_its_own(
     for name, (text, said) in INSTALLED.items():
         (tmp_path / f"{name}.py").write_text(text)
         package(tmp_path, f"package_{name}", "coterie.rewards", f"{name} = {name}:{name}")
-        wrong = imported("reward", name, 5.0 if name == "hangs" else 120.0)
+        wrong = import_problem("reward", name, 5.0 if name == "hangs" else 120.0)
         assert said in wrong and bool(said) == bool(wrong), (name, wrong)
     for name in ("dies", "killed", "hangs"):
         shutil.rmtree(tmp_path / f"package_{name}-1.0.dist-info")

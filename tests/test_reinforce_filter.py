@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_refused(cli: Cli, run: Path) -> None:
     said = refused(cli, "data", "filter", "--from", run, "--out", "next")
     assert "exchange makes its own tasks" in said
     said = refused(cli, "data", "filter", "mhqa", "--from", run, "--out", "next")
-    assert "it takes no benchmark or words" in said
+    assert "does not accept a benchmark" in said
     said = refused(cli, "data", "filter", "--out", "next")
     assert "no benchmark is given" in said
     said = refused(cli, "data", "filter", "--from", "nowhere", "--out", "next")

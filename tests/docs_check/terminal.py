@@ -17,7 +17,7 @@ HOME = "home"
 """Where coterie keeps data sets and models, in the folder of the commands."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["coterie.cli.app", "coterie.cli.running", "coterie.cli.evaluate", "coterie.engines.inprocess",
+    ["coterie.cli.app", "coterie.cli.execution", "coterie.cli.evaluate", "coterie.engines.inprocess",
      "coterie.training.trainer", "coterie.recipes.optima.recipe", "coterie.recipes.sweet_rl.recipe"]
 )  # fmt: skip
 

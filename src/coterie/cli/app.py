@@ -1,6 +1,6 @@
-"""Commands of ``coterie``. Each is thin: what it does lives on the floors below.
+"""Commands of ``coterie``.
 
-Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is quick.
+Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is fast.
 """
 
 import os
@@ -18,11 +18,11 @@ import coterie
 from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
+from coterie.cli.errors import run_app
 from coterie.cli.export import app as export_app
 from coterie.cli.export import import_record
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
-from coterie.cli.refusing import run_app
 from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
@@ -31,15 +31,15 @@ from coterie.recipes.registry import quickstart_method
 from coterie.terminal import Words, notes, results
 
 EPILOG = (
-    "First: `coterie quickstart`. `coterie list` has recipes, benchmarks and models; each command's --help has "
-    "examples; `coterie config RECIPE` lists settings."
+    "Start with `coterie quickstart`. `coterie list` lists recipes, benchmarks and models, `coterie config RECIPE` "
+    "lists settings, and each command's --help has examples."
 )
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Post-train language-model agents that work with others.",
+    help="Post-train language-model agents that work together.",
 )
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
@@ -48,8 +48,8 @@ app.add_typer(export_app, name="export")
 console = notes()
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         print(f"coterie {coterie.__version__}")
         raise typer.Exit
 
@@ -59,21 +59,19 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_say_version, is_eager=True, help="Say which, and stop."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Post-train language-model agents that work with others."""
+    """Post-train language-model agents that work together."""
 
 
 FIRST_METHOD = quickstart_method()
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Iteration = Annotated[
-    int | None, typer.Option(help="Which iteration; default: the first in which it is missing.")
+    int | None, typer.Option(help="Iteration; default: the first iteration without this stage.")
 ]
-StageRecipe = Annotated[
-    str, typer.Option("--recipe", help="Recipe of a run folder that is to be made.")
-]
+StageRecipe = Annotated[str, typer.Option("--recipe", help="Recipe of a new run folder.")]
 
 
 app.command("run")(run)
@@ -84,7 +82,7 @@ app.command("import")(import_record)
 
 
 def _stage(name: str, text: str) -> None:
-    """Add the command of one stage."""
+    """Add a command for one stage."""
 
     def command(
         folder: Folder,
@@ -92,7 +90,7 @@ def _stage(name: str, text: str) -> None:
         iteration: Iteration = None,
         recipe: StageRecipe = FIRST_METHOD,
     ) -> None:
-        from coterie.cli.running import run_stage
+        from coterie.cli.execution import run_stage
 
         run_stage(name, folder, words or [], recipe, iteration, console)
 
@@ -103,46 +101,50 @@ def _stage(name: str, text: str) -> None:
 
 _stage("rollout", "Sample the training dialogues of one iteration.")
 _stage("reward", "Compute the rewards of one iteration's dialogues.")
-_stage("select", "Select what one iteration trains on.")
-_stage("train", "Train on what was selected.")
+_stage("select", "Select the training data of one iteration.")
+_stage("train", "Train on the selected rows or pairs.")
 
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="STAGE", help="A stage of the run's recipe.")],
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="Stage of the run's recipe.")],
     folder: Folder,
     words: Words = None,
     iteration: Iteration = None,
     recipe: StageRecipe = FIRST_METHOD,
 ) -> None:
-    """Do one stage of one iteration, whatever the recipe calls it.
+    """Run one stage of one iteration, by the stage names of the recipe.
 
     Example:
 
         coterie stage reward runs/mine --iteration 1
     """
-    from coterie.cli.running import run_stage
+    from coterie.cli.execution import run_stage
 
     run_stage(name, folder, words or [], recipe, iteration, console)
 
 
 class Checkpoints(StrEnum):
-    """Which policies of a run."""
+    """Policies of a run to evaluate."""
 
     last = "last"
     all = "all"
 
 
 Target = Annotated[
-    str, typer.Argument(metavar="BENCHMARK|RUN", help="exchange, hotpot_qa, gsm8k, ...; or a run.")
+    str,
+    typer.Argument(
+        metavar="BENCHMARK|RUN",
+        help="Benchmark, such as exchange, hotpot_qa or gsm8k; or a run folder.",
+    ),
 ]
-Which = Annotated[Checkpoints, typer.Option(help="Of a run that is the policy of a benchmark.")]
-Fast = Annotated[bool, typer.Option("--fast", help="As --paper, on 100 held-out tasks.")]
+Which = Annotated[Checkpoints, typer.Option(help="Policies to evaluate, if the policy is a run.")]
+Fast = Annotated[bool, typer.Option("--fast", help="Same as --paper, on 100 held-out tasks.")]
 Paper = Annotated[
     bool,
     typer.Option(
         "--paper",
-        help="1000 held-out tasks; colbench-code at temperature 1 and 1024 tokens a turn.",
+        help="Use 1000 held-out tasks; for colbench-code, temperature 1 and 1024 tokens per turn.",
     ),
 ]
 
@@ -157,7 +159,7 @@ def evaluate(
     fast: Fast = False,
     paper: Paper = False,
 ) -> None:
-    """Evaluate any policy on a benchmark's held-out tasks; or do a run's own evaluation stage.
+    """Evaluate a policy on the held-out tasks of a benchmark, or run the evaluation stage of a run.
 
     The policy of a benchmark is a run folder, a model, or the URL of an OpenAI-compatible server.
 
@@ -192,17 +194,17 @@ def evaluate(
         evaluate_benchmark(benchmark, words, every=every, console=console)
         return
     _check_run(target)
-    from coterie.cli.running import run_stage
+    from coterie.cli.execution import run_stage
 
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
 
 
 def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
-    """The settings that --fast or --paper stand for."""
+    """Return the settings for --fast or --paper."""
     from coterie.runs.benchmark import PUBLISHED
 
     if fast and paper:
-        raise UserError("--fast and --paper are two numbers of tasks", "give one of them")
+        raise UserError("--fast and --paper exclude each other", "give one of them")
     if not (fast or paper):
         return []
     return [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
@@ -218,7 +220,7 @@ def _check_run(target: str) -> None:
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     raise UserError(
         f"no benchmark or run folder is called {target!r}",
-        f"{did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])}`coterie list` has all benchmarks; "
+        f"{did_you_mean(target, [*NAMES, *OPEN, *ENVIRONMENTS.built_in, *runs])}`coterie list` lists benchmarks; "
         "`coterie run` makes a run folder",
     )
 
@@ -231,7 +233,7 @@ def report(folder: Folder) -> None:
 
         coterie report runs/optima-isft
     """
-    from coterie.cli.running import write_report
+    from coterie.cli.execution import write_report
 
     print(write_report(folder))
 
@@ -241,14 +243,14 @@ def quickstart(
     folder: Annotated[
         Path | None, typer.Option(help="Run folder; default: runs/quickstart or -TASK.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Instead of tiny-exchange.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model; default: tiny-exchange.")] = None,
     task: Annotated[str, typer.Option(help="exchange, hotpot_qa or gsm8k.")] = "exchange",
     words: Words = None,
 ) -> None:
-    """Two agents learn to talk shorter and better; prints before and after.
+    """Train two agents to communicate with fewer tokens and higher scores. Prints results before and after.
 
-    In minutes with the tiny model and its micro-world; in half an hour with a real language model on
-    real questions. Starts afresh if the last quickstart is finished, resumes it if not.
+    Takes minutes with the tiny model and its micro-world, and half an hour with a small language model on
+    real questions. Resumes an unfinished quickstart, and replaces a finished quickstart.
 
     Examples:
 
@@ -260,11 +262,9 @@ def quickstart(
 
     folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
     if model and any(word.startswith("model=") for word in words or []):
-        raise UserError(
-            "the model is given twice, by --model and by model=", "leave one of them out"
-        )
-    chosen = [f"model={model}"] if model else []
-    start(folder, [*chosen, *(words or [])], task, console)
+        raise UserError("the model is given twice, by --model and by model=", "remove one of them")
+    model_words = [f"model={model}"] if model else []
+    start(folder, [*model_words, *(words or [])], task, console)
 
 
 @app.command()
@@ -276,22 +276,22 @@ def reproduce(
             help="optima, optima/isft, sweet_rl, moat, dense_tree, gap-sft, or gap.",
         ),
     ],
-    scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
-    folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    scale: Annotated[str, typer.Option(help="Only `tiny` is available.")] = "tiny",
+    folder: Annotated[Path | None, typer.Option(help="Folder of all runs.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     gate: Annotated[
         bool,
-        typer.Option("--gate", help="Only measure whether claims can be tested; trains nothing."),
+        typer.Option("--gate", help="Only measure if the claims can be tested, without training."),
     ] = False,
     words: Words = None,
 ) -> None:
-    """Test a paper's claims: runs the recipe and its controls, prints a table and one JSON line.
+    """Test a paper's claims. Runs the recipe and its controls, and prints a table and one JSON line.
 
-    `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
-    on rows that nothing selected; `sweet_rl` has SWEET, its baselines and its ablations; `moat` has joint
-    alignment, its halves and supervised training; `dense_tree` has dense trees against sparse pairs; `gap-sft` has
-    fine-tuning on parallel against sequential traces, and `gap` reinforcement learning against more fine-tuning.
-    They are files of `experiments/` in the repository, so this command needs a checkout.
+    `optima`: all methods, ablations and self-consistency. `optima/isft`: iSFT against training on unselected rows.
+    `sweet_rl`: SWEET, its baselines and ablations. `moat`: joint alignment, its halves and supervised training.
+    `dense_tree`: dense trees against sparse pairs. `gap-sft`: fine-tuning on parallel against sequential traces.
+    `gap`: reinforcement learning against more fine-tuning. Needs a checkout of the repository, because the
+    experiments are in its folder `experiments/`.
 
     Examples:
 
@@ -308,7 +308,7 @@ def reproduce(
     checkout = Path(__file__).parents[3]
     if not (checkout / "experiments/experiment.py").is_file():
         raise UserError(
-            "the experiments are not in the installed package",
+            "the installed package does not include the experiments",
             "clone the repository, and run `pip install -e .` in it",
         )
     sys.path.insert(0, str(checkout))
@@ -325,11 +325,11 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="Say instead what this model's chat template can do for tools."
+            metavar="[MODEL]", help="Check only the tool support of this model's chat template."
         ),
     ] = None,
 ) -> None:
-    """Say what this machine has, what works on it, and what is missing.
+    """Check this machine: hardware, packages and optional features.
 
     Examples:
 
@@ -345,19 +345,19 @@ def doctor(
         return
 
     table = Table(box=None, header_style="bold")
-    for title in ("", "what", "found"):
+    for title in ("", "check", "result"):
         table.add_column(title)
-    found = checks()
-    for check in found:
+    rows = checks()
+    for check in rows:
         mark = Text("ok", "green") if check.ok else Text("no", "red")
-        table.add_row(mark, check.what, check.found)
+        table.add_row(mark, check.what, check.result)
     results().print(table)
-    if not all(check.ok or check.optional for check in found):
+    if not all(check.ok or check.optional for check in rows):
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """Entry point: errors for people are printed without a traceback, with status 2."""
+    """Run the command line. User errors are printed without a traceback and exit with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -1,7 +1,7 @@
-"""Whom ``coterie evaluate`` evaluates: which model plays each agent, from run folders and models.
+"""Policies of ``coterie evaluate``: the model of each agent, from run folders and model names.
 
-``policy=NAME`` plays all agents, ``policy.AGENT=NAME`` one of them. In a run of several roles each agent is played by
-the role of its own, if there is one, and else by the first.
+``policy=NAME`` plays all agents, ``policy.AGENT=NAME`` plays one of them. In a run with several roles, each agent is
+played by its role, or by the main role if it has no role.
 """
 
 import json
@@ -24,14 +24,14 @@ from coterie.runs.benchmark import BenchmarkSettings
 from coterie.runs.folder import Run
 
 FOLDER = Path("runs/evaluations")
-"""Where evaluations of models and endpoints go; those of a run go into its folder."""
-ONE = "policy."
-"""Begins the key that names the policy of one agent."""
+"""Folder for evaluations of models and endpoints. Evaluations of a run go into the run folder."""
+AGENT_KEY = "policy."
+"""Prefix of the key for the policy of one agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A model, and the agents that it plays."""
+    """A model and the agents that it plays."""
 
     agents: tuple[str, ...]
     version: int
@@ -43,7 +43,7 @@ class Player:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is evaluated: one model, or several that play together."""
+    """One model to evaluate, or several models that play together."""
 
     label: str
     version: int
@@ -51,24 +51,24 @@ class Candidate:
     folder: Path
 
     def role(self, player: Player) -> str:
-        """A model's name as an author, and in the names of logs."""
+        """Return the name of a model as author of turns and in log files."""
         return POLICY if len(self.players) == 1 else "-".join(player.agents)
 
 
-def of_agents(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The policies of single agents, by agent, and the words that are not about them."""
-    own = [word for word in words if word.startswith(ONE) and "=" in word]
-    named = {word.removeprefix(ONE).partition("=")[0]: word.partition("=")[2] for word in own}
+def split_agent_policies(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the policies of single agents by agent, and the other words."""
+    own = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
+    named = {word.removeprefix(AGENT_KEY).partition("=")[0]: word.partition("=")[2] for word in own}
     return named, [word for word in words if word not in own]
 
 
-def cast_of(
+def agent_policies(
     settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the name of each agent's policy.
 
     Raises:
-        UserError: An agent without a policy, an unknown agent, or a policy that does not exist.
+        UserError: An agent has no policy or is unknown, or a policy does not exist.
     """
     agents = agents_of(settings.build_environment())
     for name in own:
@@ -79,9 +79,9 @@ def cast_of(
             )
     missing = [agent for agent in agents if agent not in own]
     if missing and policy is None:
-        what = "no policy is given" if not own else f"nobody plays {', '.join(missing)}"
-        also = f", or {ONE}{missing[0]}=NAME" if len(agents) > 1 else ""
-        raise UserError(what, f"add policy=NAME (a run folder, a model, a server's URL){also}")
+        what = f"no policy is given for {', '.join(missing)}" if own else "no policy is given"
+        alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
+        raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
     named = {agent: own.get(agent, policy or "") for agent in agents}
     for name in dict.fromkeys(named.values()):
         if not is_run(name):
@@ -92,7 +92,7 @@ def cast_of(
 def candidates(
     named: Mapping[str, str], engine: EngineSettings, *, every: bool
 ) -> Iterator[Candidate]:
-    """Those that the names of the agents' policies stand for: the newest checkpoint, or ``every`` one of a run."""
+    """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
     first, *others = dict.fromkeys(named.values())
     if others:
         yield from _together(named, engine, every=every)
@@ -112,13 +112,13 @@ def candidates(
 
 
 def _words(engine: EngineSettings) -> list[str]:
-    """Settings that lie over those of a recorded run."""
+    """Return settings that override a recorded run."""
     args = [f"engine.template_args={json.dumps(engine.template_args)}"]
     return [f"engine.device={engine.device}", *(args if engine.template_args else [])]
 
 
 def is_run(name: str) -> bool:
-    """Whether a policy is a run folder, and not a model."""
+    """Return True if a policy is a run folder."""
     return (Path(name) / "config.yaml").is_file()
 
 
@@ -127,43 +127,44 @@ def _together(
 ) -> Iterator[Candidate]:
     if every:
         raise UserError(
-            "--checkpoints all: there are several policies", "give one run folder as policy="
+            "--checkpoints all does not work with several policies",
+            "give one run folder as policy=",
         )
     players: list[Player] = []
     labels: list[str] = []
     with ExitStack() as runs:
         for name in dict.fromkeys(named.values()):
             agents = tuple(agent for agent, own in named.items() if own == name)
-            said = name
+            title = name
             if is_run(name):
                 recipe, run = runs.enter_context(
                     recorded_run(Path(name), recipe_of, _words(engine))
                 )
                 (version,) = _versions(recipe, run, agents, every=False)
                 players += _of_run(recipe, run, version, agents)
-                said = f"{Path(name).name} {version or 'base'}"
+                title = f"{Path(name).name} {version or 'base'}"
             else:
                 players.append(_of_model(name, agents, engine))
-            labels.append(f"{', '.join(agents)}: {said}")
+            labels.append(f"{', '.join(agents)}: {title}")
         newest = max(player.version for player in players)
         yield Candidate("; ".join(labels), newest, tuple(players), FOLDER)
 
 
 def _versions(recipe: Recipe, run: Run, agents: Sequence[str], *, every: bool) -> list[int]:
-    """The versions of the roles that play: after each training of one of them, or the newest."""
+    """Return all versions of the roles that play, or only the newest."""
     roles = {_role(recipe, agent) for agent in agents}
-    have = sorted({version for role in roles for version in recipe.versions(run, role)})
-    return have if every else have[-1:]
+    versions = sorted({version for role in roles for version in recipe.versions(run, role)})
+    return versions if every else versions[-1:]
 
 
 def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tuple[Player, ...]:
     models = {role.name: role.model for role in recipe.roles()}
     roles = dict.fromkeys(_role(recipe, agent) for agent in agents)
-    found = []
+    players = []
     for role in roles:
         newest = recipe.newest(run, role, version)
         path = recipe.policy_path(run, newest, role)
-        found.append(
+        players.append(
             Player(
                 tuple(agent for agent in agents if _role(recipe, agent) == role),
                 newest,
@@ -173,7 +174,7 @@ def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tu
                 recipe.settings.engine.template_args,
             )
         )
-    return tuple(found)
+    return tuple(players)
 
 
 def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Player:

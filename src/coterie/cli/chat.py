@@ -1,4 +1,4 @@
-"""``coterie chat``: a person talks with a model, or with what a run has trained, in the terminal."""
+"""``coterie chat``: talk with a model or with the policy of a run in the terminal."""
 
 from typing import Annotated
 
@@ -7,31 +7,32 @@ import typer
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
+        metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
     ),
 ]
 Task = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Of a run: begin as its agent does with this held-out task (0, 1, ...), under the "
-        "prompt of the environment.",
+        help="With a run: start from the environment's prompt for this held-out task (0, 1, ...).",
     ),
 ]
 Iteration = Annotated[
     int | None,
-    typer.Option(help="Of a run: the policy that this iteration began with; default: the newest."),
+    typer.Option(
+        help="With a run: the policy at the start of this iteration; default: the newest."
+    ),
 ]
 Tools = Annotated[
     str,
     typer.Option(
-        help="What the model may call, such as python, or path/file.py:NAME; several with commas."
+        help="Tools for the model, such as python or path/file.py:NAME, separated by commas."
     ),
 ]
 ToolWords = Annotated[
     list[str] | None,
     typer.Option(
-        "--tool", metavar="KEY=VALUE", help="A key of the group tools, such as calls=tags."
+        "--tool", metavar="KEY=VALUE", help="Setting of the group tools, such as calls=tags."
     ),
 ]
 Device = Annotated[
@@ -41,7 +42,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Settings of the engine, such as 'engine.template_args={enable_thinking: false}'.",
+        help="Engine settings, such as 'engine.template_args={enable_thinking: false}'.",
     ),
 ]
 
@@ -50,18 +51,20 @@ def chat(
     source: Source,
     words: Words = None,
     task: Task = None,
-    system: Annotated[str, typer.Option(help="What the model is told beforehand.")] = "",
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
     iteration: Iteration = None,
     tools: Tools = "",
     tool_word: ToolWords = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
-    seed: Annotated[int | None, typer.Option(min=0, help="For the same replies again.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens of a reply.")
+    ] = 512,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed for reproducible replies.")] = None,
     device: Device = None,
 ) -> None:
-    """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends it; `/new` begins anew.
+    """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends the chat; `/new` clears it.
 
-    Without a terminal each line of standard input is a message, and each reply is printed.
+    Without a terminal, each line of standard input is a message.
 
     Examples:
 
@@ -77,8 +80,8 @@ def chat(
 
         coterie chat Qwen/Qwen3-4B 'engine.template_args={enable_thinking: false}'
     """
-    from coterie.cli.chatting import Manner, talk, tools_of
+    from coterie.cli.conversation import ChatOptions, parse_tools, talk
 
-    manner = Manner(temperature, max_tokens, seed, system, task)
+    options = ChatOptions(temperature, max_tokens, seed, system, task)
     own = [*(words or ()), *([] if device is None else [f"engine.device={device}"])]
-    talk(source, iteration, own, manner, tools_of(tools, tool_word or ()))
+    talk(source, iteration, own, options, parse_tools(tools, tool_word or ()))

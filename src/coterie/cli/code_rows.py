@@ -1,7 +1,7 @@
-"""Faults of rows of ColBench's Backend Programming, found before an agent meets them: a table, and one JSON object.
+"""Checks for rows of ColBench's Backend Programming. Prints a table and one JSON object.
 
-Upstream's own test set has rows of most of these kinds: references that are random or give NaN, tests
-that a constant passes, tests that hold their own verdict, and signatures that are cut off.
+The published test set has rows with most of these problems: references that are random or return NaN, tests that a
+constant passes, tests that contain the expected value, and incomplete signatures.
 """
 
 import ast
@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,50 +31,50 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, format_value, has_nan, same
 
 SHOWN = 12
-"""Row numbers that a table's cell has."""
+"""Maximum number of row numbers in a table cell."""
 TESTS = 10
-"""So many has a row of upstream."""
+"""Number of tests of a published row."""
 RUNS = 2
-"""How often a reference is run, each time in a process of its own."""
+"""Number of runs of a reference, each in a separate process."""
 SHOWN_CHARACTERS = 60
-"""Characters that are shown of a value."""
+"""Maximum length of a printed value in characters."""
 
 FindingKind = Literal[
     "empty", "fails", "random", "not plain", "constant", "none", "duplicate", "verdict", "signature",
     "count",
 ]  # fmt: skip
 MEANING: dict[FindingKind, str] = {
-    "empty": "there is no reference, or no test",
+    "empty": "no reference, or no test",
     "fails": "the reference does not run, or fails on a test",
-    "random": "the reference gives other values when it is run again",
-    "not plain": "the reference gives something else than plain data, or NaN",
-    "constant": "all tests expect the same, so a constant passes",
+    "random": "the reference returns different values in a second run",
+    "not plain": "the reference returns NaN or something other than plain data",
+    "constant": "all tests expect the same value, so a constant passes",
     "none": "a test expects None, which legacy grading never passes",
-    "duplicate": "a test is there twice",
-    "verdict": "a test is a comparison, so it holds its own verdict",
-    "signature": "the description has no signature, or one that is cut off",
-    "count": f"there are not {TESTS} tests",
+    "duplicate": "a test appears twice",
+    "verdict": "a test is a comparison, so it contains the expected value",
+    "signature": "the description has no signature, or an incomplete one",
+    "count": f"the row does not have {TESTS} tests",
 }
 UNUSABLE: frozenset[FindingKind] = frozenset({"empty", "fails", "random", "not plain"})
-"""Kinds that leave nothing to grade by; the others are only reported."""
+"""Kinds that make grading impossible. Other kinds are only reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a row."""
+    """One problem of a row."""
 
     kind: FindingKind
-    why: str
+    detail: str
 
     @property
     def unusable(self) -> bool:
-        """Whether no answer to the row can be graded fairly."""
+        """Return True if answers to the row can't be graded fairly."""
         return self.kind in UNUSABLE
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """A row and what is wrong with it."""
+    """A row and its problems."""
 
     number: int
     row: CodeRow
@@ -86,7 +87,7 @@ class CheckedRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Checked rows of a split, or of a file."""
+    """Checked rows of a split or file."""
 
     name: str
     rows: tuple[CheckedRow, ...]
@@ -96,16 +97,14 @@ class Report:
 
     @property
     def unusable(self) -> int:
-        """Number of rows that can be no task."""
+        """Number of rows that can't be tasks."""
         return sum(not row.usable for row in self.rows)
 
 
 def check(entry: DataSet, source: str, out: Path | None, console: Console) -> None:
-    """Run every reference of a source's rows on its tests, print what is wrong, and write the other rows to ``out``."""
+    """Run the references of a source on their tests, print the problems, and write the usable rows to ``out``."""
     if not issubclass(entry.row, CodeRow):
-        raise UserError(
-            f"rows of {entry.name} have no code to run", "give a set that has: colbench_code"
-        )
+        raise UserError(f"rows of {entry.name} have no code to run", "use colbench_code")
     if out is not None:
         check_new_folder(out, "give another folder")
     file = expanded(source)
@@ -113,25 +112,25 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
     if file.is_file() and out is None:
         rows = {file.name: list(read_rows(file, CodeRow))}
     else:
-        rows = {str(split): some for split, some in load(entry.name, source).rows.items()}
-    reports = _checked(rows, console)
+        rows = {str(split): part for split, part in load(entry.name, source).rows.items()}
+    reports = _check_all(rows, console)
     _print(reports, results())
     if out is not None:
         with whole_folder(out) as folder:
-            for one in reports:
-                lines = [row.row.model_dump_json() + "\n" for row in one.rows if row.usable]
-                (folder / f"{one.name}.jsonl").write_text("".join(lines), "utf-8", newline="\n")
-    print(json.dumps({"set": entry.name, "splits": [_json(one) for one in reports]}))
+            for report in reports:
+                lines = [row.row.model_dump_json() + "\n" for row in report.rows if row.usable]
+                (folder / f"{report.name}.jsonl").write_text("".join(lines), "utf-8", newline="\n")
+    print(json.dumps({"set": entry.name, "splits": [_json(report) for report in reports]}))
 
 
-def _checked(rows: Mapping[str, Sequence[CodeRow]], console: Console) -> list[Report]:
+def _check_all(rows: Mapping[str, Sequence[CodeRow]], console: Console) -> list[Report]:
     progress = ConsoleProgress(console)
 
     async def run() -> list[Report]:
         async with Sandbox() as sandbox:
             return [
-                Report(name, tuple(await check_rows(list(enumerate(some, 1)), sandbox, progress)))
-                for name, some in rows.items()
+                Report(name, tuple(await check_rows(list(enumerate(part, 1)), sandbox, progress)))
+                for name, part in rows.items()
             ]
 
     try:
@@ -142,38 +141,38 @@ def _checked(rows: Mapping[str, Sequence[CodeRow]], console: Console) -> list[Re
 
 def _print(reports: Sequence[Report], console: Console) -> None:
     table = Table(box=None, header_style="bold")
-    for title in ("split", "finding", "what it means", "rows", "their numbers"):
+    for title in ("split", "finding", "meaning", "rows", "row numbers"):
         table.add_column(title, justify="right" if title == "rows" else "left")
-    for one in reports:
+    for report in reports:
         for kind, meaning in MEANING.items():
-            if numbers := one.numbers(kind):
-                shown = ", ".join(map(str, numbers[:SHOWN])) + ", ..." * (len(numbers) > SHOWN)
-                table.add_row(one.name, kind, meaning, f"{len(numbers):,}", shown)
+            if numbers := report.numbers(kind):
+                text = ", ".join(map(str, numbers[:SHOWN])) + ", ..." * (len(numbers) > SHOWN)
+                table.add_row(report.name, kind, meaning, f"{len(numbers):,}", text)
     if table.rows:
         console.print(table)
-    for one in reports:
-        found = sum(bool(row.findings) for row in one.rows)
+    for report in reports:
+        count = sum(bool(row.findings) for row in report.rows)
         console.print(
-            f"{one.name}: {len(one.rows):,} rows, {found:,} with findings, "
-            f"{one.unusable:,} can't be tasks",
+            f"{report.name}: {len(report.rows):,} rows, {count:,} with findings, "
+            f"{report.unusable:,} can't be tasks",
         )
 
 
-def _json(one: Report) -> dict[str, object]:
-    findings = {kind: numbers for kind in MEANING if (numbers := one.numbers(kind))}
+def _json(report: Report) -> dict[str, object]:
+    findings = {kind: numbers for kind in MEANING if (numbers := report.numbers(kind))}
     return {
-        "name": one.name,
-        "rows": len(one.rows),
-        "unusable": one.unusable,
+        "name": report.name,
+        "rows": len(report.rows),
+        "unusable": report.unusable,
         "findings": findings,
     }
 
 
 async def check_row(row: CodeRow, sandbox: Sandbox) -> list[Finding]:
-    """All that is wrong with a row: first what running its reference tells, then what its text does."""
+    """Return the problems of a row: first from running its reference, then from its text."""
     if not row.usable:
         return static_findings(row)
-    calls = [compared(call) for call in row.tests]  # as the environment asks them
+    calls = [compared(call) for call in row.tests]  # as in the environment
     first, *again = [await sandbox.run_reference(row.answer, calls) for _ in range(RUNS)]
     return [*_run_findings(first, again), *static_findings(row)]
 
@@ -181,15 +180,15 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> list[Finding]:
 async def check_rows(
     rows: Sequence[tuple[int, CodeRow]], sandbox: Sandbox, progress: Progress | None = None
 ) -> list[CheckedRow]:
-    """Check numbered rows, as many at a time as the sandbox has workers; the result is in their order."""
-    shown = progress or Silent()
-    shown.start(len(rows), "check")
-    places = asyncio.Semaphore(2 * sandbox.settings.count)
+    """Check numbered rows concurrently. The results have the order of the rows."""
+    bar = progress or Silent()
+    bar.start(len(rows), "check")
+    slots = asyncio.Semaphore(2 * sandbox.settings.count)
 
     async def check(number: int, row: CodeRow) -> CheckedRow:
-        async with places:
+        async with slots:
             findings = await check_row(row, sandbox)
-        shown.advance(1)
+        bar.advance(1)
         return CheckedRow(number, row, tuple(findings))
 
     async with asyncio.TaskGroup() as group:
@@ -198,14 +197,14 @@ async def check_rows(
 
 
 def static_findings(row: CodeRow) -> list[Finding]:
-    """What is wrong with a row's text; nothing of it is run."""
+    """Return the problems of a row's text, without running it."""
     findings = []
     if not row.usable:
-        lacking = "tests" if row.answer.strip() else "reference"
-        findings.append(Finding("empty", f"no {lacking}"))
-    told = signature(row.question)
-    if told is None or not told.whole:
-        findings.append(Finding("signature", f"`{told.text}`" if told else "there is none"))
+        missing = "tests" if row.answer.strip() else "reference"
+        findings.append(Finding("empty", f"no {missing}"))
+    header = signature(row.question)
+    if header is None or not header.whole:
+        findings.append(Finding("signature", f"`{header.text}`" if header else "no signature"))
     if len(row.tests) != TESTS:
         findings.append(Finding("count", f"{len(row.tests)} tests"))
     counts = Counter(" ".join(call.split()) for call in row.tests)
@@ -215,7 +214,7 @@ def static_findings(row: CodeRow) -> list[Finding]:
 
 
 def is_verdict(call: str) -> bool:
-    """Whether a test compares by itself, as ``f(2) == 4`` does; ``f(lambda x: x > 2)`` does not."""
+    """Return True if a test is a comparison, as ``f(2) == 4`` is; ``f(lambda x: x > 2)`` is not."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return _compares(ast.parse(call.strip(), mode="eval").body)
@@ -240,24 +239,19 @@ def _run_findings(
         kind: FindingKind = "not plain" if worst.failed == "not plain" else "fails"
         return [Finding(kind, f"`{worst.call}`: {worst.reason}")]
     values = [result.wire for result in first if result.wire is not None]
+    show = partial(format_value, max_length=SHOWN_CHARACTERS)
     for result, value in zip(first, values, strict=True):
         if has_nan(value):
-            return [
-                Finding(
-                    "not plain", f"`{result.call}` gives {format_value(value, SHOWN_CHARACTERS)}"
-                )
-            ]
+            return [Finding("not plain", f"`{result.call}` gives {show(value)}")]
     for run in again:
         for result, value in zip(run, values, strict=True):
             if result.wire is not None and not same(value, result.wire):
-                both = f"{format_value(value, SHOWN_CHARACTERS)} and {format_value(result.wire, SHOWN_CHARACTERS)}"
+                both = f"{show(value)} and {show(result.wire)}"
                 return [Finding("random", f"`{result.call}` gives {both}")]
     findings = []
     if len(values) > 1 and all(same(values[0], value) for value in values):
-        findings.append(
-            Finding("constant", f"all give {format_value(values[0], SHOWN_CHARACTERS)}")
-        )
-    nothing = next((result for result in first if result.wire == ["none", None]), None)
-    if nothing is not None:
-        findings.append(Finding("none", f"`{nothing.call}`"))
+        findings.append(Finding("constant", f"all give {show(values[0])}"))
+    none = next((result for result in first if result.wire == ["none", None]), None)
+    if none is not None:
+        findings.append(Finding("none", f"`{none.call}`"))
     return findings

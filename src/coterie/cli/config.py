@@ -1,4 +1,4 @@
-"""``coterie config``: the keys of a recipe, what they mean, and what values a run would have."""
+"""``coterie config``: keys of a recipe with their meaning and the values of a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,15 +26,15 @@ def config(
         list[str] | None,
         typer.Argument(
             metavar="[KEY|KEY=VALUE]...",
-            help="Only these keys, groups, or keys with this in their name; settings to change.",
+            help="Keys, groups or parts of key names to list; settings to change.",
             callback=once,
         ),
     ] = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only keys whose value is not the default.")
+        bool, typer.Option("--changed", help="List only keys that differ from their default.")
     ] = False,
     file: Annotated[
-        Path | None, typer.Option("--config", help="A YAML file of settings, as of coterie run.")
+        Path | None, typer.Option("--config", help="YAML file of settings, as for `coterie run`.")
     ] = None,
 ) -> None:
     """List the keys of a recipe: value, default, meaning, and where the value comes from.
@@ -51,52 +51,55 @@ def config(
 
         coterie config --config runs/optima-isft/config.yaml --changed
     """
-    from coterie.cli.given import given
+    from coterie.cli.arguments import read_arguments
 
     words = words or []
-    asked = [word for word in words if "=" not in word]
+    names = [word for word in words if "=" not in word]
     if recipe is not None and file is not None and "/" not in recipe and "=" not in recipe:
-        asked, recipe = [recipe, *asked], None  # the recipe is the file's
-    own = given(recipe, [word for word in words if "=" in word], file).over()
-    results().print(config_list(own, asked, changed=changed))
+        names, recipe = [recipe, *names], None  # the file names the recipe
+    own = read_arguments(recipe, [word for word in words if "=" in word], file).resolve()
+    results().print(config_list(own, names, changed=changed))
 
 
 def config_list(
-    own: "RecipeSettings", asked: Sequence[str] = (), *, changed: bool = False
+    own: "RecipeSettings", names: Sequence[str] = (), *, changed: bool = False
 ) -> Group:
-    """The keys of a recipe with the values that a run would have, to be read in a terminal.
+    """Format the keys of a recipe with their values for the terminal.
 
-    ``asked`` names keys, groups or parts of their names; ``changed`` leaves out what has its default.
-    Raises :class:`UserError` for a name that no key has.
+    Args:
+        own: Settings with the values.
+        names: Keys, groups or parts of key names; all keys by default.
+        changed: Leave out keys that have their default value.
+
+    Raises:
+        UserError: A name matches no key.
     """
     from coterie.config.resolve import keys
 
-    known = {key.path: key for key in keys(type(own))}
-    chosen = _asked(asked, known) if asked else list(known)
+    by_path = {key.path: key for key in keys(type(own))}
+    paths = _matches(names, by_path) if names else list(by_path)
     if changed:
-        chosen = [path for path in chosen if _shown(_value(own, path)) != known[path].default]
-    shown = [_entry(known[path], _shown(_value(own, path))) for path in chosen]
-    heading = (
-        f"{label(own.recipe)}: {len(chosen)} of {len(known)} keys"
-        + ", those not at their default" * changed
-    )
-    return Group(Text(heading, "bold"), *shown)
+        paths = [path for path in paths if _text(_value(own, path)) != by_path[path].default]
+    entries = [_entry(by_path[path], _text(_value(own, path))) for path in paths]
+    heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys"
+    heading += " differ from their default" * changed
+    return Group(Text(heading, "bold"), *entries)
 
 
-def _asked(asked: Sequence[str], known: Mapping[str, "SettingsKey"]) -> list[str]:
-    """The keys that are meant: those of that name or in that group, or else with it in their name."""
+def _matches(names: Sequence[str], by_path: Mapping[str, "SettingsKey"]) -> list[str]:
+    """Return the keys or group of each name, or else the keys that contain it."""
     from coterie.config.resolve import nearest_key
 
-    found: set[str] = set()
-    for name in asked:
-        exact = {path for path in known if path == name or path.startswith(f"{name}.")}
-        parts = exact or {path for path in known if name.lower() in path}
-        if not parts:
-            near = nearest_key(name, known)
+    matches: set[str] = set()
+    for name in names:
+        exact = {path for path in by_path if path == name or path.startswith(f"{name}.")}
+        paths = exact or {path for path in by_path if name.lower() in path}
+        if not paths:
+            near = nearest_key(name, by_path)
             todo = f"did you mean {near!r}?" if near else "leave it out to see all keys"
             raise UserError(f"no key has {name!r} in its name", todo)
-        found |= parts
-    return [path for path in known if path in found]
+        matches |= paths
+    return [path for path in by_path if path in matches]
 
 
 def _entry(key: "SettingsKey", value: str) -> Group:
@@ -114,7 +117,7 @@ def _value(own: "Settings", path: str) -> object:
     return value
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return str(tuple(value))
     return "none" if value is None else str(value)

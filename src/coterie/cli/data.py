@@ -1,4 +1,4 @@
-"""``coterie data``: the data sets that recipes use, and the corpora that agents search."""
+"""``coterie data``: data sets of recipes, and corpora for search tools."""
 
 import asyncio
 from collections import Counter
@@ -16,19 +16,19 @@ from coterie.terminal import ConsoleProgress, Words, notes, results
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Data sets: what there is, and how to get it here.",
+    help="List, download, check and filter data sets.",
 )
-Name = Annotated[str, typer.Argument(help="Such as gsm8k; `coterie data list` has them all.")]
+Name = Annotated[str, typer.Argument(help="Such as gsm8k; `coterie data list` lists all names.")]
 
 
 class Talk(StrEnum):
-    """Agents that formats are for."""
+    """Kinds of agents with format pools."""
 
     exchange = "exchange"
     debate = "debate"
 
 
-class Divided(StrEnum):
+class FilterSplit(StrEnum):
     """Splits that can be filtered."""
 
     train = "train"
@@ -37,7 +37,7 @@ class Divided(StrEnum):
 
 @app.command("list")
 def list_sets() -> None:
-    """Show every data set: licence, published rows, and rows that ship with coterie.
+    """List data sets with license, published rows and packaged rows.
 
     Example:
 
@@ -74,7 +74,7 @@ def _table() -> Iterator[tuple[str, ...]]:
 def download(name: Name) -> None:
     """Download a data set into the cache of the Hugging Face hub, and count its rows.
 
-    Runs download what they need by themselves: this is for machines that will have no network.
+    Runs download their data automatically. This command prepares machines without a network.
 
     Example:
 
@@ -101,15 +101,14 @@ def download(name: Name) -> None:
 def check(
     name: Name,
     source: Annotated[
-        str, typer.Option(help="As `dataset.source`: `hub`, `sample`, a folder or a file.")
+        str,
+        typer.Option(help="Source as in `dataset.source`: `hub`, `sample`, a folder or a file."),
     ] = "hub",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the usable rows into a new folder of this name.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the usable rows.")] = None,
 ) -> None:
-    """Run the references of ColBench's rows on their tests in the sandbox, and show what is wrong.
+    """Run the references of ColBench's rows on their tests in the sandbox, and report problems.
 
-    The last line is a JSON object with the numbers of the rows (the first of a split is 1) by finding.
+    The last line is a JSON object with row numbers by finding. The first row of a split has number 1.
 
     Examples:
 
@@ -125,17 +124,17 @@ def check(
 
 @app.command("prompt-pool")
 def prompt_pool(
-    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to continue.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write or continue.")],
     words: Words = None,
-    count: Annotated[int, typer.Option(help="How many formats the file is to have.", min=1)] = 20,
+    count: Annotated[int, typer.Option(help="Number of formats in the finished file.", min=1)] = 20,
     setting: Annotated[
-        Talk, typer.Option(help="Agents that exchange what they know, or a debate's solver.")
+        Talk, typer.Option(help="Agents: exchange of information, or solver of a debate.")
     ] = Talk.exchange,
 ) -> None:
-    """Ask a chat model for formats that agents may speak in, one at a time.
+    """Generate message formats for agents by a chat model.
 
-    The file is for `environment.format_pool_file`. A run that was cut goes on; formats that are nearly the same
-    as one of the file or of the packaged pool are left out.
+    The file is for `environment.format_pool_file`. An interrupted command can be continued. Leaves out
+    near-duplicates of formats in the file and in the packaged pool.
 
     Examples:
 
@@ -151,30 +150,30 @@ def prompt_pool(
 
     where = "`coterie data prompt-pool --help` has examples"
     settings = resolve(FormatPoolSettings, [], words or [], where=where)
-    tell = notes().print
+    log = notes().print
 
-    async def ask() -> str:
+    async def generate() -> str:
         async with Endpoint(settings.endpoint) as endpoint:
-            await write_pool(endpoint, out, count, setting.value, settings.temperature, tell)
+            await write_pool(endpoint, out, count, setting.value, settings.temperature, log)
             return str(endpoint.usage)
 
     try:
-        tell(asyncio.run(ask()))
+        log(asyncio.run(generate()))
     except EngineError as error:
         raise UserError(
-            f"no more formats: {error}", f"what came is in {out}; the same command goes on"
+            f"the model server failed: {error}", f"repeat the command to continue {out}"
         ) from error
     print(out)
 
 
 @app.command("filter")
 def filter_(
-    out: Annotated[Path, typer.Option(help="The folder to make, for `dataset.source`.")],
+    out: Annotated[Path, typer.Option(help="New folder, for `dataset.source`.")],
     benchmark: Annotated[
         str | None,
         typer.Argument(
             metavar="BENCHMARK",
-            help="As for `coterie evaluate`, such as gsm8k; with --from that of the run.",
+            help="Benchmark as in `coterie evaluate`, such as gsm8k; leave out with --from.",
         ),
     ] = None,
     words: Words = None,
@@ -183,25 +182,24 @@ def filter_(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="A run with reinforcement learning: each task counts by the newest step that sampled it. Nothing is "
-            "played, and rows that the run has not sampled are kept.",
+            help="Run with reinforcement learning. The rate of a task is from the newest step that sampled it. Samples "
+            "nothing, and keeps rows that the run has not sampled.",
         ),
     ] = None,
-    least: Annotated[float, typer.Option(help="Lowest rate that is kept.", min=0, max=1)] = 0.125,
-    most: Annotated[float, typer.Option(help="Highest rate that is kept.", min=0, max=1)] = 0.875,
-    passing: Annotated[float, typer.Option(help="A dialogue passes with this score.")] = 1.0,
-    split: Annotated[Divided, typer.Option(help="Which rows are filtered.")] = Divided.train,
+    least: Annotated[float, typer.Option(help="Lowest pass rate to keep.", min=0, max=1)] = 0.125,
+    most: Annotated[float, typer.Option(help="Highest pass rate to keep.", min=0, max=1)] = 0.875,
+    passing: Annotated[float, typer.Option(help="Minimum score of a passing dialogue.")] = 1.0,
+    split: Annotated[FilterSplit, typer.Option(help="Split to filter.")] = FilterSplit.train,
     store: Annotated[
         Path | None,
-        typer.Option(help="The store of an evaluation that was played before. Nothing is played."),
+        typer.Option(help="Store of an earlier evaluation. Samples nothing."),
     ] = None,
 ) -> None:
-    """Keep the rows that a policy solves neither always nor never, by `samples` dialogues of each.
+    """Keep rows that a policy solves sometimes, but not always, in `samples` dialogues per row.
 
-    Words are those of `coterie evaluate`; `tasks` says how many rows are played. It resumes as an evaluation does. The
-    folder has `train.jsonl` and `heldout.jsonl` for `dataset.source`, of which one is filtered, and the rows that are
-    left out as `too_easy.jsonl` and `too_hard.jsonl`. Rows that were not played, or of which no dialogue could be
-    graded, are left out and counted (kept, with --from).
+    Accepts the settings of `coterie evaluate`, where `tasks` is the number of rows, and can be resumed. The folder has
+    `train.jsonl` and `heldout.jsonl` for `dataset.source`; only the split of --split is filtered. Removed rows are in
+    `too_easy.jsonl` and `too_hard.jsonl`. Rows without a graded dialogue are removed and counted; --from keeps them.
 
     Examples:
 
@@ -217,10 +215,10 @@ def filter_(
     from coterie.cli.data_filter import RateRule, filter_rows, filter_run
 
     if run is not None:
-        if benchmark or store or split != Divided.train:
+        if benchmark or store or split != FilterSplit.train:
             raise UserError(
-                "--from reads the run's own training rows: it takes no benchmark or words, nor --store or --split",
-                "leave them out: coterie data filter --from RUN --out FOLDER",
+                "--from reads the run's training rows and does not accept a benchmark, settings, --store or --split",
+                "use: coterie data filter --from RUN --out FOLDER",
             )
         filter_run(run, out, RateRule(least, most, passing, "kept"), notes())
     elif benchmark is None:
@@ -236,18 +234,19 @@ def filter_(
 
 @app.command()
 def passages(
-    name: Annotated[str, typer.Argument(help="A set with passages, such as 2wiki.")],
-    out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
+    name: Annotated[str, typer.Argument(help="Data set with passages, such as 2wiki.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write.")],
     sources: Annotated[
         list[str] | None,
         typer.Option(
-            "--source", help="As `dataset.source`: `hub`, `sample`, a folder or a file; repeatable."
+            "--source",
+            help="Source as in `dataset.source`: `hub`, `sample`, a folder or a file; repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Write the passages of a set's questions, gold ones and distractors, as a corpus for `coterie data index`.
+    """Write the gold and distractor passages of a data set as a corpus for `coterie data index`.
 
-    Each title and text is written once. Sets with passages: hotpot_qa, 2wiki, musique, trivia_qa.
+    Writes each passage once. Data sets with passages: hotpot_qa, 2wiki, musique, trivia_qa.
 
     Examples:
 
@@ -266,29 +265,21 @@ def passages(
 def index(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="A JSONL file (also .gz); its rows have `contents`, or `title` and `text`."
-        ),
+        typer.Argument(help="JSONL file, also .gz; rows have `contents`, or `title` and `text`."),
     ],
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
-    bm25: Annotated[
-        bool, typer.Option("--bm25/--no-bm25", help="Whether they can be searched by words.")
-    ] = True,
+    folder: Annotated[Path, typer.Argument(help="New folder for the index.")],
+    bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Index words for BM25.")] = True,
     dense: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Also by meaning: a sentence encoder makes vectors."),
+        typer.Option(metavar="MODEL", help="Sentence encoder for dense vectors."),
     ] = None,
-    query_prefix: Annotated[
-        str, typer.Option(help="Of the encoder: what stands before a query.")
-    ] = "query: ",
-    passage_prefix: Annotated[
-        str, typer.Option(help="Of the encoder: what stands before a passage.")
-    ] = "passage: ",
+    query_prefix: Annotated[str, typer.Option(help="Encoder prefix of queries.")] = "query: ",
+    passage_prefix: Annotated[str, typer.Option(help="Encoder prefix of passages.")] = "passage: ",
 ) -> None:
-    """Index pages or passages, such as those of an encyclopedia, so that agents can search them.
+    """Index pages or passages, for example of an encyclopedia, for the search tools of agents.
 
-    A row with `contents` (the title in quotes, then the text) is a passage; one with `title` and `text` is a page,
-    whose text is cut at line ends. Needs the package bm25s (`pip install -e '.[retrieval]'`), and faiss for
+    A row with `contents` (the title in quotes, then the text) is a passage. A row with `title` and `text` is a page,
+    which is split into passages at line ends. Needs the package bm25s (`pip install -e '.[retrieval]'`), and faiss for
     vectors (`.[dense]`).
 
     Examples:

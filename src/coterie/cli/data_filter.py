@@ -1,7 +1,7 @@
-"""``coterie data filter``: rows that a policy solves neither always nor never.
+"""``coterie data filter``: keep rows that a policy solves sometimes, but not always.
 
-Reinforcement learning learns nothing from a task that is always or never solved (AFM, arXiv 2508.13167, keeps web
-tasks that a model without tools solves at most 3 times in 10, and drops code tasks that it solves 8 times in 8).
+A task that is always or never solved has zero advantage in reinforcement learning. AFM (arXiv 2508.13167) keeps web
+tasks that a model without tools solves at most 3 times in 10, and drops code tasks that it solves 8 times in 8.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from coterie.cli.evaluate import played
+from coterie.cli.evaluate import play_benchmark
 from coterie.config.folders import check_new_folder, whole_folder
 from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.load import Rows
@@ -50,7 +50,7 @@ class PassRates:
 
     by_task: Mapping[str, PassRate]
     by_question: Mapping[str, PassRate]
-    """Pass rates by key of the question, for tasks whose ids differ from the ids of rows."""
+    """Pass rates by question key, for tasks whose ids differ from the row ids."""
 
     def of(self, data_set: str, row: QuestionRow) -> PassRate | None:
         """Return the pass rate of a row's task; ``None`` if it has no graded dialogue."""
@@ -63,7 +63,7 @@ def pass_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
 
 
 def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
-    """Return the pass rates of reinforcement learning, of each task in the newest step that sampled it.
+    """Return the pass rate of each task in the newest reinforcement learning step that sampled it.
 
     Only finished steps count, because the groups of an unfinished step may be incomplete.
     """
@@ -88,19 +88,19 @@ Place = Literal["kept", "too_easy", "too_hard", "not_played"]
 
 @dataclass(frozen=True, slots=True)
 class RateRule:
-    """Rates that are kept, both ends included."""
+    """Inclusive range of pass rates to keep."""
 
     least: float
     most: float
     passing: float = 1.0
-    """Lowest score of a dialogue that passes."""
+    """Minimum score of a passing dialogue."""
     unplayed: Literal["kept", "not_played"] = "not_played"
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most <= 1:
             raise UserError(
                 f"no rate is at least {self.least:g} and at most {self.most:g}",
-                "give shares from 0 to 1, the lower one first",
+                "give two shares from 0 to 1, the lower share first",
             )
 
     def place(self, rate: float | None) -> Place:
@@ -118,14 +118,15 @@ def filter_rows(
     file: Path | None,
     console: Console,
 ) -> None:
-    """Play a split, or read the store of an evaluation, and write a new folder of rows.
+    """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows.
 
-    Raises ``UserError`` as an evaluation does, for a folder that is there, and if no row is kept.
+    Raises:
+        UserError: The evaluation is impossible, the folder exists, or no row is kept.
     """
     check_new_folder(out, "give another folder")
     settings: PlayedSettings
     if file is None:
-        _, settings, (figures, *_), _ = played(
+        _, settings, (figures, *_), _ = play_benchmark(
             benchmark, words, every=False, console=console, split=split
         )
         file = figures.store
@@ -143,37 +144,39 @@ def filter_rows(
 
 
 def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> None:
-    """Read a run's reinforcement learning, and write a new folder of its training rows.
+    """Filter a run's training rows by its reinforcement learning, and write a folder of rows.
 
-    Each task counts by the newest step that sampled it. Raises ``UserError`` for a run without such steps, for a folder
-    that is there, and if no row is kept.
+    The pass rate of a task is from the newest step that sampled it.
+
+    Raises:
+        UserError: The run has no such steps, the folder exists, or no row is kept.
     """
     check_new_folder(out, "give another folder")
-    name, kept = read_config(folder)
+    name, stored = read_config(folder)
     file = folder / "store.sqlite"
     with Store.open(file, read_only=True) as store:
         rates = step_rates(store, _newest(store, file, STEPS), STEPS, rule.passing)
-    _write(_rows(recipe_settings(name, (), kept)), rates, file, out, rule, "train", console)
+    _write(_rows(recipe_settings(name, (), stored)), rates, file, out, rule, "train", console)
 
 
 def _rows(settings: PlayedSettings) -> Rows:
-    """Rows that are played. Raises ``UserError`` for an environment without any."""
+    """Return the rows of the settings. Raises ``UserError`` for an environment without rows."""
     if settings.dataset.name is None:
         raise UserError(
-            f"{settings.played} makes its own tasks: there are no rows to filter",
+            f"{settings.played} makes its own tasks and has no rows to filter",
             "give a data set, such as `coterie data filter mhqa dataset=2wiki`",
         )
     return Rows(settings.dataset)
 
 
 def _newest(store: Store, file: Path, stage: str) -> int:
-    known = store.iterations(stage)
-    if not known:
+    iterations = store.iterations(stage)
+    if not iterations:
         raise UserError(
             f"{file} has no dialogue of {stage!r}",
             "give the store of an evaluation as --store, or a run with reinforcement learning as --from",
         )
-    return max(known)
+    return max(iterations)
 
 
 def _write(
@@ -193,26 +196,26 @@ def _write(
         rate = rates.of(rows.name, row)
         places[rule.place(rate.rate if rate else None)].append(row)
         passed.update([f"{rate.passed}/{rate.graded}"] if rate else [])
-    counts = {place.replace("_", " "): len(some) for place, some in places.items()}
+    counts = {place.replace("_", " "): len(part) for place, part in places.items()}
     if not passed:
         raise UserError(
             f"no {split} row of this data set has a graded dialogue in {file}",
             "give the data set and the split that were played there (dataset.source=, --split)",
         )
     if not places["kept"]:
-        told = ", ".join(f"{count} {place}" for place, count in counts.items())
-        raise UserError(f"no row is kept: {told}", "allow other rates (--least, --most)")
+        totals = ", ".join(f"{count} {place}" for place, count in counts.items())
+        raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
     files = {
         **{f"{one}.jsonl": rows.split(one) for one in SPLITS if one != split and rows.has(one)},
         f"{split}.jsonl": places["kept"],
         "too_easy.jsonl": places["too_easy"],
         "too_hard.jsonl": places["too_hard"],
     }
-    with whole_folder(out) as part:
-        for name, some in files.items():
-            text = "".join(f"{row.model_dump_json()}\n" for row in some)
-            (part / name).write_text(text, encoding="utf-8", newline="\n")
+    with whole_folder(out) as folder:
+        for name, part in files.items():
+            text = "".join(f"{row.model_dump_json()}\n" for row in part)
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
     for place, count in counts.items():
         console.print(f"{place}: {count:,} rows")
-    shown = sorted(passed.items(), key=lambda one: (len(one[0]), one[0]))
-    console.print("passed: " + ", ".join(f"{rate} of {count:,}" for rate, count in shown))
+    rates_by_length = sorted(passed.items(), key=lambda item: (len(item[0]), item[0]))
+    console.print("passed: " + ", ".join(f"{rate} of {count:,}" for rate, count in rates_by_length))

@@ -1,4 +1,4 @@
-"""``coterie doctor``: what this machine has."""
+"""``coterie doctor``: checks of this machine."""
 
 import asyncio
 import importlib.metadata
@@ -31,26 +31,25 @@ TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     what: str
     ok: bool
-    found: str
+    result: str
     optional: bool = False
 
 
 def tool_findings(model: str) -> tuple[str, ...]:
-    """What a model's chat template can do for tools, and whether calls need tags. Raises ``UserError``."""
+    """Describe the tool support of a model's chat template. Raises ``UserError``."""
     renderer, _ = load_renderer(model)
-    able = renderer.tools.syntax is not None and renderer.tools.shows_tools
-    return (*renderer.tools.findings, *(() if able else ("Use tools with tools.calls=tags.",)))
+    native = renderer.tools.syntax is not None and renderer.tools.shows_tools
+    return (*renderer.tools.findings, *(() if native else ("Use tools with tools.calls=tags.",)))
 
 
 def checks() -> list[Check]:
-    """Look at Python, packages, memory, disk, GPU, the store, a packaged model and its samples,
-    plug-ins, and keys."""
+    """Check Python, packages, memory, disk, GPU, store, sandbox, a packaged model, plug-ins and keys."""
     version = sys.version_info[:2]
-    found = [
+    results = [
         Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
         *(Check(f"package {name}", True, importlib.metadata.version(name)) for name in PACKAGES),
         Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}"),
@@ -61,15 +60,18 @@ def checks() -> list[Check]:
         _store(),
         _sandbox(),
         *_model("tiny-exchange"),
-        *_plugins(),
+        *(
+            Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
+            for name, problem in check_all()
+        ),
     ]
     for name in TRACKERS:
-        there = importlib.util.find_spec(name) is not None
-        text = "installed" if there else f"pip install -e '.[{name}]'"
-        found.append(Check(f"tracker {name}", there, text, optional=True))
-    for name, there in configured(Path()).items():
-        found.append(Check(f"key {name}", there, "set" if there else "not set", optional=True))
-    return found
+        is_installed = importlib.util.find_spec(name) is not None
+        text = "installed" if is_installed else f"pip install -e '.[{name}]'"
+        results.append(Check(f"tracker {name}", is_installed, text, optional=True))
+    for name, is_set in configured(Path()).items():
+        results.append(Check(f"key {name}", is_set, "set" if is_set else "not set", optional=True))
+    return results
 
 
 def _gpu() -> Check:
@@ -82,19 +84,11 @@ def _loops() -> Check:
     what = "compiled loops for the CPU"
     if not NUMBA_ERROR:
         return Check(what, True, f"numba {importlib.metadata.version('numba')}", optional=True)
-    found = (
+    problem = (
         f"numba can't be imported ({NUMBA_ERROR}): models run by Transformers, which is slower; pip install numba, "
-        "with a version of Python that it has a build for"
+        "in a version of Python that numba supports"
     )
-    return Check(what, False, found, optional=True)
-
-
-def _plugins() -> list[Check]:
-    """The plug-ins of installed packages, each imported in a process of its own."""
-    return [
-        Check(f"plug-in: {name}", not wrong, wrong or "can be imported", optional=True)
-        for name, wrong in check_all()
-    ]
+    return Check(what, False, problem, optional=True)
 
 
 def _store() -> Check:
@@ -103,33 +97,33 @@ def _store() -> Check:
             Store.open(Path(folder) / "store.sqlite").close()
     except (UserError, OSError) as error:
         return Check("run folders here", False, str(error))
-    return Check("run folders here", True, "a store can be made and locked")
+    return Check("run folders here", True, "a store can be created and locked")
 
 
 def _sandbox() -> Check:
-    async def tried() -> None:
+    async def start() -> None:
         async with Sandbox(SandboxSettings(workers=1)):
             pass
 
     what = "sandbox for model code"
     try:
-        asyncio.run(tried())
+        asyncio.run(start())
     except UserError as error:
         return Check(what, False, str(error), optional=True)
     return Check(what, True, "starts and runs an answer", optional=True)
 
 
 def _model(name: str) -> list[Check]:
-    """Whether a packaged model loads, and gives the same samples alone and in a batch."""
+    """Check that a packaged model loads, and gives equal samples alone and in a batch."""
     try:
         loaded = load(name, device="cpu")
     except UserError as error:
         return [Check(f"model {name}", False, error.what)]
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     prompts = [range(3, 3 + length) for length in (5, 40, 41, 70, 100)]
-    together, *alone = (asyncio.run(_said(loaded, some)) for some in (prompts, *zip(prompts)))
-    same = together == [said for (said,) in alone]
-    found = (
+    together, *alone = (asyncio.run(_sample(loaded, batch)) for batch in (prompts, *zip(prompts)))
+    same = together == [completion for (completion,) in alone]
+    result = (
         "bitwise"
         if same
         else "NOT bitwise: a resumed run equals an uninterrupted one in rounding only"
@@ -139,13 +133,13 @@ def _model(name: str) -> list[Check]:
         Check(
             "equal samples alone and in a batch",
             same,
-            f"{found} (Llama and Qwen2 in float32 on CPU; other models within rounding)",
+            f"{result} (Llama and Qwen2 in float32 on CPU; other models within rounding)",
             optional=bool(NUMBA_ERROR),
         ),
     ]
 
 
-async def _said(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
+async def _sample(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
     engine = InProcessEngine(loaded, policy="doctor", version="0")
     sampling = Sampling(max_tokens=8)
     return await asyncio.gather(*(engine.sample(prompt, [0], sampling) for prompt in prompts))

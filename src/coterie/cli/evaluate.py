@@ -1,8 +1,8 @@
-"""``coterie evaluate BENCHMARK policy=...``: one table over policies, and one JSON object.
+"""``coterie evaluate BENCHMARK policy=...``: evaluate policies on the tasks of a benchmark.
 
-A policy is a run folder (its newest checkpoint, or all of them), a model, or the URL of an
-OpenAI-compatible server. Single agents may have policies of their own, by their names
-(``policy.planner=...``). Who plays is found in ``cli.candidates``; what is printed is in ``cli.figures``.
+A policy is a run folder (its newest checkpoint, or all checkpoints), a model, or the URL of an OpenAI-compatible
+server. ``policy.AGENT=...`` sets the policy of one agent. ``cli.candidates`` resolves the policies, and
+``cli.figures`` prints the results.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.candidates import (
+    AGENT_KEY,
     FOLDER,
-    ONE,
     Candidate,
     Player,
+    agent_policies,
     candidates,
-    cast_of,
     is_run,
-    of_agents,
+    split_agent_policies,
 )
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import check_new_file, expanded, make_folder
@@ -55,7 +55,7 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import critic_of, descriptions, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.store import Store
-from coterie.record.tree import Task, Tree
+from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 from coterie.rollout.candidates import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
@@ -76,7 +76,7 @@ from coterie.training.checkpoint import weight_hash
 
 
 class EvaluatedSettings(BenchmarkSettings):
-    """A benchmark, and what becomes of its dialogues. None of it changes what is played."""
+    """Settings of a benchmark and its outputs. Outputs do not affect the dialogues."""
 
     picker: PickerSettings = PickerSettings()
     dump: str | None = key(
@@ -87,14 +87,14 @@ class EvaluatedSettings(BenchmarkSettings):
     )
 
     @model_validator(mode="after")
-    def _several_to_pick_from(self) -> Self:
+    def _check_samples(self) -> Self:
         if self.picker.picks and self.samples == 1:
-            raise ValueError("picker picks the best of several dialogues; give samples=3")
+            raise ValueError("picker chooses among several dialogues; use samples=3")
         return self
 
 
-def check_evaluated(settings: EvaluatedSettings) -> None:
-    """Refuse (``UserError``) a judge that can't be had, and dialogues that are there already."""
+def check_outputs(settings: EvaluatedSettings) -> None:
+    """Raise ``UserError`` if the judge is unavailable or a dump file exists."""
     check_chat("picker", settings.picker, NOBODY)
     if settings.dump is not None:
         name = expanded(settings.dump)
@@ -102,87 +102,76 @@ def check_evaluated(settings: EvaluatedSettings) -> None:
             check_new_file(file)
 
 
-async def figures_of(settings: EvaluatedSettings, figures: Figures) -> Figures:
-    """Figures with the judge's choice, once the dialogues are dumped. Raises ``UserError``."""
-    if settings.dump is None and not settings.picker.picks:
+async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
+    """Dump the dialogues and add the judge's choice. Raises ``UserError``."""
+    picker = settings.picker
+    if settings.dump is None and not picker.picks:
         return figures
     with Store.open(figures.store, read_only=True) as store:
         attempt = store.iterations(STAGE)[-1]
         if settings.dump is not None:
-            await _dump(settings, settings.dump, figures, store, attempt)
-        if not settings.picker.picks:
+            environment, version = settings.build_environment(), figures.version
+            rows = await dialogue_rows(store, attempt, STAGE, environment, settings.played, version)
+            write_rows(Path(f"{expanded(settings.dump)}_step_{version}.jsonl"), rows)
+        if not picker.picks:
             return figures
-        picks = figures.store.with_suffix(".picks.jsonl")
+        file, n = figures.store.with_suffix(".picks.jsonl"), figures.evaluation.n
         try:
-            found = await score_best_of_n(
-                *(store, attempt, STAGE, figures.found.n, settings.samples, settings.picker, picks)
-            )
+            best = await score_best_of_n(store, attempt, STAGE, n, settings.samples, picker, file)
         except EngineError as error:
             raise UserError(
-                f"picker={settings.picker.model}: {error}",
-                "the dialogues are kept: the same command asks only for picks that are missing",
+                f"picker={picker.model}: {error}",
+                "repeat the command: it keeps the dialogues and requests only the missing picks",
             ) from error
-    return replace(figures, picked=found)
-
-
-async def _dump(
-    settings: EvaluatedSettings, name: str, figures: Figures, store: Store, attempt: int
-) -> None:
-    file = Path(f"{expanded(name)}_step_{figures.version}.jsonl")
-    rows = await dialogue_rows(
-        *(store, attempt, STAGE, settings.build_environment(), settings.played, figures.version)
-    )
-    write_rows(file, rows)
+    return replace(figures, picked=best)
 
 
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
 
 
 class ModelSettings(EvaluatedSettings):
-    """A benchmark and a policy whose weights we have."""
+    """Settings of a benchmark and a policy with local weights."""
 
     policy: str | None = key(
         None,
-        "A run folder, or a model's name or folder, for all agents; `policy.AGENT=` names that of one of them.",
+        "Run folder, or name or folder of a model, for all agents; `policy.AGENT=` sets one agent.",
     )
     engine: EngineSettings = EngineSettings()
     best_of: int = key(
         1,
-        "Candidates of each turn, of which the one is said that `critic` scores highest; with "
+        "Candidates of each turn; the candidate with the highest score of `critic` is used. Needs "
         "temperature=1.",
         source="SWEET-RL figure 3a: 1 to 32",
         ge=1,
     )
     critic: str | None = key(
-        None, "A run folder whose recipe trains a critic, which scores candidates."
+        None, "Run folder of a recipe that trains a critic; the critic scores candidates."
     )
 
     @model_validator(mode="after")
     def _needs_critic(self) -> Self:
         if (self.best_of > 1) != (self.critic is not None):
-            raise ValueError("best_of=N goes with critic=RUN, and only with it")
+            raise ValueError("best_of=N and critic=RUN need each other; give both or neither")
         if self.best_of > 1 and self.temperature == 0:
-            raise ValueError(
-                "best_of candidates at temperature=0 would all be one; give temperature=1"
-            )
+            raise ValueError("all best_of candidates are equal at temperature=0; use temperature=1")
         return self
 
 
 class ServerSettings(EvaluatedSettings):
-    """A benchmark and a policy that is only talked to."""
+    """Settings of a benchmark and a policy behind a server."""
 
-    policy: str = key(..., "The URL of an OpenAI-compatible server.")
+    policy: str = key(..., "URL of an OpenAI-compatible server.")
     endpoint: EndpointSettings
 
 
 def evaluate_benchmark(
     benchmark: str, words: Sequence[str], *, every: bool, console: Console
 ) -> None:
-    """Evaluate, print the table, and one JSON object as the last line."""
-    show(*played(benchmark, words, every=every, console=console))
+    """Evaluate policies. Print a table and, as the last line, one JSON object."""
+    show(*play_benchmark(benchmark, words, every=every, console=console))
 
 
-def played(
+def play_benchmark(
     benchmark: str,
     words: Sequence[str],
     *,
@@ -190,25 +179,31 @@ def played(
     console: Console,
     split: Split = "heldout",
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
-    """Play the tasks of a split: what is played, how, what each policy came to, and what a server was used for."""
-    preset, (own, words) = _preset(words), of_agents(words)
+    """Evaluate policies on the tasks of a split.
+
+    Returns:
+        Name of the benchmark, its settings, the figures of each policy, and the usage of a server if there is one.
+    """
+    preset, (own, words) = _preset(words), split_agent_policies(words)
     words, as_trained = _as_trained(benchmark, words, console)
     if urls := _urls(words, own):
         if every:
-            raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
+            raise UserError(
+                "--checkpoints all: a server has no checkpoints", "give a run folder as policy="
+            )
         layers = [preset, {"endpoint": {"url": urls[-1]}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
         _check(server, split)
-        found, usage = asyncio.run(_by_endpoint(server, console, split))
-        return server.played, server, [found], usage
+        figures, usage = asyncio.run(_by_endpoint(server, console, split))
+        return server.played, server, [figures], usage
     layers = [as_trained, preset]
     model = benchmark_settings(ModelSettings, benchmark, words, layers, where=KEYS)
     if model.critic and not isinstance(make_environment(model), Coding):
         raise UserError(
-            f"critic={model.critic} judges functions, which {model.played} does not ask for",
+            f"critic={model.critic} scores only code, and {model.played} has no code",
             f"use one of: {', '.join(CODING)}",
         )
-    named = cast_of(model, model.policy, own)
+    named = agent_policies(model, model.policy, own)
     _check(model, split)
     return model.played, model, _by_models(model, named, every, console, split), None
 
@@ -216,23 +211,24 @@ def played(
 def _as_trained(
     benchmark: str, words: Sequence[str], console: Console
 ) -> tuple[list[str], Mapping[str, Any]]:
-    """Return words and values that play a benchmark as the run did whose policy is evaluated, if it is the run's own.
+    """Return words and values for a run's own benchmark with the settings of its training.
 
-    Runs of ``sft`` on questions are played with the bare question as the prompt, as they were trained.
+    Policies of ``sft`` on questions get the bare question as the prompt, as in training.
     """
-    of_file = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
-    words, name = [*of_file, *with_file(words)], "qa" if of_file else absolute_name(benchmark)
+    file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
+    words = [*file_words, *with_file(words)]
+    name = "qa" if file_words else absolute_name(benchmark)
     policy = next((word[7:] for word in reversed(words) if word.startswith("policy=")), "")
     if not is_run(policy):
         return words, {}
     recipe, stored = read_config(Path(policy))
-    run, asked = Choice.of(stored), Choice.among(words)
+    run, choice = Choice.of(stored), Choice.among(words)
     environment = run.environment if name in (run.dataset, run.environment) else None
-    dataset = asked.dataset or (name if name == run.dataset else run.dataset)
+    dataset = choice.dataset or (name if name == run.dataset else run.dataset)
     if (
         environment is None
         or dataset != run.dataset
-        or asked.environment not in (None, environment)
+        or choice.environment not in (None, environment)
     ):
         return words, {}
     groups = ("dataset", "environment", "tools")
@@ -249,8 +245,8 @@ def _as_trained(
 
 
 def _check(settings: EvaluatedSettings, split: Split) -> None:
-    """Refuse data, a judge and a person that can't be had before a policy is loaded."""
-    check_evaluated(settings)
+    """Raise ``UserError`` for unavailable data, judge or user simulator, before a policy is loaded."""
+    check_outputs(settings)
     environment = settings.build_environment()
     check_graded(environment)
     draw_tasks(environment, split, 1, settings.seed)
@@ -263,60 +259,69 @@ def _check(settings: EvaluatedSettings, split: Split) -> None:
 def _by_models(
     settings: ModelSettings, named: Mapping[str, str], every: bool, console: Console, split: Split
 ) -> list[Figures]:
-    found = []
-    for one in candidates(named, settings.engine, every=every):
-        make_folder(one.folder)
-        engines = RunEngines(settings.engine, one.players[0].base, one.folder / "servers")
+    figures = []
+    for candidate in candidates(named, settings.engine, every=every):
+        make_folder(candidate.folder)
+        base = candidate.players[0].base
+        engines = RunEngines(settings.engine, base, candidate.folder / "servers")
         try:
-            found.append(engines.run(_by_engines(settings, one, engines, console, split)))
+            figures.append(engines.run(_by_engines(settings, candidate, engines, console, split)))
         finally:
             engines.close()
-    return found
+    return figures
 
 
 async def _by_engines(
-    settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console, split: Split
+    settings: ModelSettings,
+    candidate: Candidate,
+    engines: RunEngines,
+    console: Console,
+    split: Split,
 ) -> Figures:
-    speaking, said = {}, []
-    for player in one.players:
-        speaking[player.agents] = await engines.speak(
+    actors, speakers = {}, []
+    for player in candidate.players:
+        actors[player.agents] = await engines.speak(
             *(player.version, player.path, player.load),
-            role=one.role(player),
+            role=candidate.role(player),
             base=player.base,
             template_args=player.template_args,
         )
-        said.append(_speaker(settings, player, speaking[player.agents]))
-    path = one.folder / await store_name(_plain(settings), _all_speakers(one.players, said), split)
+        speakers.append(_speaker(settings, player, actors[player.agents]))
+    identity = _all_speakers(candidate.players, speakers)
+    path = candidate.folder / await store_name(_plain(settings), identity, split)
     sampling, progress = settings.sampling(settings.engine.timeout), ConsoleProgress(console)
     samplers: dict[str, Sampler] = {}
-    stats = [of.engine.stats for of in speaking.values()]
+    stats = [actor.engine.stats for actor in actors.values()]
     async with AsyncExitStack() as stack:
-        for agents, of in speaking.items():
-            renderer, context = of.renderer, of.context_length
+        for agents, actor in actors.items():
+            renderer, context = actor.renderer, actor.context_length
             sampler = TokenSampler(
-                of.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+                actor.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
             )
-            best = await stack.enter_async_context(_best(settings, sampler, of.renderer, split))
+            best = await stack.enter_async_context(_best(settings, sampler, renderer, split))
             samplers |= dict.fromkeys(agents, best)
-        found = await evaluate(
+        result = await evaluate(
             *(settings, samplers, path, progress),
             lambda: sum(n.sampled_tokens for n in stats),
             split=split,
         )
     if not any(n.requests for n in stats):
-        console.print(f"{one.label}: done before, read from {path}")
-    renderers = {agent: of.renderer for agents, of in speaking.items() for agent in agents}
-    figures = Figures(one.label, one.version, found, path, decoder=renderers.__getitem__)
-    return await figures_of(settings, figures)
+        console.print(f"{candidate.label}: already evaluated, read from {path}")
+    renderers = {agent: actor.renderer for agents, actor in actors.items() for agent in agents}
+    figures = Figures(
+        candidate.label, candidate.version, result, path, decoder=renderers.__getitem__
+    )
+    return await add_picks(settings, figures)
 
 
-def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
-    """What the turns of all models depend on: of several also which agents each plays."""
+def _all_speakers(players: Sequence[Player], speakers: Sequence[str]) -> str:
+    """Return the identity of all models; with several models, also the agents of each."""
     agents = [player.agents for player in players]
-    return said[0] if len(said) == 1 else str(list(zip(agents, said, strict=True)))
+    return speakers[0] if len(speakers) == 1 else str(list(zip(agents, speakers, strict=True)))
 
 
-def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
+def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
+    """Return the identity of a model: everything that its turns depend on."""
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
     if player.template_args and not settings.engine.template_args:
@@ -324,7 +329,7 @@ def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
     speaker += (
         f" best of {settings.best_of} {_critic_hash(settings.critic)}" if settings.critic else ""
     )
-    template = of.renderer.template
+    template = actor.renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
 
@@ -337,7 +342,7 @@ async def _by_endpoint(
         args = f" {sorted(server.template_args.items())}" if server.template_args else ""
         speaker = f"{server.url} {server.model}{args}"
         path = FOLDER / await store_name(_plain(settings), speaker, split)
-        found = await evaluate(
+        result = await evaluate(
             settings,
             sampler_per_agent(settings, TextSampler(endpoint, settings.sampling(server.timeout))),
             path,
@@ -346,8 +351,8 @@ async def _by_endpoint(
             again=True,
             split=split,
         )
-        cost = endpoint.usage.cost if found.fresh else None
-        figures = await figures_of(settings, Figures(server.model, 0, found, path, cost=cost))
+        cost = endpoint.usage.cost if result.fresh else None
+        figures = await add_picks(settings, Figures(server.model, 0, result, path, cost=cost))
         return figures, str(endpoint.usage)
 
 
@@ -355,15 +360,17 @@ async def _by_endpoint(
 async def _best(
     settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer, split: Split
 ) -> AsyncIterator[Sampler]:
-    """The sampler, or one that says the best of several candidates by a run's critic."""
+    """Wrap the sampler to choose the best of several candidates, if the settings have a critic."""
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(Path(settings.critic)) as (own, run):
-        tasks = {task.id: task for task in _tasks(settings, split)}
-        async with own.open(run) as critic:
+    with _critic_run(Path(settings.critic)) as (run_critic, run):
+        environment = settings.build_environment()
+        sample = environment.tasks(split, settings.tasks, settings.seed)
+        tasks = {task.id: task for task in sample}
+        async with run_critic.open(run) as critic:
             if critic.renderer is not None:
-                _check_words(settings, critic.renderer, renderer)
+                _check_tokenizers(settings, critic.renderer, renderer)
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
                 return await critic.score(tasks[tree.task], tree, turns)
@@ -371,16 +378,12 @@ async def _best(
             yield BestOfSampler(sampler, settings.best_of, score)
 
 
-def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
+def _check_tokenizers(settings: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
     if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(
-            f"critic={settings.critic} has another tokenizer than policy={settings.policy}",
-            "give the critic of a run whose base has the policy's tokenizer",
+            f"critic={settings.critic} and policy={settings.policy} have different tokenizers",
+            "use the critic of a run whose base model has the policy's tokenizer",
         )
-
-
-def _tasks(settings: ModelSettings, split: Split) -> list[Task]:
-    return settings.build_environment().tasks(split, settings.tasks, settings.seed)
 
 
 @contextmanager
@@ -388,10 +391,10 @@ def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
     with recorded_run(folder, recipe_of) as (recipe, run):
         critic = critic_of(recipe)
         if critic is None:
-            having = " or ".join(one.name for one in descriptions() if one.critic)
+            names = " or ".join(one.name for one in descriptions() if one.critic)
             raise UserError(
-                f"critic={folder} is a run of {recipe.name} without a critic",
-                f"give a run of {having}",
+                f"critic={folder} is a run of {recipe.name}, which has no critic",
+                f"give a run of {names}",
             )
         yield critic, run
 
@@ -402,16 +405,16 @@ def _critic_hash(folder: str) -> str:
 
 
 def _urls(words: Sequence[str], own: Mapping[str, str]) -> list[str]:
-    """The address that ``policy=`` gives, if it is one. A server plays all agents."""
-    given = [word.partition("=")[2] for word in words if word.startswith("policy=")]
-    found = [url for url in given if _is_url(url)]
-    of_one = [f"{ONE}{agent}={name}" for agent, name in own.items() if found or _is_url(name)]
-    if of_one:
+    """Return the URLs among the words ``policy=``. Raises ``UserError`` if single agents have policies, too."""
+    policies = [word.partition("=")[2] for word in words if word.startswith("policy=")]
+    urls = [policy for policy in policies if _is_url(policy)]
+    single = [f"{AGENT_KEY}{agent}={name}" for agent, name in own.items() if urls or _is_url(name)]
+    if single:
         raise UserError(
-            f"{of_one[0]}: a server plays all agents, and no other policy plays beside it",
-            "give policy=URL alone, or models and run folders",
+            f"{single[0]} is in conflict: a server plays all agents",
+            "give only policy=URL, or only models and run folders",
         )
-    return found
+    return urls
 
 
 def _is_url(name: str) -> bool:
@@ -419,8 +422,8 @@ def _is_url(name: str) -> bool:
 
 
 def _preset(words: Sequence[str]) -> Mapping[str, Any]:
-    asked = [word.partition("=")[2] for word in words if word.startswith("method=")]
-    return next((values for method, values in PRESETS.items() if method in asked[-1:]), {})
+    methods = [word.partition("=")[2] for word in words if word.startswith("method=")]
+    return next((values for method, values in PRESETS.items() if method in methods[-1:]), {})
 
 
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:

@@ -1,4 +1,4 @@
-"""``coterie export`` and ``coterie import``: the rows, pairs, trajectories, tasks and weights of a run."""
+"""``coterie export`` and ``coterie import``: rows, pairs, trajectories, tasks and weights of a run."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +10,12 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Write what a run has trained on, or its model, for other programs.",
+    help="Export the training data or the model of a run for other programs.",
 )
 
 
 class DataForm(StrEnum):
-    """For whom data is written."""
+    """File format of exported data."""
 
     jsonl = "jsonl"
     trl = "trl"
@@ -26,24 +26,23 @@ class DataForm(StrEnum):
 @app.command("data")
 def export_data(
     folder: RunArgument,
-    to: Annotated[DataForm, typer.Option(help="The form of the files.")],
+    to: Annotated[DataForm, typer.Option(help="Format of the files.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
     ] = None,
-    iteration: Annotated[
-        int | None, typer.Option(help="Which iteration; default: all.", min=0)
-    ] = None,
+    iteration: Annotated[int | None, typer.Option(help="Iteration; default: all.", min=0)] = None,
     role: Annotated[
-        str | None, typer.Option(help="Only what trains this model; default: all models.")
+        str | None, typer.Option(help="Only training data of this model; default: all models.")
     ] = None,
     secrets: Annotated[
-        bool, typer.Option("--secrets", help="With jsonl: privileged fields of trajectories, too.")
+        bool,
+        typer.Option("--secrets", help="With jsonl: include privileged fields of trajectories."),
     ] = False,
 ) -> None:
     """Write the training rows, preference pairs, trajectories or tasks of a run.
 
     `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
-    and pairs as chats. `verl`: tasks with their right answers, which no other form has.
+    and pairs as chats. `verl`: tasks with their right answers.
 
     Examples:
 
@@ -64,27 +63,27 @@ def export_model(
     folder: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder to make.")],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base: a whole model.")
+        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Also upload it to the Hugging Face hub, as OWNER/NAME."),
+        typer.Option(metavar="NAME", help="Also upload to the Hugging Face hub as OWNER/NAME."),
     ] = None,
     private: Annotated[
         bool, typer.Option("--private", help="Make the repository of --push private.")
     ] = False,
     role: Annotated[
-        str | None, typer.Option(help="Which of the run's models; default: the policy.")
+        str | None, typer.Option(help="Role of the model; default: the policy.")
     ] = None,
     iteration: Annotated[
         int | None,
-        typer.Option(help="The version that this iteration began with; default: the newest."),
+        typer.Option(help="Version at the start of this iteration; default: the newest."),
     ] = None,
 ) -> None:
-    """Write the weights and the tokenizer of a run's last policy, with a model card.
+    """Write the weights and the tokenizer of a run's policy, with a model card.
 
-    The folder can be given as `model=` to coterie, and to Transformers (an adapter to PEFT). --push needs a
-    token: `hf auth login`, or the variable HF_TOKEN.
+    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. --push needs a token:
+    `hf auth login`, or the variable HF_TOKEN.
 
     Examples:
 
@@ -104,7 +103,7 @@ def import_record(
     file: Annotated[Path, typer.Argument(help="trajectories.jsonl of an export.")],
     store: Annotated[Path, typer.Argument(help="Store to make, such as mine.sqlite.")],
 ) -> None:
-    """Make a store from exported trajectories; nothing is written if a line is broken.
+    """Make a store from exported trajectories. Writes nothing if a line is invalid.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What ``coterie export data`` does: a folder of rows, pairs and trajectories, or of verl's tasks."""
+"""``coterie export data``: write a folder of rows, pairs and trajectories, or of tasks for verl."""
 
 import json
 from collections import Counter
@@ -35,7 +35,7 @@ ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out
 
 @dataclass(frozen=True, slots=True)
 class DataExport:
-    """What is written of a run, and where."""
+    """Options of an export."""
 
     folder: Path
     to: str
@@ -47,14 +47,14 @@ class DataExport:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A folder, and how many things of each kind are in it."""
+    """A folder, and the number of items of each kind in it."""
 
     folder: Path
     counts: Counter[str]
 
 
 def export(what: DataExport) -> Exported:
-    """Write the folder, whole or not at all. Raises ``UserError`` if it exists or the run has nothing for it."""
+    """Write the folder atomically. Raises ``UserError`` if it exists or the run has no data for it."""
     out = what.out or what.folder / "export" / what.to
     check_new_folder(out, "remove it, or give --out another name")
     with recorded_run(what.folder, recipe_of) as (recipe, run):
@@ -64,18 +64,18 @@ def export(what: DataExport) -> Exported:
                 f"{recipe.name} has no role {what.role!r}",
                 f"{did_you_mean(what.role, names)}use one of: {', '.join(names)}",
             )
-        if what.to != "verl" and not (found := _iterations(recipe, run, what.iteration)):
+        if what.to != "verl" and not (iterations := _iterations(recipe, run, what.iteration)):
             raise UserError(
-                f"{run.folder} has no finished stage" + _of(what.iteration), "run it further"
+                f"{run.folder} has no finished stage" + _of(what.iteration), "continue the run"
             )
         with whole_folder(out) as partial:
             if what.to == "verl":
                 return Exported(out, _write_tasks(recipe, run, what.role, partial))
-            counts = _write_chats(recipe, run, what, found, partial)
+            counts = _write_chats(recipe, run, what, iterations, partial)
             if what.to == "jsonl":
-                iterations = None if what.iteration is None else found
+                some = None if what.iteration is None else iterations
                 file = partial / f"{TRAJECTORIES}.jsonl"
-                jsonl.export(run.store, file, iterations=iterations, secrets=what.secrets)
+                jsonl.export(run.store, file, iterations=some, secrets=what.secrets)
             elif not counts[ROWS] + counts[PAIRS]:
                 raise _nothing(what, counts[LEFT_OUT])
     return Exported(out, counts)
@@ -84,13 +84,13 @@ def export(what: DataExport) -> Exported:
 def _nothing(what: DataExport, left_out: int) -> UserError:
     if left_out:
         return UserError(
-            f"none of {left_out} pairs of {what.folder} can be written for {what.to}: their sides have the same text, "
+            f"{what.to} can't represent any of the {left_out} pairs of {what.folder}: their sides have the same text "
             "or are whole dialogues",
             "use --to jsonl",
         )
     return UserError(
-        f"{what.folder} has selected nothing to train on" + _of(what.iteration),
-        "run it further; reinforcement learning selects nothing: --to jsonl has its trajectories",
+        f"{what.folder} has no selected training data" + _of(what.iteration),
+        "continue the run; for reinforcement learning use --to jsonl, which has all trajectories",
     )
 
 
@@ -98,15 +98,15 @@ def _of(iteration: int | None) -> str:
     return "" if iteration is None else f" in iteration {iteration}"
 
 
-def _iterations(recipe: Recipe, run: Run, wanted: int | None) -> list[int]:
+def _iterations(recipe: Recipe, run: Run, iteration: int | None) -> list[int]:
     done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
-    return sorted(i for i in done if wanted in (None, i))
+    return sorted(i for i in done if iteration in (None, i))
 
 
 def _write_chats(
     recipe: Recipe, run: Run, what: DataExport, iterations: list[int], out: Path
 ) -> Counter[str]:
-    """Write rows and pairs, each file only if there are some; what LLaMA-Factory asks about them, too."""
+    """Write non-empty files of rows and pairs, and ``dataset_info.json`` for LLaMA-Factory."""
     form: Form = what.to  # type: ignore[assignment]  # verl is written by another function
     counts, tools = Counter[str](), set[str]()
     with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
@@ -154,7 +154,7 @@ def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[Traine
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
-    """Write tasks as verl's Parquet: those of the record for training, and the held-out ones."""
+    """Write tasks as Parquet for verl: recorded tasks for training, and held-out tasks."""
     from pyarrow import Table
     from pyarrow.parquet import write_table
 
@@ -168,9 +168,9 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
     for split, tasks in (("train", train), ("heldout", heldout)):
-        found = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
-        rows = [row for row in found if row is not None]
-        counts += Counter({split: len(rows), LEFT_OUT: len(found) - len(rows)})
+        candidates = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
+        rows = [row for row in candidates if row is not None]
+        counts += Counter({split: len(rows), LEFT_OUT: len(tasks) - len(rows)})
         if rows:
             write_table(Table.from_pylist(rows), out / f"{split}.parquet")
     if not counts["train"] + counts["heldout"]:
@@ -199,9 +199,9 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
 
 
 def _program_tests(task: Task) -> str:
-    """Return what a program must print, in the form of verl's ``prime_code``; empty for other tasks."""
+    """Return inputs and expected outputs of a program for verl's ``prime_code``; empty for other tasks."""
     tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if TESTS in task.secrets else []
     if not all(isinstance(one, dict) and one.get("kind") == "stdin" for one in tests):
         return ""
-    found = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}
-    return json.dumps(found) if tests else ""
+    columns = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}
+    return json.dumps(columns) if tests else ""

@@ -1,4 +1,4 @@
-"""What ``coterie export model`` does: a folder that Transformers or PEFT loads, and its upload."""
+"""``coterie export model``: write a folder for Transformers or PEFT, and upload it."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
-    """The card of a version of a role. Its settings are a file for ``coterie run --config``."""
+    """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = next(one.model for one in recipe.roles() if one.name == role)
     head: dict[str, object] = {"library_name": "peft" if adapter else "transformers"}
@@ -50,51 +50,51 @@ def model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bo
         f"{kind} `{base}` by `{recipe.name}` of coterie {coterie.__version__}: {after}.", "",
         *_figures(recipe, run),
         "## Settings", "",
-        "Those that differ from the preset of coterie. `coterie run --config FILE` takes them.", "",
-        "```yaml", _changed(recipe), "```", "",
+        "Settings that differ from the preset of coterie, for `coterie run --config FILE`.", "",
+        "```yaml", _changes(recipe), "```", "",
     ])  # fmt: skip
 
 
 def _figures(recipe: Recipe, run: Run) -> list[str]:
-    """Scores and tokens on held-out tasks, of all policies of the run."""
+    """Return a table of held-out scores and tokens of all policies."""
     done = [one for one in recipe.steps() if one.stage == EVALUATION and run.is_finished(one)]
     if not done:
         return []
     lines = ["## Figures", "", "On held-out tasks; policy 0 is the base.", "",
              "| policy | score | 95% interval | tokens | tasks |", "|---|---|---|---|---|"]  # fmt: skip
     for step in done:
-        at = evaluation(run.store, step.iteration)
+        point = evaluation(run.store, step.iteration)
+        interval = f"{point.low:.3f} to {point.high:.3f}"
         lines.append(
-            f"| {at.version} | {at.score:.3f} | {at.low:.3f} to {at.high:.3f} | {at.tokens:.1f} | {at.n} |"
+            f"| {point.version} | {point.score:.3f} | {interval} | {point.tokens:.1f} | {point.n} |"
         )
     return [*lines, ""]
 
 
-def _changed(recipe: Recipe) -> str:
+def _changes(recipe: Recipe) -> str:
     s = recipe.settings
-    chosen = {
+    choice = {
         "dataset.name": s.dataset.name,
         "environment.name": s.environment.name,
         "model": s.model,
     }
-    words = [f"{name}={value}" for name, value in chosen.items() if value is not None]
-    preset = settings(recipe.name, words)
-    usual = flatten(preset.model_dump(mode="json"))
+    names = {name: value for name, value in choice.items() if value is not None}
+    preset = settings(recipe.name, [f"{name}={value}" for name, value in names.items()])
+    defaults = flatten(preset.model_dump(mode="json"))
     values = flatten(s.model_dump(mode="json"))
-    changed = {path: value for path, value in values.items() if value != usual.get(path)}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    written = {"recipe": recipe.name, **given, **changed}
-    return str(yaml.safe_dump(written, sort_keys=False)).rstrip()
+    changes = {path: value for path, value in values.items() if value != defaults.get(path)}
+    card = {"recipe": recipe.name, **names, **changes}
+    return str(yaml.safe_dump(card, sort_keys=False)).rstrip()
 
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", ADAPTER_FILE, *TOKENIZER_FILES)
-"""What of a training's final folder others need."""
+"""Files of a checkpoint that an export includes."""
 TOKEN = "make one with write access at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Which model of a run goes where."""
+    """Options of an export."""
 
     folder: Path
     out: Path
@@ -104,10 +104,11 @@ class Export:
 
 
 def export(what: Export, push: str | None, *, private: bool = False) -> None:
-    """Write the folder; then upload it, if ``push`` names a repository.
+    """Write the folder, then upload it if ``push`` names a repository.
 
-    Raises :class:`UserError`, before anything is loaded, for a folder that is there, a role or version that
-    the run does not have, and an upload that would be refused.
+    Raises:
+        UserError: The folder exists, the run lacks the role or version, or the hub does not permit the upload. Raised
+            before a model is loaded.
     """
     check_new_folder(what.out, "remove it, or give --out another name")
     api = None if push is None else _hub(push)
@@ -117,7 +118,7 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
         path = recipe.policy_path(run, version, role)
         if what.merge and not is_adapter(path):
             raise UserError(
-                f"--merge: version {version} of {role!r} is a whole model and no adapter",
+                f"--merge: version {version} of {role!r} is a full model, not an adapter",
                 "leave --merge out",
             )
         with whole_folder(what.out) as partial:
@@ -144,31 +145,31 @@ def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], parti
     loaded.tokenizer.save_pretrained(partial)
 
 
-def _role(recipe: Recipe, wanted: str | None) -> str:
+def _role(recipe: Recipe, name: str | None) -> str:
     names = [role.name for role in recipe.roles()]
-    if wanted is not None and wanted not in names:
+    if name is not None and name not in names:
         raise UserError(
-            f"{recipe.name} has no role {wanted!r}",
-            f"{did_you_mean(wanted, names)}use one of: {', '.join(names)}",
+            f"{recipe.name} has no role {name!r}",
+            f"{did_you_mean(name, names)}use one of: {', '.join(names)}",
         )
-    return wanted or names[0]
+    return name or names[0]
 
 
-def exported_version(recipe: Recipe, run: Run, role: str, wanted: int | None) -> int:
-    """Return the wanted version of a role, or its newest trained one. Raises ``UserError`` if there is none."""
-    have = recipe.versions(run, role)
-    if wanted is not None and wanted not in have:
+def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -> int:
+    """Return a version of a role, by default the newest. Raises ``UserError`` if it does not exist."""
+    versions = recipe.versions(run, role)
+    if version is not None and version not in versions:
+        names = ", ".join(map(str, versions))
         raise UserError(
-            f"{run.folder} has no version {wanted} of {role!r} (it has {', '.join(map(str, have))}; 0 "
-            "is what it began as)",
-            "give one of these with --iteration, or run it further",
+            f"{run.folder} has no version {version} of {role!r}; it has {names} (0 is the base)",
+            "give one of these with --iteration, or continue the run",
         )
-    if wanted is None and have[-1] == 0:
+    if version is None and versions[-1] == 0:
         raise UserError(
             f"{run.folder} has not trained {role!r} yet",
-            "run it further, or give --iteration 0 for the model that it began as",
+            "continue the run, or give --iteration 0 for the base",
         )
-    return have[-1] if wanted is None else wanted
+    return versions[-1] if version is None else version
 
 
 def _hub(name: str) -> HfApi:
@@ -179,9 +180,9 @@ def _hub(name: str) -> HfApi:
             f"--push {name}: {str(error).splitlines()[0]}", "such as OWNER/NAME"
         ) from error
     if "/" not in name:
-        raise UserError(f"--push {name} does not say whose it is", f"such as --push OWNER/{name}")
+        raise UserError(f"--push {name} has no owner", f"use --push OWNER/{name}")
     if get_token() is None:
-        raise UserError("--push needs a token of the Hugging Face hub, and there is none", TOKEN)
+        raise UserError("--push needs a token of the Hugging Face hub", TOKEN)
     if not hub_answers():
         raise UserError(
             "--push: the Hugging Face hub can't be reached",
@@ -197,7 +198,7 @@ def _hub(name: str) -> HfApi:
 
 
 def _check_rights(account: dict[str, Any], name: str) -> None:
-    """Refuse a token that can't write, or not for the owner; what fine-grained ones may do the hub does not say."""
+    """Raise ``UserError`` if a token can't write for the owner. Permissions of fine-grained tokens are unknown."""
     role = account.get("auth", {}).get("accessToken", {}).get("role")
     if role == "read":
         raise UserError(f"--push {name}: the token may only read", TOKEN)
@@ -205,21 +206,22 @@ def _check_rights(account: dict[str, Any], name: str) -> None:
     owner = name.partition("/")[0]
     if role == "write" and owner.lower() not in map(str.lower, owners):
         raise UserError(
-            f"--push {name}: the token is of {', '.join(owners)}, and not of {owner}",
-            f"such as --push {owners[0]}/{name.partition('/')[2]}",
+            f"--push {name}: the token is for {', '.join(owners)}, not for {owner}",
+            f"use --push {owners[0]}/{name.partition('/')[2]}",
         )
 
 
 def _upload(api: HfApi, name: str, folder: Path, private: bool) -> None:
     try:
         api.create_repo(name, private=private or None, exist_ok=True)
-        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message="coterie export")
-    except (
-        Exception
-    ) as error:  # the client wraps some errors, and raises those of several libraries
+        commit = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="coterie export"
+        )
+    # The client raises errors of several libraries and wraps some of them.
+    except Exception as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise UserError(
             f"the upload to {name} failed: {reason}",
-            f"{folder} is written; check the name and the token, then: hf upload {name} {folder}",
+            f"{folder} is written; check the name and the token, then run: hf upload {name} {folder}",
         ) from error
-    notes().print(f"uploaded to {done.repo_url}")
+    notes().print(f"uploaded to {commit.repo_url}")

@@ -1,11 +1,11 @@
-"""Output of ``coterie evaluate BENCHMARK``: a table, the path of a page with examples, and one JSON object.
+"""Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object.
 
-With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
-are by their number k: {"policy", "version", "method", "k", "n", "failed", "coverage",
+With one dialogue per task, the last line is {"benchmark", "rows": [{"policy", "version",
+"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with several,
+each row has a number of dialogues k: {"policy", "version", "method", "k", "n", "failed", "coverage",
 "coverage_ci", "majority", "majority_ci", "average", "spread", "tokens", "tokens_per_score", "of_all": {"well_formed",
-"cut_off"}}, the intervals at powers of two and at the last k, else null. The last row also has ``"picked"`` (best of n
-by a judge), and ``"cost"`` and ``"cost_of_pass"`` where prices are given. For an endpoint there is also ``"usage"``.
+"cut_off"}}, with intervals at powers of two and at the last k, else null. The last row also has ``"picked"`` (best of n
+by a judge), and ``"cost"`` and ``"cost_of_pass"`` if prices are set. Endpoints also have ``"usage"``.
 """
 
 import json
@@ -35,9 +35,9 @@ from coterie.runs.loop import command_line
 from coterie.terminal import beside, in_words, means_table, results, share
 
 EXAMPLES = 12
-"""Tasks that are shown on the page."""
+"""Number of example tasks on the page."""
 WIDTH = 112
-"""Columns that the table may take: one that a narrow terminal breaks into lines still has all its figures."""
+"""Table width in columns. A narrow terminal wraps its lines instead of hiding columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +46,26 @@ class Figures:
 
     label: str
     version: int
-    found: Evaluation | Consistency
+    evaluation: Evaluation | Consistency
     store: Path
-    """Where its dialogues are; the page is written beside the last one."""
+    """Store of the dialogues. The page is written to the folder of the last store."""
     decoder: Callable[[str], ChatRenderer] | None = None
-    """Returns the renderer of an agent's model; ``None`` for a server."""
+    """Function that returns the renderer of an agent's model; ``None`` for a server."""
     cost: float | None = None
-    """Of all its dialogues, in the currency of the prices; ``None`` without prices, or if some were played before."""
+    """Cost of all dialogues, in the currency of the prices; ``None`` without prices, or if some were reused."""
     picked: BestOfN | None = None
-    """Best of n by a judge, if there is one."""
+    """Best of n by a judge, if the settings have a judge."""
 
 
 def show(
     benchmark: str, settings: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
 ) -> None:
-    """Print the table, where the pages are, and the JSON object as the last line."""
+    """Print the table, the path of the page and, as the last line, the JSON object."""
     console = results(WIDTH)
     title = f"{benchmark}, held-out tasks"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
     console.print(_curves(title, figures) if settings.samples > 1 else _scores(title, figures))
-    means = [one.found.means for one in figures if isinstance(one.found, Evaluation)]
+    means = [one.evaluation.means for one in figures if isinstance(one.evaluation, Evaluation)]
     if (more := means_table([one.label for one in figures], means)) is not None:
         console.print(more)
     for one in figures:
@@ -80,16 +80,16 @@ def show(
 
 
 def _rows(one: Figures) -> list[dict[str, Any]]:
-    found = one.found
-    common = {"policy": one.label, "version": one.version, "n": found.n, "failed": found.failed}
-    if isinstance(found, Evaluation):
+    result = one.evaluation
+    common = {"policy": one.label, "version": one.version, "n": result.n, "failed": result.failed}
+    if isinstance(result, Evaluation):
         score = {
-            "score": round(found.score, 4),
-            "score_ci": [round(found.low, 4), round(found.high, 4)],
-            "tokens": round(found.tokens, 2),
-            "tokens_per_score": _ratio(found.tokens, found.score),
-            **_cost_of_pass(one.cost, found.score * found.n),
-            **{name: round(value, 4) for name, value in found.means.items()},
+            "score": round(result.score, 4),
+            "score_ci": [round(result.low, 4), round(result.high, 4)],
+            "tokens": round(result.tokens, 2),
+            "tokens_per_score": _ratio(result.tokens, result.score),
+            **_cost_of_pass(one.cost, result.score * result.n),
+            **{name: round(value, 4) for name, value in result.means.items()},
         }
         return [common | score]
     rows = [
@@ -105,17 +105,17 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "tokens": round(point.tokens, 2),
             "tokens_per_score": _ratio(point.tokens / point.k, point.average),
             **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
-            "of_all": {name: round(value, 4) for name, value in found.means.items()},
+            "of_all": {name: round(value, 4) for name, value in result.means.items()},
         }
-        for point in found.points
+        for point in result.points
     ]
-    last = found.points[-1]
-    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * found.n) | _picked_row(one.picked)
+    last = result.points[-1]
+    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * result.n) | _picked_row(one.picked)
     return rows
 
 
 def _ratio(cost: float, gain: float) -> float | None:
-    """Cost of one unit of gain; ``None`` without any gain."""
+    """Return the cost per unit of gain; ``None`` without gain."""
     return round(cost / gain, 2) if gain > 0 else None
 
 
@@ -141,9 +141,7 @@ def _picked_row(picked: BestOfN | None) -> dict[str, Any]:
 def _picked_line(label: str, picked: BestOfN) -> str:
     low, high = picked.interval
     text = f"{label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}"
-    return text + f"; {picked.unreadable} tasks without a reply that can be read" * bool(
-        picked.unreadable
-    )
+    return text + f"; {picked.unreadable} tasks without a readable reply" * bool(picked.unreadable)
 
 
 def _rounded(estimate: Estimate) -> list[float] | None:
@@ -151,37 +149,41 @@ def _rounded(estimate: Estimate) -> list[float] | None:
 
 
 def _scores(title: str, figures: Sequence[Figures]) -> Table:
-    names = beside([one.found.means for one in figures if isinstance(one.found, Evaluation)])
+    names = beside(
+        [one.evaluation.means for one in figures if isinstance(one.evaluation, Evaluation)]
+    )
     heads = map(in_words, names)
     table = _table(title, "score", "95% interval", "tokens", *heads, "n", "failed")
     for one in figures:
-        assert isinstance(one.found, Evaluation)
-        found = one.found
+        assert isinstance(one.evaluation, Evaluation)
+        result = one.evaluation
         table.add_row(
             one.label,
-            f"{found.score:.3f}",
-            f"{found.low:.3f} to {found.high:.3f}",
-            f"{found.tokens:.1f}",
-            *(share(found.means, name) for name in names),
-            f"{found.n}",
-            f"{found.failed}",
+            f"{result.score:.3f}",
+            f"{result.low:.3f} to {result.high:.3f}",
+            f"{result.tokens:.1f}",
+            *(share(result.means, name) for name in names),
+            f"{result.n}",
+            f"{result.failed}",
         )
     return table
 
 
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
-    """Several dialogues a task: coverage and majority, where there are intervals."""
+    """Return the table of coverage and majority by number of dialogues, at points with intervals."""
     shares = (WELL_FORMED, CUT_OFF)
-    found = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
-    tested = any(point.fraction is not None for _, some in found for point in some.points)
+    curves = [
+        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Consistency)
+    ]
+    tested = any(point.fraction is not None for _, curve in curves for point in curve.points)
     names = (
         *("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens"),
         *(["best fraction"] if tested else []),
         *("failed", *map(in_words, shares)),
     )
-    table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
-    for label, some in found:
-        for point in some.points:
+    table = _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", *names)
+    for label, curve in curves:
+        for point in curve.points:
             if point.coverage.interval and point.majority.interval:
                 fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
                 table.add_row(
@@ -195,8 +197,8 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     "" if point.spread is None else f"{point.spread:.3f}",
                     f"{point.tokens:.1f}",
                     *([fraction] if tested else []),
-                    f"{some.failed}",
-                    *(share(some.means, name) for name in shares),
+                    f"{curve.failed}",
+                    *(share(curve.means, name) for name in shares),
                 )
     return table
 
@@ -214,8 +216,12 @@ def evaluation_report(
 ) -> Report:
     """Return the page of an evaluation: scores of all policies, and their rollouts side by side."""
     metric = settings.build_environment().metric
-    several = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
-    single = [(one.label, one.found) for one in figures if isinstance(one.found, Evaluation)]
+    several = [
+        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Consistency)
+    ]
+    single = [
+        (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Evaluation)
+    ]
     if several:
         parts = [scaling_section(n, *one, metric) for n, one in enumerate(several)]
     else:
@@ -290,7 +296,7 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[Example, ...]:
-    """Return tasks with the rollouts of all policies."""
+    """Return example tasks with the rollouts of all policies."""
     decoders = {one.label: one.decoder for one in figures if one.decoder}
     agents = agents_of(settings.build_environment())
     vocabularies = [of(agent).tokenizer.get_vocab() for of in decoders.values() for agent in agents]
@@ -329,11 +335,11 @@ def _renderer(decoders: Mapping[str, Callable[[str], ChatRenderer]], name: str) 
 
 
 def _picked_tasks(scores: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return tasks whose scores differ, tasks without a right answer, and others."""
-    known = {task: own for task, own in scores.items() if own}
-    differing = [task for task, own in known.items() if max(own) > min(own)]
-    wrong = [task for task, own in known.items() if max(own) == min(own) < 0.5]
-    right = [task for task, own in known.items() if max(own) == min(own) >= 0.5]
+    """Choose example tasks: differing scores first, then wrong, then right."""
+    graded = {task: own for task, own in scores.items() if own}
+    differing = [task for task, own in graded.items() if max(own) > min(own)]
+    wrong = [task for task, own in graded.items() if max(own) == min(own) < 0.5]
+    right = [task for task, own in graded.items() if max(own) == min(own) >= 0.5]
     third = EXAMPLES // 3
     first = [*differing[:third], *wrong[:third], *right[:third]]
     others = [task for task in (*differing, *wrong, *right) if task not in first]

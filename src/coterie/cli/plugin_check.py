@@ -1,6 +1,6 @@
-"""Whether installed plug-ins can be used; each is imported in a process of its own.
+"""Check of installed plug-ins. Imports each in a separate process.
 
-``python -m coterie.cli.plugin_check KIND NAME`` is that process: it ends with status 0, or says what is wrong.
+The process is ``python -m coterie.cli.plugin_check KIND NAME``. It exits with status 0 or prints the problem.
 """
 
 import subprocess
@@ -12,59 +12,61 @@ from coterie.errors import UserError
 
 KINDS = ("environment", "dataset", "recipe", "reward", "tool")
 SECONDS = 120.0
-"""For one plug-in; torch alone may take many of them."""
+"""Time limit for one plug-in. Importing torch can take long."""
 AT_ONCE = 2
 
 
 def check_all() -> list[tuple[str, str]]:
-    """Every installed plug-in, as ``KIND NAME``, and what is wrong with it; empty if nothing is."""
-    known = [(kind, name) for kind in KINDS for name in installed(Kind(kind, {}))]
+    """Return each installed plug-in as ``KIND NAME``, with its problem or an empty text."""
+    plugins = [(kind, name) for kind in KINDS for name in installed(Kind(kind, {}))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda one: imported(*one), known)
-    return [(f"{kind} {name}", wrong) for (kind, name), wrong in zip(known, found, strict=True)]
+        problems = pool.map(lambda plugin: import_problem(*plugin), plugins)
+    return [
+        (f"{kind} {name}", problem) for (kind, name), problem in zip(plugins, problems, strict=True)
+    ]
 
 
-def imported(kind: str, name: str, seconds: float = SECONDS) -> str:
-    """What is wrong with a plug-in that is imported in a child process; empty if nothing is."""
+def import_problem(kind: str, name: str, seconds: float = SECONDS) -> str:
+    """Import a plug-in in a child process. Return its problem, or an empty text."""
     words = [sys.executable, "-m", "coterie.cli.plugin_check", kind, name]
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return f"its import did not end within {seconds:g} seconds"
-    if ran.returncode == 0:
+    if process.returncode == 0:
         return ""
-    if ran.returncode < 0:
-        return f"its import ended the process by signal {-ran.returncode}"
-    said = ran.stderr.strip().splitlines()
-    return said[-1] if said else f"its import ended the process with status {ran.returncode}"
+    if process.returncode < 0:
+        return f"its import ended the process by signal {-process.returncode}"
+    lines = process.stderr.strip().splitlines()
+    return lines[-1] if lines else f"its import ended the process with status {process.returncode}"
 
 
-def look(kind: str, name: str) -> None:
-    """Import a plug-in; raises ``UserError`` for what it lacks."""
+def check(kind: str, name: str) -> None:
+    """Import a plug-in. Raises ``UserError`` if it is incomplete."""
     if kind == "environment":
         from coterie.config.construct import settings_type_of
         from coterie.environments.checks import METHODS
         from coterie.environments.registry import ENVIRONMENTS
         from coterie.environments.settings import EnvironmentSettings
 
-        found = find(ENVIRONMENTS, name)
-        settings_type_of(found, EnvironmentSettings)
-        lacking = [one for one in METHODS if not callable(getattr(found.thing, one, None))]
-        lacking += sorted(getattr(found.thing, "__abstractmethods__", ()))
-        if lacking:
-            raise UserError(f"{found} has no {', '.join(dict.fromkeys(lacking))}")
+        plugin = find(ENVIRONMENTS, name)
+        settings_type_of(plugin, EnvironmentSettings)
+        missing = [one for one in METHODS if not callable(getattr(plugin.thing, one, None))]
+        missing += sorted(getattr(plugin.thing, "__abstractmethods__", ()))
+        if missing:
+            raise UserError(f"{plugin} has no {', '.join(dict.fromkeys(missing))}")
     elif kind == "dataset":
         from coterie.datasets.load import dataset_type, row_type
 
         dataset_type(name)
         row_type(name)
     elif kind == "recipe":
-        from coterie.recipes.plugins import plugin
+        from coterie.recipes import plugins
         from coterie.recipes.registry import recipe_kind
 
-        plugin(recipe_kind(), name)
+        plugins.plugin(recipe_kind(), name)
     elif kind == "reward":
         from coterie.rewards.dialogue_reward import load_terms
 
@@ -77,7 +79,7 @@ def look(kind: str, name: str) -> None:
 
 if __name__ == "__main__":
     try:
-        look(*sys.argv[1:])
+        check(*sys.argv[1:])
     except UserError as error:
         print(error.what, file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,7 @@
-"""``coterie quickstart``: the whole loop on two CPU cores, with a before, an after and a page.
+"""``coterie quickstart``: a small run on two CPU cores, with results before and after training.
 
-The last line printed is one JSON object: {"task", "model", "before", "after", "seconds", "report"},
-before and after each {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
+The last line is one JSON object: {"task", "model", "before", "after", "seconds", "report"}, where before and after are
+{"score" (in [0, 1]), "tokens", "n", "score_ci"}.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.running import run_all, summary
+from coterie.cli.execution import run_all, summary
 from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError
 from coterie.recipes.base import Recipe
@@ -31,14 +31,14 @@ from coterie.runs.folder import open_run, read_config
 
 
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
-    """Run the small preset of a data set in ``folder``; a finished quickstart there is done again."""
+    """Run the small preset of a data set in ``folder``. Replaces a finished quickstart."""
     began = time.monotonic()
     name = quickstart_method()
     preset(name, dataset)
     if any(map(is_name_word, words)):
         raise UserError(
-            "a quickstart takes no dataset=NAME and no environment=NAME",
-            f"use --task, with one of: {', '.join(played_by(name))}",
+            "quickstart does not accept dataset=NAME or environment=NAME",
+            f"use --task with one of: {', '.join(played_by(name))}",
         )
     words = [task_word(dataset), *_engine(name, dataset), *words]
     recipe = recipe_of(settings(name, words, over=quickstart_sizes(dataset)))
@@ -68,16 +68,16 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
 
 
 def _engine(method: str, dataset: str) -> list[str]:
-    """vLLM for real questions where it is installed; the tiny model's micro-world needs none."""
-    there = dataset != micro_world(method) and importlib.util.find_spec("vllm") is not None
-    return ["engine.kind=vllm"] if there else []
+    """Select vLLM if it is installed, except for the micro-world of the tiny model."""
+    use_vllm = dataset != micro_world(method) and importlib.util.find_spec("vllm") is not None
+    return ["engine.kind=vllm"] if use_vllm else []
 
 
 def _clear_if_finished(folder: Path, recipe: Recipe) -> None:
     if not (folder / "config.yaml").is_file() or read_config(folder)[0] != recipe.name:
         return
     if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):
-        return  # another run: going on will say what differs
+        return  # another run: opening it reports the differences
     with open_run(folder, recipe.name, recipe.settings) as run:
         finished = all(run.is_finished(step) for step in recipe.steps())
     if finished:

@@ -1,4 +1,4 @@
-"""``coterie run``: a whole recipe, its plan, or the rest of a run."""
+"""``coterie run``: run a recipe, print its plan, or resume a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,20 +12,20 @@ RecipeName = Annotated[
     str | None,
     typer.Argument(
         metavar="[RECIPE]",
-        help="Such as optima/isft, or path/file.py:NAME; default: the file's, or the folder's.",
+        help="Such as optima/isft, or path/file.py:NAME; default: the recipe of the file or folder.",
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="A YAML file of settings; what is given as KEY=VALUE wins over it."),
+    typer.Option(help="YAML file of settings; KEY=VALUE overrides it."),
 ]
 NewFolder = Annotated[
-    Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
+    Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumes an existing run.")
 ]
-DryRun = Annotated[bool, typer.Option(help="Print the plan with its time and memory, and stop.")]
+DryRun = Annotated[bool, typer.Option(help="Print the plan with time and memory, and stop.")]
 Fork = Annotated[
     Path | None,
-    typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
+    typer.Option(help="New run folder that keeps the steps which the settings do not change."),
 ]
 
 
@@ -37,12 +37,12 @@ def run(
     dry_run: DryRun = False,
     fork: Fork = None,
 ) -> None:
-    """Run a whole recipe, or the rest of it.
+    """Run a recipe, or resume a run.
 
-    A file of settings has lines such as `recipe: optima/isft`, `seed: 3`, and groups such as `rollout:`
-    with `samples: 4` below; the config.yaml of a run folder is one.
+    A file of settings has lines such as `recipe: optima/isft` and `seed: 3`, and groups such as `rollout:` with
+    `samples: 4` below. The config.yaml of a run folder is such a file.
 
-    --dry-run tries a small piece of the run, mostly for less than a minute, and leaves nothing behind.
+    --dry-run estimates the time from a small trial, usually within a minute, and leaves no files.
 
     Examples:
 
@@ -56,17 +56,17 @@ def run(
 
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
     """
-    from coterie.cli.given import given, stored_settings
+    from coterie.cli.arguments import read_arguments, stored_settings
 
-    found = given(recipe, words or [], config, folder)
-    folder = folder or Path("runs") / label(found.recipe).replace("/", "-")
-    own = found.over(stored_settings(found.recipe, folder, forked=fork is not None))
-    # Only now, for these imports take seconds and wrong settings are refused without them.
-    from coterie.cli.running import run_recipe
+    arguments = read_arguments(recipe, words or [], config, folder)
+    folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
+    own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
+    # These imports take seconds, so invalid settings are reported first.
+    from coterie.cli.execution import run_recipe
     from coterie.recipes.registry import recipe as recipe_of
 
     if dry_run:
-        from coterie.cli.running import dry_run as show
+        from coterie.cli.execution import dry_run as show
 
         show(recipe_of(own), results(), notes())
     else:

@@ -17,15 +17,15 @@ console = notes()
 
 
 def tools(
-    config: Annotated[Path, typer.Option(help="A YAML file of tools, as a run's `tools.config`.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8008,
+    config: Annotated[Path, typer.Option(help="YAML file of tools, as for `tools.config`.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free port.")] = 8008,
     stdio: Annotated[
-        bool, typer.Option("--stdio", help="Serve one client by standard input and output.")
+        bool, typer.Option("--stdio", help="Serve one client on standard input and output.")
     ] = False,
 ) -> None:
-    """Serve all tools of a file as one MCP server, on 127.0.0.1 under /mcp or by standard input and output.
+    """Serve the tools of a file as an MCP server, on 127.0.0.1 under /mcp or on standard input and output.
 
-    The keys of each tool: docs/howto/tools.md.
+    docs/howto/tools.md lists the keys of each tool.
 
     Example:
 
@@ -60,7 +60,7 @@ def _listener(port: int) -> socket.socket:
     except OSError as error:
         raise UserError(
             f"can't listen on port {port}: {error.strerror}",
-            "end what uses it, or take a free port with --port 0",
+            "stop the program that uses it, or take a free port with --port 0",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""``coterie serve model``: a run's policy, or any model, behind the server of vLLM or Transformers."""
+"""``coterie serve model``: serve a run's policy or any model by vLLM or Transformers."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 GRACE = 10.0
-"""Seconds that the server has to end by itself."""
+"""Seconds to wait for the server to exit before it is killed."""
 POLL_SECONDS = 0.2
 console = notes()
 
@@ -33,7 +33,7 @@ def model(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
+            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
         ),
     ],
     options: Annotated[
@@ -45,23 +45,23 @@ def model(
     iteration: Annotated[
         int | None,
         typer.Option(
-            help="Of a run: the policy that this iteration began with (0: the base); "
+            help="With a run: the policy at the start of this iteration (0: the base); "
             "default: the newest."
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free port.")
     ] = 8000,
     python: Annotated[
         str | None,
         typer.Option(
-            help="Interpreter that has vLLM; default: the run's engine.vllm.python, this one, or `vllm` on PATH."
+            help="Python interpreter with vLLM; default: the run's engine.vllm.python, this one, or `vllm` on PATH."
         ),
     ] = None,
 ) -> None:
-    """Serve a run's trained policy, or any model, by OpenAI's protocol, until Ctrl-C.
+    """Serve a run's policy or any model by OpenAI's protocol, until Ctrl-C.
 
-    Runs `vllm serve` if vLLM is installed, else `transformers serve`. A LoRA adapter is merged into its base first,
+    Runs `vllm serve` if vLLM is installed, else `transformers serve`. A LoRA adapter is first merged into its base,
     in the folder `served` of the run.
 
     Examples:
@@ -95,7 +95,7 @@ def model(
     vllm = _vllm_command(settings, weights, name, port)
     if vllm is None and not is_serve_available():
         raise UserError(
-            "there is no vLLM here, and `transformers serve` lacks packages that it needs",
+            "vLLM is not installed, and `transformers serve` lacks packages",
             "pip install 'transformers[serving]', or vLLM (docs/howto/vllm.md)",
         )
     if merged is not None and not merged.out.exists():
@@ -106,7 +106,7 @@ def model(
 
 
 def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Export | None]":
-    """Return how a run's vLLM is started, where its policy is, and how that is made if it is an adapter."""
+    """Return a run's settings of vLLM, the folder of its policy, and an export that merges an adapter."""
     from coterie.cli.export_model import Export, exported_version
     from coterie.config.folders import sha256
     from coterie.engines.servers.member import absolute
@@ -131,21 +131,21 @@ def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Expor
 def _vllm_command(
     settings: "VLLMSettings", weights: str, name: str, port: int
 ) -> tuple[list[str], dict[str, str]] | None:
-    """Return the command and variables of vLLM, or None where it is not installed.
+    """Return the command and environment variables of vLLM, or ``None`` if it is not installed.
 
-    Unlike servers of a pool it has the model's sampling defaults, and no routes that load weights.
+    Unlike servers of a pool, this server has the model's sampling defaults, and no routes to load weights.
     """
     from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
 
-    begins = None
+    program = None
     if settings.python is None and importlib.util.find_spec("vllm") is None:
-        if (begins := shutil.which("vllm")) is None:
+        if (program := shutil.which("vllm")) is None:
             return None
     else:
         check_vllm(settings)
     backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
     words = list(backend.command(weights, name, port))
-    words = [begins, *words[words.index("serve") :]] if begins else words
+    words = [program, *words[words.index("serve") :]] if program else words
     variables = {**backend.environment(0), "VLLM_SERVER_DEV_MODE": "0"}
     return [*words, "--generation-config", "auto"], variables
 
@@ -176,7 +176,7 @@ def _serve(
         try:
             _wait_until_healthy(child, f"http://{HOST}:{port}")
             _announce(name, f"http://{HOST}:{port}")
-            raise _ended(child.wait(), "")
+            raise _exit_error(child.wait(), "")
         except KeyboardInterrupt:
             console.print("stopped")
 
@@ -191,12 +191,12 @@ def _wait_until_healthy(child: "subprocess.Popen[bytes]", url: str) -> None:
         except (httpx2.HTTPError, OSError):
             pass
         if (status := child.poll()) is not None:
-            raise _ended(status, " before it answered")
+            raise _exit_error(status, " before it answered")
         time.sleep(POLL_SECONDS)
 
 
-def _ended(status: int, when: str) -> UserError:
-    return UserError(f"the server ended with status {status}{when}", "see what it printed")
+def _exit_error(status: int, when: str) -> UserError:
+    return UserError(f"the server ended with status {status}{when}", "see its output above")
 
 
 def _announce(name: str, url: str) -> None:

@@ -1,4 +1,4 @@
-"""``coterie sweep`` and ``coterie merge``: runs over values of keys, and the parts of one run."""
+"""``coterie sweep`` and ``coterie merge``: run over values of keys, and merge the parts of a run."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coterie.reports.page import Report
 
 WIDTH = 120
-"""Columns that the tables need."""
+"""Width of the tables in columns."""
 
 
 def sweep(
@@ -27,20 +27,20 @@ def sweep(
     ],
     words: Words = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of all its runs; default: runs/sweep-RECIPE-KEY.")
+        Path | None, typer.Option(help="Folder of all runs; default: runs/sweep-RECIPE-KEY.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="How many seeds: that of the settings, and those after it.")
+        int, typer.Option(min=1, help="Number of seeds, counted up from the seed of the settings.")
     ] = 1,
     dry_run: Annotated[
-        bool, typer.Option(help="Print the plan of all runs, with what they share, and stop.")
+        bool, typer.Option(help="Print the plan of all runs and their shared stages, and stop.")
     ] = False,
 ) -> None:
-    """Run a recipe over all combinations of the values of some keys. Values of a key are divided by commas.
+    """Run a recipe over all combinations of values of some keys. Commas separate the values of a key.
 
-    Each run has its own folder, in which it is resumed. A run begins with the stages that an earlier one has done
-    under the same settings. Prints a table of held-out scores with 95% intervals and, last, one JSON object. A page
-    with the plot is FOLDER/sweep.html.
+    Each run has its own folder and can be resumed. A run reuses stages of an earlier run with the same settings.
+    Prints a table of held-out scores with 95% intervals and, last, one JSON object. The page with the plot is
+    FOLDER/sweep.html.
 
     Examples:
 
@@ -88,11 +88,11 @@ def sweep(
 def sweep_report(
     title: str, command: str, key: str, metric: str, rows: "Sequence[SweepRow]"
 ) -> "Report":
-    """Return the page of a sweep: scores by value. All seeds of a value are one point where there are several."""
+    """Return the page of a sweep with the scores by value. Several seeds of a value are one point."""
     from coterie.reports.charts import Chart, Point, Series
     from coterie.reports.page import Report, Section
 
-    shown_rows = [row for row in rows if row.seed is None] or rows
+    plot_rows = [row for row in rows if row.seed is None] or rows
     points = tuple(
         Point(
             n,
@@ -101,11 +101,11 @@ def sweep_report(
             one.low,
             one.high,
         )
-        for n, one in enumerate(shown_rows)
+        for n, one in enumerate(plot_rows)
     )
-    labels = tuple(one.value for one in shown_rows)
+    labels = tuple(one.value for one in plot_rows)
     chart = Chart("sweep", f"{metric} over {key}", key, metric, (Series(metric, points),), labels)
-    together = "" if shown_rows == rows else ", all seeds together"
+    together = "" if plot_rows == rows else ", all seeds together"
     section = Section(
         "scores",
         "Scores on held-out tasks",
@@ -128,7 +128,7 @@ def sweep_report(
 
 
 def _costs(key: str, points: "Sequence[Point]") -> Table:
-    """Return a table of what one run costs at each value."""
+    """Return a table of the costs of one run at each value."""
     lines = {point.value: dict(point.recipe.plan().lines()) for point in reversed(points)}
     values = list(dict.fromkeys(point.value for point in points))
     table = Table(title=f"plan of {points[0].recipe.title} over {key}", box=None)
@@ -153,17 +153,18 @@ def _runs(points: "Sequence[Point]") -> Table:
 
 
 def merge(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two or more run folders.")],
-    folder: Annotated[Path, typer.Option(help="The merged run: a folder that does not exist.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, at least two.")
+    ],
+    folder: Annotated[Path, typer.Option(help="New folder for the merged run.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Parts may be missing: the merged run does them.")
+        bool, typer.Option("--partial", help="Allow missing parts; the merged run samples them.")
     ] = False,
 ) -> None:
-    """Merge the parts of a run that several machines have sampled. The parts stay as they are.
+    """Merge the parts of a run that several machines have sampled. Does not change the parts.
 
-    Parts have the same settings, but rollout.shard=[0,3], [1,3] and [2,3], and each must have finished its rollouts.
-    The merged run is the one that a single machine would have made: it selects from all tasks together. `coterie run`
-    continues it.
+    Parts have the same settings except rollout.shard=[0,3], [1,3] and [2,3], and finished rollouts. The merged run
+    equals a run on a single machine: it selects from the tasks of all parts. `coterie run` continues it.
 
     Examples:
 
@@ -176,9 +177,9 @@ def merge(
 
     console = notes()
     progress = ConsoleProgress(console)
-    made = merge_parts(runs, folder, console.print, progress, partial=partial)
-    console.print(f"{made.tasks} tasks of {len(runs)} runs are in {folder}")
-    if made.missing:
-        parts = ", ".join(map(str, made.missing))
-        console.print(f"the tasks of part {parts} are missing: the merged run does them itself")
-    print(f"coterie run {made.recipe} --folder {folder}")
+    merged = merge_parts(runs, folder, console.print, progress, partial=partial)
+    console.print(f"{merged.tasks} tasks of {len(runs)} runs are in {folder}")
+    if merged.missing:
+        parts = ", ".join(map(str, merged.missing))
+        console.print(f"the tasks of part {parts} are missing; the merged run samples them")
+    print(f"coterie run {merged.recipe} --folder {folder}")

@@ -1,4 +1,4 @@
-"""What ``coterie run``, the stage commands and ``coterie report`` do; the plan of ``--dry-run``."""
+"""Execution of ``coterie run``, the stage commands, ``coterie report`` and ``--dry-run``."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from coterie.cli.given import stored_settings
+from coterie.cli.arguments import stored_settings
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
@@ -43,12 +43,12 @@ def run_recipe(
     *,
     fork_to: Path | None = None,
 ) -> None:
-    """Check, print the plan, then run (or resume) all steps and write the report."""
+    """Print the plan, then run or resume all steps and write the report."""
     recipe = recipe_of(own)
     console.print(plan_table(recipe))
     if fork_to is not None:
-        kept = fork(recipe, folder, fork_to, recipe.settings)
-        console.print(f"kept from {folder}: {', '.join(map(str, kept)) or 'nothing'}")
+        steps = fork(recipe, folder, fork_to, recipe.settings)
+        console.print(f"kept from {folder}: {', '.join(map(str, steps)) or 'nothing'}")
         folder = fork_to
     with open_run(folder, own.recipe, own) as run:
         run_all(recipe, run, console)
@@ -57,9 +57,9 @@ def run_recipe(
 
 
 def run_all(recipe: Recipe, run: Run, console: Console) -> None:
-    """Every step that is left; the report is written after each."""
+    """Run the remaining steps. Writes the report after each step."""
     began = time.monotonic()
-    with _reported(recipe, run):
+    with _report_at_end(recipe, run):
         run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
 
@@ -83,13 +83,13 @@ def run_stage(
             f"make one with: coterie run {name} --folder {folder}",
         )
     if not (folder / "config.yaml").is_file():
-        console.print(f"{folder} is not there yet: a new run of {name}")
+        console.print(f"{folder} does not exist: starting a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
-        step = _wanted(recipe, run, stage, iteration)
-        with _reported(recipe, run):
+        step = _next_step(recipe, run, stage, iteration)
+        with _report_at_end(recipe, run):
             run_steps(recipe, run, ConsoleProgress(console), [step])
-        facts = {k: v for k, v in run.metrics(step).items() if k != "settings"}
-        print(f"{step}: " + ", ".join(f"{name}={value}" for name, value in facts.items()))
+        metrics = {k: v for k, v in run.metrics(step).items() if k != "settings"}
+        print(f"{step}: " + ", ".join(f"{name}={value}" for name, value in metrics.items()))
 
 
 def write_report(folder: Path) -> Path:
@@ -103,23 +103,23 @@ def _report(recipe: Recipe, run: Run) -> None:
 
 
 @contextmanager
-def _reported(recipe: Recipe, run: Run) -> Iterator[None]:
-    """The report is there at the end, also of a run that was stopped: errors point to it.
+def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
+    """Write the report at the end of the block, even after an error.
 
-    Settings that the run refuses leave its report as it is.
+    Leaves the report unchanged if the run does not accept the settings.
     """
     check_finished(recipe, run)
     try:
         yield
     except BaseException:
-        with suppress(OSError, UserError):  # the disk may be what failed, and is named already
+        with suppress(OSError, UserError):  # the original error may be a full disk
             _report(recipe, run)
         raise
     _report(recipe, run)
 
 
 def summary(recipe: Recipe, run: Run) -> list[Table]:
-    """Score and tokens by policy, and what else was measured."""
+    """Return tables of the score, tokens and other metrics of each policy."""
     table = Table(title=f"{recipe.title} on {recipe.settings.played}", box=None)
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
@@ -137,30 +137,30 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
             *(share(point.means, name) for name in names),
             f"{point.n}",
         )
-    measured = [
+    measurements = [
         step for step in recipe.steps() if step.stage == "measure" and run.is_finished(step)
     ]
-    if measured:
-        return [table, _measures(run, measured)]
-    more = means_table([f"policy {one}" if one.isdigit() else one for one in labels], means)
+    if measurements:
+        return [table, _measures(run, measurements)]
+    more = means_table([f"policy {name}" if name.isdigit() else name for name in labels], means)
     return [table] if more is None else [table, more]
 
 
 def _measures(run: Run, steps: Sequence[Step]) -> Table:
-    """Return what was measured on held-out rows, a column for each policy."""
+    """Return the metrics on held-out rows, with a column for each policy."""
     table = Table(
         "held-out rows",
         *(f"policy {s.iteration}" if s.iteration else "base" for s in steps),
         box=None,
     )
-    found = [run.metrics(step) for step in steps]
-    for name in found[0]:
+    metrics = [run.metrics(step) for step in steps]
+    for name in metrics[0]:
         if name not in ("settings", "seconds"):
-            table.add_row(name, *(f"{float(one[name]):.4g}" for one in found))
+            table.add_row(name, *(f"{float(values[name]):.4g}" for values in metrics))
     return table
 
 
-def _wanted(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:
+def _next_step(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:
     if iteration is not None:
         return _step(recipe, stage, iteration)
     first = _step(recipe, stage, None)
@@ -178,7 +178,7 @@ def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
             return step
     raise UserError(
         f"--iteration {iteration} is out of range",
-        f"{stage} has the iterations {', '.join(str(step.iteration) for step in steps)}",
+        f"use an iteration of {stage}: {', '.join(str(step.iteration) for step in steps)}",
     )
 
 
@@ -192,13 +192,13 @@ def plan_table(recipe: Recipe) -> Table:
     table = Table(title=f"plan of {recipe.title}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for what, how_much in (*recipe.plan().lines(), *_tool_lines(recipe)):
-        table.add_row(what, how_much)
+    for line in (*recipe.plan().lines(), *_tool_lines(recipe)):
+        table.add_row(*line)
     return table
 
 
 def _tool_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """The tools that a run gives its agents, and how each role's model writes calls."""
+    """Yield the tools of a run, and the call syntax of each role's model."""
     tools = recipe.settings.tools
     if tools.use:
         yield "tools", ", ".join(map(label, tools.use))
@@ -209,28 +209,28 @@ def _tool_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 TIMEOUT = 180.0
-"""Seconds that a trial may take."""
+"""Time limit of a trial in seconds."""
 TASKS = (8, 1)
-"""Training tasks of a trial: where they are cheap, and where they are not."""
+"""Training tasks of a trial: cheap tasks, expensive tasks."""
 WORK = 1e12
-"""Sampled tokens times weights of a cheap trial: half a minute or less on two cores."""
+"""Sampled tokens times weights of a cheap trial: at most half a minute on two cores."""
 SHOWN, LONGEST = 3, 1200
-"""Prompts that are printed, and characters of each."""
+"""Number of printed prompts, and maximum characters of each."""
 LEAST_WEIGHTS = 2_000_000
-"""Smaller models take as long as one of this size."""
+"""Smaller models take as long as a model of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The time of a stage of a trial."""
+    """Duration of a stage of a trial."""
 
     seconds: float
     working: float
-    """The seconds that grow with the number of dialogues."""
+    """Seconds that scale with the number of dialogues."""
 
 
 def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
-    """Print what a run of the recipe would do and take; leave nothing behind."""
+    """Print the plan of a run with an estimate of its time. Leaves no files."""
     table = plan_table(recipe)
     for number, pieces in enumerate(recipe.examples(), 1):
         out.print(Text(f"training row {number} (trained tokens in brackets)", "bold"))
@@ -240,26 +240,26 @@ def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
         out.print(Padding(text, (0, 0, 1, 2)))
     for prompt in [] if recipe.examples() else _prompts(recipe):
         out.print(Padding(Text(prompt), (0, 0, 1, 1)))
-    notes.print("trying a small piece of the run, which tells its time ...")
+    notes.print("running a small trial to estimate the time ...")
     try:
         small = _small(recipe)
         measured, reason = _trial(small)
     except UserError as error:
-        said = f"The time is not estimated: {error.what}."
+        note = f"The time is not estimated: {error.what}."
     else:
         seconds, missing = estimate(recipe, small, measured)
-        said = f"The time is estimated from a trial on {small.plan().tasks} training tasks."
+        note = f"The time is estimated from a trial on {small.plan().tasks} training tasks."
         if measured:
             about = "at least" if missing else "about"
             table.add_row("time of all stages", f"{about} {duration(seconds)}")
         if missing:
-            said += f" It is without {', '.join(missing)}, which could not be tried: {reason}."
+            note += f" It excludes {', '.join(missing)}, which could not be tried: {reason}."
     out.print(table)
-    out.print(Padding(Text(said), (1, 0, 0, 1)))
+    out.print(Padding(Text(note), (1, 0, 0, 1)))
 
 
 def _prompts(recipe: Recipe) -> Iterator[str]:
-    """Yield the first prompts of a few tasks as the model reads them, each with its right answers."""
+    """Yield the rendered first prompts of a few tasks, with the right answers."""
     split: Split = "train" if recipe.training_tasks() else "heldout"
     environment = recipe.environment
     agent = agents_of(environment)[0]
@@ -270,8 +270,8 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
         ids = renderer.render(first.messages, first.tree, agent, tools=first.tools)
         text = str(renderer.tokenizer.decode(list(ids)))
         if len(text) > LONGEST:
-            cut = len(text) - LONGEST
-            text = f"{text[: LONGEST // 2]}\n[{cut:,} characters]\n{text[-LONGEST // 2 :]}"
+            omitted = len(text) - LONGEST
+            text = f"{text[: LONGEST // 2]}\n[{omitted:,} characters]\n{text[-LONGEST // 2 :]}"
         answers = " or ".join(filter(None, known_answers(task)))
         right = f"\nright answer: {answers}" if answers else ""
         yield f"prompt of {agent} for {task.id}, {len(ids)} tokens:\n{text}{right}"
@@ -280,33 +280,37 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
 def estimate(
     recipe: Recipe, small: Recipe, measured: Mapping[Step, Measured]
 ) -> tuple[float, list[str]]:
-    """Seconds of all stages of which one of the same kind was measured, and the names of the other stages."""
+    """Estimate the time of a run from a trial.
+
+    Returns:
+        Seconds of the stages whose kind was measured, and the names of the other stages.
+    """
     kinds = {stage.step: stage.kind for stage in small.stages()}
     plan, tried = recipe.plan(), small.plan()
     ratio = _amount(recipe, plan) / _amount(small, tried)
     seconds, missing = 0.0, list[str]()
     for stage in recipe.stages():
-        like = [
-            one
-            for step, one in measured.items()
+        similar = [
+            time
+            for step, time in measured.items()
             if kinds[step] == stage.kind and step.iteration <= stage.step.iteration
         ]
-        if like:
-            grown = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
-            seconds += like[-1].seconds + like[-1].working * (grown - 1)
+        if similar:
+            growth = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
+            seconds += similar[-1].seconds + similar[-1].working * (growth - 1)
         elif stage.step.stage not in missing:
             missing.append(stage.step.stage)
     return seconds, missing
 
 
 def _amount(recipe: Recipe, plan: Plan) -> float:
-    """Return training dialogues of an iteration; tasks or rows of a file where the recipe does not say."""
+    """Return the training dialogues of an iteration, or else the tasks or rows of a file."""
     iterations = {step.iteration for step in recipe.steps() if step.stage != EVALUATION}
     return plan.dialogues / len(iterations) or plan.tasks or plan.rows or 1
 
 
 def _small(recipe: Recipe) -> Recipe:
-    """The recipe on as few tasks as a trial can afford; refused where a trial would cost more than time."""
+    """Return the recipe on few tasks. Raises ``UserError`` if a trial would need a server."""
     values = flatten(recipe.settings.model_dump(mode="json"))
     if recipe.settings.engine.kind != "inprocess":
         raise UserError("a trial would have to start servers")
@@ -323,7 +327,7 @@ def _small(recipe: Recipe) -> Recipe:
 
 
 def _smaller(recipe: Recipe, tasks: int) -> Recipe:
-    most = {
+    limits = {
         "tasks": tasks,
         "evaluate.tasks": 4 * tasks,
         "iterations": 2,
@@ -336,23 +340,23 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
     values = flatten(recipe.settings.model_dump(mode="json"))
     values["tracker"] = "none"
     for key, value in values.items():
-        limits = [limit for name, limit in most.items() if f".{key}".endswith(f".{name}")]
-        if limits and isinstance(value, int):
-            values[key] = min(value, limits[-1])
+        bounds = [limit for name, limit in limits.items() if f".{key}".endswith(f".{name}")]
+        if bounds and isinstance(value, int):
+            values[key] = min(value, bounds[-1])
     return recipe_of(type(recipe.settings).model_validate(nested(values)))
 
 
 def _trial(small: Recipe) -> tuple[dict[Step, Measured], str]:
-    """The time of each stage of a run, and why it ended early, if it did."""
+    """Return the time of each stage, and the error that ended the trial early or an empty text."""
     measured: dict[Step, Measured] = {}
     with (
         TemporaryDirectory(prefix="coterie-trial-") as folder,
         open_run(Path(folder), small.name, small.settings) as run,
     ):
-        until = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + TIMEOUT
         try:
             for step in small.steps():
-                watch = _Watch(until)
+                watch = _Watch(deadline)
                 run_steps(small, run, watch, [step])
                 seconds = float(run.metrics(step)["seconds"])
                 measured[step] = Measured(seconds, min(watch.working, seconds))
@@ -362,10 +366,10 @@ def _trial(small: Recipe) -> tuple[dict[Step, Measured], str]:
 
 
 class _Watch(Silent):
-    """Adds up the seconds between the beginnings and ends of a stage's work."""
+    """Timer of the work within a stage."""
 
-    def __init__(self, until: float) -> None:
-        self.until, self.working = until, 0.0
+    def __init__(self, deadline: float) -> None:
+        self.deadline, self.working = deadline, 0.0
         self._began: float | None = None
 
     def start(self, total: int, description: str) -> None:
@@ -373,9 +377,9 @@ class _Watch(Silent):
         self._began = time.monotonic()
 
     def advance(self, n: int, **fields: float) -> None:
-        """Stop a trial that takes too long."""
-        if time.monotonic() > self.until:
-            raise UserError(f"it had not ended after {TIMEOUT:.0f} s")
+        """Stop the trial after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise UserError(f"it did not end within {TIMEOUT:.0f} s")
 
     def close(self) -> None:
         if self._began is not None:

@@ -1,4 +1,4 @@
-"""The settings of a run as a person gives them: a recipe, a file, words; and those of the run folder."""
+"""Resolve run settings from a recipe, a YAML file, ``key=value`` arguments and a run folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,21 +28,21 @@ from coterie.runs.folder import read_config
 from coterie.terminal import once
 
 PLAYED = ("dataset", "environment")
-"""Groups whose names decide which keys there are."""
+"""Groups whose name determines their keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A recipe and what is set of it on the command line."""
+class Arguments:
+    """A recipe and its settings on the command line."""
 
     recipe: str
     words: Sequence[str] = ()
     file: SettingsFile | None = None
     named: Sequence[str] = ()
-    """What the file says is played, as words."""
+    """The file's data set and environment, as words."""
 
-    def over(self, stored: Mapping[str, Any] | None = None) -> RecipeSettings:
-        """The settings: those stored in a run folder, over them the file's, over them the words."""
+    def resolve(self, stored: Mapping[str, Any] | None = None) -> RecipeSettings:
+        """Return the settings. Words override the file, which overrides the stored settings of a run folder."""
         if self.file is None:
             return settings(self.recipe, self.words, stored)
         before = Choice.of(stored or {})
@@ -52,16 +52,18 @@ class Given:
         choice = in_file
         if Choice.among(self.words) != Choice():
             choice = played_choice(self.recipe, self.words, in_file.names())
-        kept = stored or {} if choice == before else {}  # or else of something else
+        base = (
+            stored or {} if choice == before else {}
+        )  # stored for another data set or environment
         values, words = self._of_file(same=choice == in_file)
         names = choice.names() if choice != Choice() else {}
         with self.file.line_numbers(self.words):
-            return settings(self.recipe, words, overlaid(kept, overlaid(nested(values), names)))
+            return settings(self.recipe, words, overlaid(base, overlaid(nested(values), names)))
 
     def _of_file(self, *, same: bool) -> tuple[dict[str, Any], list[str]]:
-        """The values of the file, and those that are read as words before the words that were typed.
+        """Return the file's values, and the words of the file followed by the command line's words.
 
-        Keys of what is played are left out if it is not the ``same`` as in the file.
+        Leaves out keys of the data set and environment, unless they are the ``same`` as in the file.
         """
         assert self.file is not None, "there is a file"
         known = {key.path for key in keys(played_settings(self.recipe, self.named))}
@@ -71,26 +73,26 @@ class Given:
             if name.partition(".")[0] not in PLAYED
             or (same and name in known and not name.endswith(".name"))
         }
-        spoken = {name: values.pop(name) for name in list(values)
-                  if name == "model" or name not in known}  # fmt: skip
-        said = {word.partition("=")[0] for word in self.words}
-        words = [f"{name}={value}" for name, value in spoken.items() if name not in said]
+        as_words = {name: values.pop(name) for name in list(values)
+                    if name == "model" or name not in known}  # fmt: skip
+        typed = {word.partition("=")[0] for word in self.words}
+        words = [f"{name}={value}" for name, value in as_words.items() if name not in typed]
         return values, words + [word for word in self.words if not is_name_word(word)]
 
 
-def given(
+def read_arguments(
     recipe: str | None, words: Sequence[str], file: Path | None, folder: Path | None = None
-) -> Given:
+) -> Arguments:
     """Read the command line.
 
     Args:
-        recipe: Recipe; a word with ``=`` is a setting.
+        recipe: Name of a recipe. A word with ``=`` is a setting.
         words: Settings as ``key=value``.
-        file: File of settings. It may name the recipe.
-        folder: Run folder. It names the recipe of a run to resume.
+        file: File of settings, which may name the recipe.
+        folder: Folder of a run to resume, which names the recipe.
 
     Raises:
-        UserError: Nothing names a recipe, or a setting is wrong.
+        UserError: No recipe is given, or a setting is invalid.
     """
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []
@@ -106,34 +108,34 @@ def given(
     own = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
     words = with_file([_source(word, own) for word in words])
     if file is None:
-        return Given(recipe, words)
+        return Arguments(recipe, words)
     named = with_file(names_in(file, PLAYED))
     if not any(word.startswith("dataset") for word in words):
         words = [word for word in named if not is_name_word(word)] + words
-    return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+    return Arguments(recipe, words, read_settings(file, played_settings(recipe, named)), named)
 
 
 def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
     """Return the stored settings of a run folder; ``None`` if it is new.
 
-    A run of one recipe may be ``forked`` into one of another, under that one's own settings.
+    A run that is ``forked`` into another recipe starts from the settings of that recipe.
     """
     if not (folder / "config.yaml").is_file():
         return None
-    found, stored = read_config(folder)
-    if found != name and forked:
+    recipe, stored = read_config(folder)
+    if recipe != name and forked:
         return None
-    if found != name:
+    if recipe != name:
         raise UserError(
-            f"{folder} is a run of {found}, not of {name}", "give another --folder, or that recipe"
+            f"{folder} is a run of {recipe}, not of {name}", "give another --folder, or that recipe"
         )
     return stored
 
 
 def _source(word: str, any_source: bool) -> str:
-    """Return a bare name of a data set, or path of a file, as the setting that it stands for.
+    """Return the setting for a bare name of a data set or path of a file.
 
-    Recipes that read ``any_source`` also take names of the Hugging Face hub, and a file as ``dataset=FILE``.
+    With ``any_source``, also accept names of the Hugging Face hub, and ``dataset=FILE``.
     """
     if word in DATASETS.built_in:
         return f"dataset={word}"

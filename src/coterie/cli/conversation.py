@@ -1,8 +1,7 @@
-"""The conversation of ``coterie chat``: lines of a person, replies that are shown as they grow."""
+"""Conversation loop of ``coterie chat``, with streamed replies and tool calls."""
 
 import asyncio
 import io
-import itertools
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -49,20 +48,20 @@ TOOLS = Speaker("tool", "tools")
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
-    """The tools of a conversation, open."""
+    """Open tools of a conversation."""
 
     toolbox: Toolbox
     tools: tuple[Tool, ...]
     syntax: Tags | NativeCalls
     settings: ToolsSettings
 
-    def told(self, shown: Sequence[Message]) -> tuple[Message, ...]:
-        """Messages that tell of them, where the model's template does not."""
-        return self.syntax.with_tools(shown, self.tools)
+    def describe(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Add a description of the tools to the messages, unless the chat template shows them."""
+        return self.syntax.with_tools(messages, self.tools)
 
     @property
     def by_template(self) -> tuple[Tool, ...]:
-        """The tools that the model's template shows."""
+        """Tools that the chat template shows."""
         return template_tools(self.syntax, self.tools)
 
     @property
@@ -71,26 +70,26 @@ class ChatTools:
 
     def calls(self, text: str, finish: Finish, renderer: ChatRenderer) -> tuple[ToolCall, ...]:
         if isinstance(self.syntax, NativeCalls):
-            found = renderer.calls(text, finish, self.tools)
+            calls = renderer.calls(text, finish, self.tools)
         else:
-            found = self.syntax.parse(text, finish)
-        return validate_calls(found, self.tools, max_calls=self.settings.max_calls)
+            calls = self.syntax.parse(text, finish)
+        return validate_calls(calls, self.tools, max_calls=self.settings.max_calls)
 
     async def answer(self, turn: Turn) -> Turn:
-        """The results of a turn's calls, as the turn after it. Raises ``ToolUnavailable``."""
+        """Run a turn's calls and return the results as the next turn. Raises ``ToolUnavailable``."""
         results = await self.toolbox.run(turn.calls, self.tools, turn.whole_text)
-        shown = self.syntax.show(results)
-        parts = (Part(shown, source="results"),) if shown else ()
+        text = self.syntax.show(results)
+        parts = (Part(text, source="results"),) if text else ()
         return make_turn(turn.id, TOOLS, parts, results=results, author="environment")
 
 
-def lines_of(turn: Turn, results: Sequence[ToolResult]) -> list[str]:
-    """Calls with their results, as a person is shown them."""
-    told = {one.call_id: one for one in results}
+def format_calls(turn: Turn, results: Sequence[ToolResult]) -> list[str]:
+    """Format a turn's calls and their results for the terminal."""
+    by_call = {result.call_id: result for result in results}
     return [
-        f"[{call.name} {call.arguments}]\n{told[call.id].text}"
+        f"[{call.name} {call.arguments}]\n{by_call[call.id].text}"
         for call in turn.calls
-        if call.id in told
+        if call.id in by_call
     ]
 
 
@@ -98,7 +97,11 @@ def lines_of(turn: Turn, results: Sequence[ToolResult]) -> list[str]:
 async def open_tools(
     settings: ToolsSettings, renderer: ChatRenderer, seed: int
 ) -> AsyncIterator[ChatTools | None]:
-    """The tools; ``None`` if there are none. Raises ``UserError`` for what can't be had, or called by this model."""
+    """Open the tools of the settings; yield ``None`` if no tool is set.
+
+    Raises:
+        UserError: A tool is unavailable, or the model can't call tools this way.
+    """
     if not settings.use:
         yield None
         return
@@ -108,10 +111,10 @@ async def open_tools(
         renderer.tools.required()
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(open_toolbox(sources, settings))
-        of_session = [one for one in sources if isinstance(one, SessionSource)]
-        if of_session:
+        session_sources = [source for source in sources if isinstance(source, SessionSource)]
+        if session_sources:
             shared, own = Shared(await stack.enter_async_context(Sandbox())), dict[str, Function]()
-            for source in of_session:
+            for source in session_sources:
                 own |= await stack.enter_async_context(source.open_session(seed, shared))
             box = box.beside(own)
         offered = tuple(tool for source in sources for tool in source.tools)
@@ -119,15 +122,15 @@ async def open_tools(
 
 
 NEW = "/new"
-"""What a person types to begin anew."""
+"""Input line that starts a new conversation."""
 MIN_ROOM = 8
-"""Tokens that must be left of the context for a reply."""
+"""Minimum number of context tokens for a reply."""
 READER = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How the model talks."""
+class ChatOptions:
+    """Command-line options of a chat."""
 
     temperature: float
     max_tokens: int
@@ -138,66 +141,69 @@ class Manner:
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far, and the model that answers."""
+    """Message history and the model that answers."""
 
     engine: InProcessEngine
-    manner: Manner
+    options: ChatOptions
     opening: FirstPrompt
     reader: str = READER
     tools: ChatTools | None = None
-    said: list[Message] = field(default_factory=list)
+    history: list[Message] = field(default_factory=list)
 
     async def reply(self, show: Callable[[str], None]) -> None:
-        """The model's next words, and what it calls; ``show`` gets them piece by piece. Raises ``EngineError``."""
-        before = len(self.said)
+        """Sample a reply and run its tool calls. Streams text to ``show``. Raises ``EngineError``."""
+        before = len(self.history)
         rounds = self.tools.settings.rounds if self.tools else 0
         try:
             for left in range(rounds, -1, -1):
-                turn = await self._say(show)
+                turn = await self._sample(show)
                 if not turn.calls or not left or self.tools is None:
                     return
-                told = await self.tools.answer(turn)
-                self.opening.tree.add(told)
-                self.said.append(Message(self.tools.role, turn=told.id))
-                show("\n" + "\n".join(lines_of(turn, told.results)) + "\n")
+                answer = await self.tools.answer(turn)
+                self.opening.tree.add(answer)
+                self.history.append(Message(self.tools.role, turn=answer.id))
+                show("\n" + "\n".join(format_calls(turn, answer.results)) + "\n")
         except BaseException:
-            del self.said[before:]
+            del self.history[before:]
             raise
 
-    async def _say(self, show: Callable[[str], None]) -> Turn:
-        """One message of the model's, which is shown to it again as it was sampled."""
-        renderer, shown, tree = self.engine.loaded.renderer, "", self.opening.tree
-        messages = [*self.opening.messages, *self.said]
-        offered = self.tools.by_template if self.tools else ()
-        prompt = renderer.render(messages, tree, self.reader, tools=offered)
+    async def _sample(self, show: Callable[[str], None]) -> Turn:
+        """Sample one message. Later prompts contain its exact tokens."""
+        renderer, streamed, tree = self.engine.loaded.renderer, "", self.opening.tree
+        messages = [*self.opening.messages, *self.history]
+        tools = self.tools.by_template if self.tools else ()
+        prompt = renderer.render(messages, tree, self.reader, tools=tools)
         room = self.engine.loaded.context_length - len(prompt)
         if room < MIN_ROOM:
             raise EngineError(
-                f"the conversation has {len(prompt)} tokens, and the model takes "
-                f"{self.engine.loaded.context_length}: {NEW} begins anew"
+                f"the conversation has {len(prompt)} of at most "
+                f"{self.engine.loaded.context_length} tokens; type {NEW} to start again"
             )
         ids: list[int] = []
 
-        def heard(token: int) -> None:
-            nonlocal shown
+        def stream(token: int) -> None:
+            nonlocal streamed
             if token in renderer.end_ids:
                 return
             ids.append(token)
-            text = renderer.decode(ids).rstrip("\ufffd")  # a character that is not whole yet
-            show(text[len(shown) :])
-            shown = text
+            text = renderer.decode(ids).rstrip("\ufffd")  # an incomplete character
+            show(text[len(streamed) :])
+            streamed = text
 
         stop = self.tools.syntax.stop if self.tools else ()
-        most = min(room, self.manner.max_tokens)
-        sampling = Sampling(self.manner.temperature, max_tokens=most, stop=stop)
-        seed = secrets.randbits(31) if self.manner.seed is None else self.manner.seed
+        max_tokens = min(room, self.options.max_tokens)
+        sampling = Sampling(self.options.temperature, max_tokens=max_tokens, stop=stop)
+        seed = secrets.randbits(31) if self.options.seed is None else self.options.seed
         (completion,) = await self.engine.sample(
-            prompt, [seed + len(self.said)], sampling, on_token=heard
+            prompt, [seed + len(self.history)], sampling, on_token=stream
         )
         text = completion.text + completion.stop
-        show(text[len(shown) :])
+        show(text[len(streamed) :])
         calls = self.tools.calls(text, completion.finish, renderer) if self.tools else ()
-        parent = next((one.turn for one in self.said[::-1] if one.turn), None) or tree.root
+        parent = (
+            next((message.turn for message in self.history[::-1] if message.turn), None)
+            or tree.root
+        )
         speaker, count = Speaker("agent", self.reader), len(tree.turns)
         turn = make_turn(
             parent,
@@ -209,20 +215,20 @@ class Conversation:
             draw=count,
         )
         tree.add(turn)
-        self.said.append(Message("assistant", turn=turn.id))
+        self.history.append(Message("assistant", turn=turn.id))
         return turn
 
 
-def tools_of(names: str, words: Sequence[str]) -> ToolsSettings:
-    """The tools of the options ``--tools`` and ``--tool``. Raises ``UserError`` for words that are wrong."""
+def parse_tools(names: str, words: Sequence[str]) -> ToolsSettings:
+    """Parse the options ``--tools`` and ``--tool``. Raises ``UserError`` for invalid values."""
     use = tuple(name for name in names.split(",") if name)
     values = dict(word.partition("=")[::2] for word in words)
     try:
         return ToolsSettings.model_validate({**values, "use": use})
     except ValidationError as error:
-        wrong = "; ".join(map(wrong_at, error.errors()))
+        problems = "; ".join(map(wrong_at, error.errors()))
         raise UserError(
-            f"--tool: {wrong}",
+            f"--tool: {problems}",
             "give a key of the group tools (`coterie config optima/isft tools`), such as calls=tags",
         ) from error
 
@@ -234,10 +240,10 @@ class ChatSettings(Settings):
 
 
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
-    """Load a run's policy (the newest, unless ``iteration`` is given) or a model.
+    """Load a model, or a run's policy (by default the newest), with engine settings as ``key=value``.
 
-    ``words`` are settings of the engine. Raises :class:`UserError` for wrong settings, for a policy that the run has
-    not trained, and all that :func:`~coterie.models.loading.load` refuses.
+    Raises:
+        UserError: The settings are invalid, the policy does not exist, or the model can't be loaded.
     """
     own = resolve(ChatSettings, (), words, where="use engine.KEY=VALUE").engine
     if not (Path(source) / "config.yaml").is_file():
@@ -247,64 +253,68 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
         loaded = load(source, device=own.device_name, template_args=own.template_args)
     else:
         with recorded_run(Path(source), recipe_of, words) as (recipe, run):
-            engine, have = recipe.settings.engine, recipe.versions(run)
-            version = have[-1] if iteration is None else iteration
-            if version not in have:
+            engine, versions = recipe.settings.engine, recipe.versions(run)
+            version = versions[-1] if iteration is None else iteration
+            if version not in versions:
                 raise UserError(
-                    f"{source} has no policy {version} (it has {', '.join(map(str, have))}; 0 is the base)",
-                    "give one of these with --iteration, or run it further",
+                    f"{source} has no policy {version}; it has {', '.join(map(str, versions))} (0 is the base)",
+                    "give one of these with --iteration, or continue the run",
                 )
             loaded = recipe.load_policy(run, version)
     return InProcessEngine(loaded, max_batch=engine.max_batch, timeout=engine.timeout)
 
 
 def talk(
-    source: str, iteration: int | None, words: Sequence[str], manner: Manner, tools: ToolsSettings
+    source: str,
+    iteration: int | None,
+    words: Sequence[str],
+    options: ChatOptions,
+    tools: ToolsSettings,
 ) -> None:
-    """Talk until the person's lines end, or Ctrl-C."""
-    encoded(manner.system, "--system")
-    if manner.task is not None:
-        opening, reader = _opening(source, manner)
+    """Run a conversation until the end of input or Ctrl-C."""
+    encoded(options.system, "--system")
+    if options.task is not None:
+        opening, reader = _task_opening(source, options)
     else:
-        told = (Message.of("system", manner.system),) if manner.system else ()
-        opening, reader = FirstPrompt(told, Tree("chat", "chat", 0)), READER
+        messages = (Message.of("system", options.system),) if options.system else ()
+        opening, reader = FirstPrompt(messages, Tree("chat", "chat", 0)), READER
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
-        with asyncio.Runner() as runner, _opened(runner, engine, tools, manner) as has:
-            if has is not None:
-                opening = replace(opening, messages=has.told(opening.messages))
-            _turns(Conversation(engine, manner, opening, reader, has), runner)
+        with asyncio.Runner() as runner, _run_tools(runner, engine, tools, options) as box:
+            if box is not None:
+                opening = replace(opening, messages=box.describe(opening.messages))
+            _converse(Conversation(engine, options, opening, reader, box), runner)
     if sys.stdin.isatty():
         print()
 
 
 @contextmanager
-def _opened(
-    runner: asyncio.Runner, engine: InProcessEngine, tools: ToolsSettings, manner: Manner
+def _run_tools(
+    runner: asyncio.Runner, engine: InProcessEngine, tools: ToolsSettings, options: ChatOptions
 ) -> Iterator[ChatTools | None]:
-    opening = open_tools(tools, engine.loaded.renderer, manner.seed or 0)
-    found = runner.run(opening.__aenter__())
+    context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
+    box = runner.run(context.__aenter__())
     try:
-        yield found
+        yield box
     finally:
-        runner.run(opening.__aexit__(None, None, None))
+        runner.run(context.__aexit__(None, None, None))
 
 
-def _turns(conversation: Conversation, runner: asyncio.Runner) -> None:
-    """The person and the model in turn; where the agent has been asked something, it begins."""
-    opened = conversation.opening.messages
-    begins = bool(opened) and opened[-1].role != "system"
-    if begins:
+def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
+    """Alternate user and model turns. The model starts if the opening asks it something."""
+    opening = conversation.opening.messages
+    model_starts = bool(opening) and opening[-1].role != "system"
+    if model_starts:
         _answer(conversation, runner)
     for line in _lines():
         if line == NEW:
-            conversation.said.clear()
-            if begins:
+            conversation.history.clear()
+            if model_starts:
                 _answer(conversation, runner)
         elif line:
-            conversation.said.append(Message.of("user", line))
+            conversation.history.append(Message.of("user", line))
             if not _answer(conversation, runner):
-                conversation.said.pop()
+                conversation.history.pop()
 
 
 def _answer(conversation: Conversation, runner: asyncio.Runner) -> bool:
@@ -324,32 +334,32 @@ def _lines() -> Iterator[str]:
         yield from (line.strip() for line in sys.stdin)
         return
     with suppress(ImportError):
-        import readline  # noqa: F401 - lines can then be edited
+        import readline  # noqa: F401 - enables line editing
     with suppress(EOFError):
-        for _ in itertools.count():
+        while True:
             yield input("> ").strip()
 
 
-def _opening(source: str, manner: Manner) -> tuple[FirstPrompt, str]:
-    """What the run's agent is shown at the beginning of a held-out task, which is printed, and its name."""
-    if manner.system:
-        raise UserError("--system and --task both say what the model is told", "give one of them")
+def _task_opening(source: str, options: ChatOptions) -> tuple[FirstPrompt, str]:
+    """Print and return the first prompt of a held-out task, and the name of its agent."""
+    if options.system:
+        raise UserError("--system and --task both set the first prompt", "give one of them")
     if not (Path(source) / "config.yaml").is_file():
         raise UserError(f"--task: {source} is not a run folder", "leave --task out, or give a run")
-    assert manner.task is not None
+    assert options.task is not None
     with recorded_run(Path(source), recipe_of) as (recipe, _):
         tasks = recipe.heldout_tasks()
-        if manner.task >= len(tasks):
+        if options.task >= len(tasks):
             raise UserError(
-                f"--task {manner.task}: the run has {len(tasks)} held-out tasks",
+                f"--task {options.task}: the run has {len(tasks)} held-out tasks",
                 f"give a number from 0 to {len(tasks) - 1}",
             )
         first = recipe.roles()[0].name
         agent = next(agent for agent, role in recipe.players().items() if role == first)
-        opening = first_prompts(recipe.environment, tasks[manner.task])[agent]
+        opening = first_prompts(recipe.environment, tasks[options.task])[agent]
     for message in opening.messages:
-        of_turn = opening.tree.turns[message.turn].parts if message.turn else ()
-        parts = (*message.parts, *of_turn)
+        turn_parts = opening.tree.turns[message.turn].parts if message.turn else ()
+        parts = (*message.parts, *turn_parts)
         text = "".join(part.text for part in parts if part.visible_to(agent))
         notes().print(f"[{message.role}] {text}")
     return opening, agent

@@ -1,4 +1,4 @@
-"""What becomes of an error on the command line: a person's is printed without a traceback."""
+"""Error messages of the command line: user errors are printed without a traceback."""
 
 import errno
 import re
@@ -15,22 +15,29 @@ from coterie.config.folders import FULL
 from coterie.config.plugin_errors import plugin_errors
 from coterie.errors import UserError
 
-REFUSED = 2
-"""Exit status after an error that a person can fix."""
+USER_ERROR = 2
+"""Exit status after a user error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 PLACES = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV, errno.ENXIO),
 )
-"""What is wrong with a file or folder that a person named."""
+"""Errors of a path that the user named."""
 DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
-"""What is wrong with a disk; such an error need not name a file."""
+"""Errors of a disk, which may lack a file name."""
+WORDING = {
+    "Input should be": "must be",
+    "Value error, ": "",
+    "integer": "whole number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 _HELP = "`coterie COMMAND --help` has examples"
 
 
 def run_app(app: Callable[..., Any], console: Console) -> None:
-    """Run the commands; errors that a person can fix are printed, and end with status 2."""
+    """Run a command. User errors are printed and exit with status 2."""
     try:
         with plugin_errors():
             status = app(standalone_mode=False)
@@ -52,36 +59,36 @@ def _refuse(console: Console, what: str, todo: str) -> NoReturn:
     console.print(Text.assemble(("error:", "bold red"), " ", what))
     if todo:
         console.print(Text.assemble("  ", ("->", "bold"), " ", todo))
-    sys.exit(REFUSED)
+    sys.exit(USER_ERROR)
 
 
 def _refuse_os(console: Console, error: OSError) -> NoReturn:
-    """A full disk, or a path that can't be used; other errors are faults of the program."""
+    """Report a full disk or an unusable path. Raises other errors again, since they are bugs."""
     if error.errno in FULL:
         _refuse(
             console,
-            f"the disk is full{f' (writing {error.filename})' if error.filename else ''}; nothing "
-            "finished is lost",
-            "free some space, then give the same command again: it resumes where it stopped",
+            f"the disk is full{f' (writing {error.filename})' if error.filename else ''}; "
+            "finished work is kept",
+            "free some space and repeat the command; it resumes where it stopped",
         )
     if error.errno in DISK:
         _refuse(
             console,
             f"can't write or read {error.filename or 'a file'}: {error.strerror}",
-            "check the disk and how large a file on it may be, then give the same command again",
+            "check the disk and its file size limit, then repeat the command",
         )
     if error.errno not in PLACES or error.filename is None:
         raise error
     _refuse(
         console,
         f"{error.filename}: {error.strerror}",
-        "check the path and its permissions, or give another one",
+        "check the path and its permissions, or give another path",
     )
 
 
 def _refuse_usage(console: Console, error: TyperException) -> NoReturn:
     text = error.format_message()
-    if text.lstrip().startswith("Usage:"):  # a group without a command: its help
+    if text.lstrip().startswith("Usage:"):  # a group without a command prints its help
         print(text)
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
@@ -92,13 +99,8 @@ def _refuse_usage(console: Console, error: TyperException) -> NoReturn:
 
 
 def _plain(text: str) -> str:
-    """A message about an option without the phrases of the validator."""
+    """Reword a validator's message about an option."""
     text = re.sub(r"Input should be a valid (\w+).*", r"must be a valid \1", text)
-    text = (
-        text.replace("Input should be", "must be")
-        .replace("Value error, ", "")
-        .replace("integer", "whole number")
-    )
-    return text.replace("greater than or equal to", "at least").replace(
-        "less than or equal to", "at most"
-    )
+    for old, new in WORDING.items():
+        text = text.replace(old, new)
+    return text
