@@ -196,7 +196,7 @@ def test_a_limit_that_cuts_every_dialogue_off_is_named_where_nothing_can_be_lear
     own = words(tmp_path, "rollout.max_tokens=2", "steps.count=5", "steps.patience=2")
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert [record["truncated"] for record in records] == [1.0, 1.0]
-    assert "100% of the dialogues were cut off by a limit" in said
+    assert "100% of the rollouts reached a limit of turns or tokens" in said
     masked = [*own, "advantage.truncated=mask"]
     said, records = stopped(tmp_path / "masked", "rl/grpo", masked)
     assert [record["paths_masked"] for record in records] == [

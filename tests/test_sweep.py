@@ -7,6 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
+from coterie.recipes import sweep as sweep_module
 from coterie.recipes.base import Recipe
 from coterie.recipes.sweep import (
     Point,
@@ -73,19 +74,19 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
-    whole = sweep.run_steps
+    whole = sweep_module.run_steps
     cut = [Step(0, "align"), Step(0, "improve")]
 
     def interrupted(recipe: Recipe, run: Run, progress: Progress) -> None:
         whole(recipe, run, progress, cut)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "run_steps", interrupted)
+    monkeypatch.setattr(sweep_module, "run_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(sweep, lambda _: None, Silent())
     before = seconds(sweep[0].folder, sweep)
     assert list(before) == cut
-    monkeypatch.setattr(sweep, "run_steps", whole)
+    monkeypatch.setattr(sweep_module, "run_steps", whole)
     found, _ = done(sweep)
     after = seconds(sweep[0].folder, sweep)
     assert {step: after[step] for step in cut} == before
