@@ -136,7 +136,7 @@ def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
         run_steps(recipe, run, Silent(), [Step(0, "select")])
         done = export(DataExport(run.folder, "trl", tmp_path / "files", role="critic"))
         assert done.counts == {"pairs": 2}
-        with pytest.raises(UserError, match=r"none of 2 pairs .* are whole dialogues"):
+        with pytest.raises(UserError, match=r"any of the 2 pairs .* are whole dialogues"):
             export(DataExport(run.folder, "llamafactory", tmp_path / "whole"))
     pairs = lines(tmp_path / "files/pairs.jsonl")
     assert not any("boxes * 12" in json.dumps(pair) for pair in pairs)

@@ -159,7 +159,7 @@ def test_servers_that_share_devices_are_gone_while_weights_change(
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (LORA[:2], "take up to engine.vllm.lora_rank=0 -> set engine.vllm.lora_rank=4"),
+        (LORA[:2], "load at most engine.vllm.lora_rank=0 -> set engine.vllm.lora_rank=4"),
         ((*LORA, "update.lora_targets=[q_proj, lm_head]"), "lora_targets has lm_head"),
     ],
     ids=["rank", "layers"],

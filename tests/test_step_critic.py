@@ -92,7 +92,7 @@ def test_an_advantage_is_the_log_ratio_of_critic_and_reference(normalise):
 def test_candidates_that_cannot_be_scored_are_errors():
     model = moved(0)
     engines = [InProcessEngine(one, policy="p", version="0") for one in (model, tiny())]
-    with pytest.raises(EngineError, match="none of them empty"):
+    with pytest.raises(EngineError, match="non-empty continuations"):
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
     with torch.no_grad():
         model.model.lm_head.weight.fill_(math.nan)

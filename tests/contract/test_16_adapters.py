@@ -152,8 +152,8 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
             "update.method=lora update.lora_targets=[norm]",
             "adapter on norm does not fit",
         ),
-        ("rl/ppo", "update.dtype=bfloat16", r"critic\.train\.dtype=float32, and another"),
-        ("rl/grpo", "engine.attention=flash_attention_2", "no mask of beginnings"),
+        ("rl/ppo", "update.dtype=bfloat16", r"critic\.train\.dtype=float32, but another"),
+        ("rl/grpo", "engine.attention=flash_attention_2", "cannot train on shared prefixes"),
         ("optima/isft", "train.method=lora train.lora_targets=[no_such]", "adapter on no_such"),
     ],
 )
