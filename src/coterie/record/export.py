@@ -214,7 +214,7 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
     source, target = Path(source), Path(target)
     if target.exists():
         raise UserError(
-            f"{target} exists already", "an import creates a new store; choose another name"
+            f"{target} already exists", "an import creates a new store; choose another name"
         )
     if not source.is_file():
         raise UserError(f"there is no file {source}", "check the path")
