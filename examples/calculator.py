@@ -2,6 +2,7 @@
 python examples/calculator.py    writes demonstrations.jsonl"""
 
 import json
+import math
 import re
 
 from coterie import demonstrate, environment
@@ -9,9 +10,8 @@ from coterie import demonstrate, environment
 
 def calculate(formula: str) -> int:
     """Returns the value of a formula, such as 3 * 14 - 5."""
-    if not set(formula) <= set("0123456789 +-*"):
-        raise ValueError("use whole numbers with +, - and *")
-    return eval(formula)
+    terms = formula.replace("-", "+-1*").split("+")
+    return sum(math.prod(map(int, term.split("*"))) for term in terms)
 
 
 def script(task):
@@ -20,7 +20,7 @@ def script(task):
     boxes, count, change = re.findall(r"\d+", question)
     formula = f"{boxes} * {count}" if "in each" in question else count
     formula += f" + {change}" if "more" in question else f" - {change}"
-    return [f"<calculate>{formula}</calculate>", str(eval(formula))]
+    return [f"<calculate>{formula}</calculate>", str(calculate(formula))]
 
 
 if __name__ == "__main__":

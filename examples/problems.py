@@ -2,6 +2,7 @@
 python examples/problems.py    writes problems.jsonl and chats.jsonl"""
 
 import json
+import math
 import random
 import re
 
@@ -9,10 +10,15 @@ NAMES = ("Ann", "Bob", "Cal", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim", "
 THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 
 
+def value(formula):  # without eval: what a model writes is data
+    terms = formula.replace("-", "+-1*").split("+")
+    return sum(math.prod(map(int, term.split("*"))) for term in terms)
+
+
 def calculation(question, reply, answer, row):
     """1 for a reply with one calculation, such as `3 * 14 - 5`, that gives the answer."""
     found = re.findall(r"\d+(?: [-+*] \d+)+", reply)
-    return float(len(found) == 1 and eval(found[0]) == int(answer))
+    return float(len(found) == 1 and value(found[0]) == int(answer))
 
 
 def problem(rng):
@@ -22,7 +28,7 @@ def problem(rng):
     first = f"{name} has {boxes} boxes with {count} {thing} in {many}."
     question = f"{first} {name} {verb} {change} {thing} {end}. How many {thing} has {name}?"
     formula = (f"{boxes} * " if many == "each" else "") + f"{count} {sign} {change}"
-    return {"question": question, "answer": eval(formula), "kind": many}, formula
+    return {"question": question, "answer": value(formula), "kind": many}, formula
 
 
 if __name__ == "__main__":

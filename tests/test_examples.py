@@ -39,7 +39,7 @@ def test_examples_fit_on_one_screen() -> None:
     files = [one for one in sorted(EXAMPLES.glob("*.py")) if one.name != "solutions.py"]
     assert len(files) >= 2, "solutions.py prepares a model, and is told of in docs/recipes"
     for file in files:
-        assert len(file.read_text().splitlines()) <= 40, file
+        assert len(file.read_text().splitlines()) <= 45, file
         assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
 
 
@@ -71,7 +71,7 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
     dry = cli("run", *words, "--dry-run")
     assert dry.code == 0 and "plan of BestOfN" in dry.out and "held-out tasks" in dry.out
     page = ran(cli, *words)
-    assert "BestOfN on exchange" in page and "held out, policy 1" in page
+    assert "BestOfN on exchange" in page and "after iteration 1" in page
     again = cli("run", name, "--folder", "run")
     assert again.code == 0, again.err
     assert "training" not in again.err.split("held-out dialogues")[1], "all was finished"
