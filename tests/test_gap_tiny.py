@@ -82,7 +82,8 @@ def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path)
         assert {turn.writer for turn in turns if turn.sample} == {"policy@1"}
         assert record["samples"] >= 8 and record["policy/updates"] == 1
         titles = [section.title for section in run_report(recipe, run).sections]
-        assert {"Traces", "Reinforcement learning", "Rollouts"} <= set(titles)
+        groups = "Groups: which rollouts were made more likely"
+        assert {"Traces", "Steps of reinforcement learning", groups} <= set(titles)
     recipe.close()
 
 
