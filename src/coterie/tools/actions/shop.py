@@ -168,8 +168,6 @@ def act(
     """Run one action; return the next session and the action's value. Raises :class:`Failed`."""
     if session.bought:
         raise Failed("the visit is over: something is bought")
-    if not action.arguments:
-        raise Failed("it is given nothing")
     if action.tool == "Search":
         hits = shop.search(action.rest(0))[:MAX_HITS]
         if not hits:
@@ -202,7 +200,6 @@ class ShopExecutor(Executor):
         self.shop, self.session = shop, session or Session()
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
-        """See ``Executor``."""
         self.session, value = act(self.shop, self.session, action, values)
         return value
 
