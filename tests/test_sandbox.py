@@ -1,7 +1,6 @@
 """The sandbox's main paths: grading, its rules of equality, limits, refusals."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,9 @@ from coterie.tools.sandbox import worker
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, Mode, format_value, judge
 from coterie.tools.sandbox.worker import SandboxSettings
+from tests.python_sessions import in_sandbox as inside
 
-ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
-
-
-def inside(
-    work: Callable[[Sandbox], Coroutine[Any, Any, Any]], settings: SandboxSettings = ONE
-) -> Any:
-    async def run() -> Any:
-        async with Sandbox(settings) as sandbox:
-            return await work(sandbox)
-
-    return asyncio.run(run())
 
 
 def graded(

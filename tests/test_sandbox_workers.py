@@ -22,7 +22,9 @@ from coterie.tools.sandbox.worker import (
     pack,
     request,
 )
-from tests.test_sandbox import ONE, SIZED, inside
+from tests.python_sessions import ONE
+from tests.python_sessions import in_sandbox as inside
+from tests.test_sandbox import SIZED
 
 
 def test_many_answers_at_a_time_keep_their_own_results() -> None:

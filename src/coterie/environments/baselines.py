@@ -43,8 +43,8 @@ from coterie.environments.with_tools import ForwardedPlay, ForwardedTasks
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Task
 from coterie.record.turn import Message, Part, Turn
-from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import CallResult
 
 # Other message formats for acting environments:
 #
@@ -159,7 +159,7 @@ class SingleTurn(ForwardedPlay, Coding):
     def well_formed(self, task: Task, answer: str) -> bool:
         return self.environment.well_formed(task, answer)
 
-    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
+    async def expected(self, task: Task, sandbox: Sandbox) -> Sequence[CallResult]:
         return await self.environment.expected(task, sandbox)
 
 

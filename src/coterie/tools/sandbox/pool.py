@@ -27,7 +27,7 @@ from coterie.tools.sandbox.inside.job import (
     JobRecord,
     Opening,
 )
-from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
+from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.worker import (
     TRIES,
@@ -315,41 +315,29 @@ class Sandbox:
         tolerance: float = 0.0,
         strict: bool = False,
     ) -> Graded:
-        """Run the calls, and compare their results with ``expected``.
+        """Run the calls, and compare their results with ``expected``, which stay on the host.
 
-        ``expected`` are plain values (``inside.plain``), which stay on the host. ``tolerance`` is for floats;
-        ``strict`` also compares types (``results.same``). Raises ``UserError`` for tests that can't be graded.
+        ``expected`` are plain values (``inside.plain``), or results of :meth:`run_reference`. ``tolerance`` is for
+        floats; ``strict`` also compares types (``results.same``). Raises ``UserError`` for tests that can't be graded.
         """
-        try:
-            wires = [encode(value) for value in expected]
-        except NotPlain as error:
-            raise UserError(
-                f"an expected value can't be compared: {error}", "give plain values"
-            ) from error
-        return await self.grade_wires(
-            source, calls, wires, mode=mode, tolerance=tolerance, strict=strict
-        )
-
-    async def grade_wires(
-        self,
-        source: str,
-        calls: Sequence[str],
-        expected: Sequence[Wire],
-        *,
-        mode: Mode = "module",
-        tolerance: float = 0.0,
-        strict: bool = False,
-    ) -> Graded:
-        """Grade like :meth:`grade`, with expected values in plain form, such as :meth:`run_reference` returns."""
         if not calls or len(calls) != len(expected):
             raise UserError(
                 f"{len(calls)} calls and {len(expected)} expected values can't be graded",
                 "give at least one call, and one value for each",
             )
+        try:
+            wires = [
+                one.wire if isinstance(one, CallResult) and one.wire else encode(one)
+                for one in expected
+            ]
+        except NotPlain as error:
+            raise UserError(
+                f"an expected value can't be compared: {error}", "give plain values"
+            ) from error
         records, _ = await self.answers.run(source, calls, mode == "legacy", self.settings)
 
         def judge_all() -> Graded:
-            tests = zip(map(read_record, calls, records), expected, strict=True)
+            tests = zip(map(read_record, calls, records), wires, strict=True)
             return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
 
         return await asyncio.to_thread(judge_all)  # large values would block the event loop
