@@ -207,7 +207,6 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _fraction(whole: str, digits: str, repeating: str) -> str:
-    """Convert a repeating decimal to a fraction."""
     above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 

@@ -320,7 +320,6 @@ def _literal(value: str) -> str:
 # -- web pages ----------------------------------------------------------------------------------
 
 CANDIDATES = 50
-"""Number of leading candidates that are considered."""
 Kind = Literal["CLICK", "TYPE", "SELECT"]
 _TAGS: Mapping[str, frozenset[str]] = {
     "TYPE": frozenset({"input", "textarea", "searchbox", "textbox", "combobox"}),
@@ -329,7 +328,6 @@ _TAGS: Mapping[str, frozenset[str]] = {
 _TAG_WEIGHT = 0.1
 """Weight of a tag that suits the operation; a full match of words has 1."""
 _LETTER_WEIGHT = 0.5
-"""Weight of the similarity of letters."""
 _LEAST = 0.25
 _OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTALL)
 
@@ -342,7 +340,6 @@ class Element:
     """Id without ``]``."""
     tag: str
     text: str
-    """Text, label and placeholder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,6 @@ def _within(value: Number) -> Number:
 
 
 def _apply(name: str, values: Sequence[Number]) -> Number:
-    """Apply an operator or function."""
     try:
         value = _OPERATIONS[name](*values)
         if isinstance(value, complex):

@@ -89,7 +89,6 @@ def parse(text: str) -> Parsed:
 
 
 def _read(text: str, actions: list[Action], problems: list[str]) -> None:
-    """Append the actions and problems of a text."""
     at = _end(_SPACES, text, 0)
     while at < len(text):
         header = _HEADER.match(text, at)
@@ -141,7 +140,6 @@ def _brackets(text: str, at: int, problems: list[str]) -> tuple[list[int], int]:
 
 
 def _arguments(text: str, edges: list[int], problems: list[str]) -> list[tuple[int, int]]:
-    """Return the ranges of the arguments between commas and brackets."""
     pieces: list[tuple[int, int]] = []
     in_label = False
     if len(edges) == 2 and not text[edges[0] + 1 : edges[1]].strip():

@@ -76,7 +76,6 @@ class Corpus:
         return list(by_page.values())[:count]
 
     def first(self, page: int) -> Paragraph:
-        """Return the first paragraph of a page."""
         return self.paragraph(int(np.searchsorted(self._pages, page)))
 
     def _of_pages(self, pages: Sequence[int]) -> NDArray[np.int64]:
@@ -110,7 +109,6 @@ class FewPages:
 
 
 MAX_SHOWN = 700
-"""Characters of a paragraph in a result."""
 MAX_FILLED = 200
 """Characters of a result that is inserted into a question; longer results and paragraphs are not."""
 FOUND_PAGES, FOUND_PARAGRAPHS = 5, 3

@@ -38,7 +38,6 @@ class Kind:
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """Load the kinds of items of the shop."""
     lines = (files("coterie") / "assets" / "shop.jsonl").read_text("utf-8").rstrip("\n").split("\n")
     return tuple(Kind(**json.loads(line)) for line in lines)
 
@@ -72,7 +71,6 @@ class Item:
 
     @property
     def title(self) -> str:
-        """Brand, two attributes and kind."""
         return f"{self.brand} {' '.join(self.attributes[:2])} {self.kind}"
 
     @property
@@ -99,7 +97,6 @@ class Shop:
 
     @cached_property
     def by_id(self) -> Mapping[str, Item]:
-        """Items by id."""
         return {item.id: item for item in self.items}
 
     def search(self, words: str, among: Sequence[Item] | None = None) -> list[Item]:
@@ -205,7 +202,6 @@ class ShopExecutor(Executor):
 
 
 def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
-    """Choose an option of the open item, or buy it."""
     if not session.opened:
         raise Failed("no item is open: Pick one first")
     if words_of(words)[:1] == ["buy"]:
@@ -249,5 +245,4 @@ def _item(rng: random.Random, number: int) -> Item:
 
 
 def dollars(cents: int) -> str:
-    """Format a price as ``$12.50``."""
     return f"${cents // 100}.{cents % 100:02d}"

@@ -21,14 +21,11 @@ from sympy import Max, Min, Rational, S, Symbol
 from coterie.tools.actions.expressions import NoValue, Unreadable, compute, format_number, parse
 
 MEMORY = 2 * 2**30
-"""Bytes of address space."""
 MAX_EXPONENT = 64
-"""Absolute limit of exponents."""
 MAX_SOLUTIONS = 64
 
 
 def main() -> None:
-    """Answer each input line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:

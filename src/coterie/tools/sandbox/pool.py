@@ -346,7 +346,6 @@ class Sandbox:
 async def _results(
     workers: WorkerPool, source: str, calls: Sequence[str], mode: Mode, limits: SandboxSettings
 ) -> tuple[list[CallResult], float]:
-    """Return the result of each call, and the seconds of all calls."""
     if not calls:
         return [], 0.0
     records, seconds = await workers.run(source, calls, mode == "legacy", limits)

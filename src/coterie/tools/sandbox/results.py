@@ -271,14 +271,12 @@ class CallResult:
 
     @property
     def value(self) -> Any:
-        """The value. Raises ``ValueError`` for a failed call."""
         if self.wire is None:
             raise ValueError(f"`{self.call}` returned no value: {self.reason}")
         return decode(self.wire)
 
     @property
     def reason(self) -> str:
-        """Description of the failure; empty if the call succeeded."""
         if not self.failed:
             return ""
         return FAILURES[self.failed] + (f" ({self.why})" if self.why else "")
@@ -295,7 +293,6 @@ class TestResult:
 
     @property
     def reason(self) -> str:
-        """Description of the failure; empty if the test passed."""
         if self.passed:
             return ""
         return self.result.reason or "the value is another"
@@ -309,7 +306,6 @@ class Graded:
 
     @property
     def fraction(self) -> float:
-        """Fraction of tests that passed."""
         return sum(test.passed for test in self.tests) / len(self.tests)
 
     @property

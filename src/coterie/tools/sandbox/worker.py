@@ -212,7 +212,6 @@ def _libraries() -> set[Path]:
 
 
 def _numpy() -> list[Path]:
-    """Return the package, and the folder of libraries in its wheel."""
     spec = importlib.util.find_spec("numpy")
     places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
     return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
@@ -302,7 +301,6 @@ class Worker:
 
     @classmethod
     async def start(cls, jail: Sequence[str]) -> "Worker":
-        """Start a jail. Raises ``UserError`` if it does not start."""
         user = claim_user()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -355,7 +353,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id of the jail's outermost process."""
         return self._process.pid
 
     @property
@@ -367,7 +364,6 @@ class Worker:
         return cast(StreamReader, self._process.stdout)
 
     def kill(self) -> None:
-        """Kill the jail and all its processes, even while it starts."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -401,7 +397,6 @@ def request(kind: type[Any], of: SandboxSettings, user: User, **own: Any) -> Any
 
 
 def pack(request: Request) -> bytes:
-    """Serialize a request for the supervisor, without its nonce."""
     body = json.dumps(asdict(request)).encode()
     return HEAD.pack(request.kind, len(body)) + body
 

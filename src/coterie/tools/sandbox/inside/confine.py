@@ -183,12 +183,10 @@ def end_first() -> None:
 
 
 def processes() -> int:
-    """Return the descriptor of ``/proc``."""
     return _proc
 
 
 def threads(process: str) -> list[str]:
-    """List the thread ids of a process."""
     folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=_proc)
     try:
         return os.listdir(folder)
@@ -197,7 +195,6 @@ def threads(process: str) -> list[str]:
 
 
 def process_file(name: str) -> BinaryIO:
-    """Open a file in ``/proc``."""
     return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
 
 
@@ -257,7 +254,6 @@ def give_up_rights(uid: int) -> None:
 
 @cache
 def system_calls() -> bytes:
-    """Return the filter for this machine."""
     return filter_program(*NUMBERS[platform.machine()])
 
 

@@ -168,7 +168,6 @@ class Interpreter:
 
     def __init__(self, seed: int) -> None:
         self.count = 0
-        """Number of cells that ran."""
         self._pid = os.getpid()
         self._stream = _stream()
         module = ModuleType(MODULE)
@@ -182,7 +181,6 @@ class Interpreter:
         vars(secrets)["randbits"] = random.Random(seed).getrandbits  # numpy draws its seeds there
 
     def run(self, source: bytes) -> bytes:
-        """Run a cell; return its status byte."""
         self._begin()
         name = f"<cell {self.count + 1}>"
         try:
@@ -224,7 +222,6 @@ class Interpreter:
         return b"k"
 
     def _value(self, last: CodeType | None) -> str:
-        """Return the value of the last expression as output."""
         value = None if last is None else eval(last, self._space)
         if value is None:
             return ""
@@ -245,7 +242,6 @@ class Interpreter:
         sys.stdout = sys.stderr = self._stream
 
     def _flush(self) -> None:
-        """Flush our stream and its replacements."""
         for stream in (self._stream, sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
@@ -307,7 +303,6 @@ def _place(*files: int) -> None:
 
 
 def _next() -> bytes:
-    """Read the next cell from the supervisor."""
     (size,) = SIZE.unpack(read_exactly(CELLS, SIZE.size))
     return read_exactly(CELLS, size)
 

@@ -30,7 +30,6 @@ NOT_OPENED = b"f"
 GONE = "gone"
 """Status of a session whose process ended through no action of a cell."""
 CONTINUATION = bytes(range(0x80, 0xC0))
-"""Continuation bytes of UTF-8."""
 SECONDS = 10.0
 """Timeout for a new process to confine itself, and for ending all processes of a session."""
 
@@ -48,7 +47,6 @@ def read_exactly(file: int, size: int) -> bytes:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write all data, in several calls if necessary."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
@@ -64,7 +62,6 @@ class Job:
     wall_seconds: float
     """Wall time of one call, without the time its process waits for a CPU."""
     cpu_seconds: float
-    """CPU time of one call."""
     total_seconds: float
     """Wall time of all calls, without waiting for a CPU."""
     memory_mib: int
@@ -72,13 +69,11 @@ class Job:
     processes: int
     file_mib: int
     output_kib: int
-    """Size of the result of one call."""
     uid: int
     kind: ClassVar[bytes] = b"j"
 
     @property
     def records(self) -> int:
-        """Number of records in the reply."""
         return len(self.calls)
 
     @property

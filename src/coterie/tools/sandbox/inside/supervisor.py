@@ -132,7 +132,6 @@ def _serve(channel: socket.socket, own: int) -> None:
 
 
 def describe_ending(status: int) -> str:
-    """Describe how a process ended."""
     if os.WIFSIGNALED(status):
         return f"by signal {os.WTERMSIG(status)}"
     return f"with status {os.WEXITSTATUS(status)}"
@@ -149,9 +148,7 @@ class Use(NamedTuple):
 
     processes: int
     seconds: float
-    """CPU time."""
     resident: int
-    """Resident bytes."""
     waited: float
     """Seconds that the first process waited for a CPU; 0 if the kernel does not report it."""
 
@@ -168,11 +165,9 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with another call."""
         self._start = time.monotonic(), self.waited, self.use.seconds
 
     def measure(self) -> None:
-        """Measure all processes."""
         processes, seconds, resident = 0, 0.0, 0
         for name in _processes(self.forker):
             with suppress(OSError):
@@ -202,7 +197,6 @@ class Meter:
 
 
 def _processes(forker: Forker) -> list[str]:
-    """List the processes of an answer or a session."""
     ours = ("1", str(forker.pid))
     return [one for one in os.listdir(confine.processes()) if one.isdigit() and one not in ours]
 
@@ -243,11 +237,9 @@ class Clock:
         self._began = time.monotonic()
 
     def used(self) -> float:
-        """Return the seconds the job used."""
         return time.monotonic() - self._began - self.waited
 
     def over(self) -> bool:
-        """Return True if the job has no time left."""
         used = self.used()
         return used > self.job.total_seconds or used + self.waited > self.job.longest_seconds
 
@@ -354,7 +346,6 @@ def run(job: Job, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
 
 
 def _finish(attempt: Attempt, records: list[JobRecord], count: int) -> list[JobRecord]:
-    """Wait for an attempt; return ``records`` with its records and, if it ended early, the reason."""
     reason = attempt.watch()
     ending = attempt.end()
     if not attempt.confined and not attempt.clock.over():
@@ -390,7 +381,6 @@ class OutputEnds:
         """Characters between the two parts; ``None`` if nothing is missing."""
 
     def add(self, data: bytes) -> None:
-        """Append output."""
         room = self.most - len(self.head)
         self.head += data[:room]
         self.tail += data[room:]
@@ -400,7 +390,6 @@ class OutputEnds:
             self.tail = self.tail[-self.most :]
 
     def records(self, failed: str, why: str = "") -> list[JobRecord]:
-        """Return the verdict and both parts."""
         verdict = json.dumps({"failed": failed, "why": why, "left_out": self.left_out})
         return [(BY_SUPERVISOR, verdict.encode()), (BY_ANSWER, self.head), (BY_ANSWER, self.tail)]
 
@@ -451,14 +440,12 @@ class Session:
         return output.records(failed, why)
 
     def end(self) -> None:
-        """Kill every process of the session."""
         if not self.ended:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.ended = describe_ending(self.forker.ending())
 
     def close(self) -> None:
-        """End the session, and close its pipes."""
         self.end()
         for file in (self._cells, self._statuses, self._output):
             os.close(file)
@@ -504,7 +491,6 @@ class Session:
                     return failed, ""
 
     def _send(self, rest: bytes) -> bytes:
-        """Write as much of a cell as fits into the pipe; return the rest."""
         try:
             return rest[os.write(self._cells, rest) :]
         except BlockingIOError:
@@ -513,7 +499,6 @@ class Session:
             return b""
 
     def _status(self) -> tuple[str, str]:
-        """Read how the process ended the cell."""
         status = self._read(self._statuses)
         if status == NOT_OPENED and not self.opened:
             return "open", ""
