@@ -1,7 +1,5 @@
 """Maths with Python: what an answer does, what the agent hears of it, and branches."""
 
-from dataclasses import dataclass, field
-
 from coterie.environments.acting import SOLVED, drop_shots
 from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
@@ -12,12 +10,11 @@ from coterie.environments.sums import Sums
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import TURNS, Ending, Task, Tree
 from coterie.record.turn import Message
-from coterie.rollout.episodes import Driver, Episode, first_prompts
-from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.tools.sandbox.pool import LOST, Sandbox
+from coterie.rollout.episodes import Driver, first_prompts
+from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.playing import Says
-from tests.python_sessions import act, answer, in_sandbox, killed, played, seen
+from tests.python_sessions import act, answer, in_sandbox, played, seen
 
 
 def maths(dataset: str = "gsm8k", *words: str) -> PythonMaths:
@@ -175,42 +172,6 @@ def test_a_branch_is_replayed_and_says_what_it_said() -> None:
 
     found = in_sandbox(work)
     assert len(set(found)) == 1 and "at 0x..." in found[0]
-
-
-@dataclass
-class Killing(Says):
-    """A sampler that ends all workers before its third message."""
-
-    sandbox: Sandbox | None = None
-    killed: list[int] = field(default_factory=list)
-    shown: str = ""
-    """The last prompt."""
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        self.shown = repr(prompt)
-        found = await super().respond(prompt, context)
-        if found.turn.text == self.texts[2] and self.sandbox is not None:
-            self.killed = await killed(self.sandbox)
-        return found
-
-
-def test_an_episode_whose_worker_is_lost_goes_on() -> None:
-    """Its session is brought back; one that shows something else then begins anew. Both are graded."""
-    environment = Sums()
-    (task,) = environment.tasks("train", 1, 0)
-
-    async def work(sandbox: Sandbox, first: str) -> tuple[str, bool]:
-        said = [act(first), act("1"), act("2"), answer(gold_answer(task))]
-        sampler = Killing(said, sandbox)
-        driver = Driver(environment, {"agent": sampler}, seed=0, shared=Shared(sandbox))
-        async with driver.play_all([Episode(task, 0, "test", 0)]) as playing:
-            (found,) = [one async for one in playing]
-        assert sampler.killed
-        return found.failure or "", LOST["lost"] in sampler.shown
-
-    assert in_sandbox(lambda sandbox: work(sandbox, "x = 1")) == ("", False)
-    changing = "import time; time.time_ns()"
-    assert in_sandbox(lambda sandbox: work(sandbox, changing)) == ("", True)
 
 
 def test_a_first_prompt_can_be_looked_at_without_a_sandbox() -> None:

@@ -1,6 +1,5 @@
 """The ``sums`` micro-world: its splits, its traps, its scripts."""
 
-import json
 import random
 from collections.abc import Sequence
 
@@ -24,7 +23,6 @@ from coterie.environments.sums import (
 )
 from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
-from tests.conftest import Cli
 from tests.python_sessions import dialogue, in_sandbox, seen
 
 
@@ -87,12 +85,3 @@ def test_scripted_dialogues_go_as_they_are_written() -> None:
     assert scores == [float(not one.trap) for one in found] and 0 < sum(scores) < 24
     with pytest.raises(ValueError, match="not a trap"):
         corrected_play(next(one for one in found if not one.trap), rng)
-
-
-def test_sums_are_evaluated_by_their_name(cli: Cli) -> None:
-    said = cli(
-        "evaluate", "sums", "policy=tiny-exchange", "tasks=2", "max_tokens=8", "engine.device=cpu"
-    )
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["score"]) == (2, 0, 0.0)

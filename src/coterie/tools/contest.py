@@ -132,11 +132,8 @@ async def judge_program(
 ) -> tuple[Verdict, ...]:
     """Return a verdict for each test, in their order; functional tests call ``function``.
 
-    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails,
-    and ``ValueError`` without tests.
+    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails.
     """
-    if not tests:
-        raise ValueError("a program can't be judged without tests")
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
         f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"
