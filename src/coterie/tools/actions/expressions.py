@@ -304,7 +304,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "Sub": operator.sub,
     "Mult": operator.mul,
     "Div": operator.truediv,
-    "FloorDiv": operator.floordiv,
+    "FloorDiv": lambda a, b: Fraction(a // b),
     "Mod": operator.mod,
     "Pow": _power,
     "USub": operator.neg,
