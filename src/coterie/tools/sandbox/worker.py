@@ -297,7 +297,10 @@ class Worker:
         self.user = user
         self.seconds = 0.0
         """Seconds of the last job, without the time it waited for a CPU."""
+        self.pid = process.pid
         self._process = process
+        self._in = cast(StreamWriter, process.stdin)
+        self._out = cast(StreamReader, process.stdout)
 
     @classmethod
     async def start(cls, jail: Sequence[str]) -> "Worker":
@@ -351,21 +354,9 @@ class Worker:
             raise ValueError("the reply is too long")
         return await self._out.readexactly(size)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def _in(self) -> StreamWriter:
-        return cast(StreamWriter, self._process.stdin)
-
-    @property
-    def _out(self) -> StreamReader:
-        return cast(StreamReader, self._process.stdout)
-
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> str:
         """Kill the jail and wait for its end; return its stderr.
