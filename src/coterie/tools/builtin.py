@@ -33,15 +33,17 @@ _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
 )
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "code": {"type": "string", "description": "The program, all of it."},
-        "stdin": {"type": "string", "description": "What it reads from standard input."},
-    },
-    "required": ["code"],
-    "additionalProperties": False,
-}
+
+
+def _schema(required: str, **descriptions: str) -> dict[str, Any]:
+    """Return the schema of texts, of which the first is required."""
+    texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
+    return {
+        "type": "object",
+        "properties": texts,
+        "required": [required],
+        "additionalProperties": False,
+    }
 
 
 class CodeToolSettings(Settings):
@@ -61,7 +63,10 @@ class CodeTool:
         description = (
             "Runs a Python program and shows what it prints. Nothing stays from call to call."
         )
-        self.tools = (Tool(settings.name, description, PARAMETERS),)
+        schema = _schema(
+            "code", code="The program, all of it.", stdin="What it reads from standard input."
+        )
+        self.tools = (Tool(settings.name, description, schema),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
         self.identity = digest("code", settings.model_dump_json())
 
@@ -159,15 +164,11 @@ STARTS = {
 TOOL = Tool(
     "inspect_image",
     "Looks at an image and answers a question about it.",
-    {
-        "type": "object",
-        "properties": {
-            "image": {"type": "string", "description": "The image's path, or its URL."},
-            "question": {"type": "string", "description": "Without it the image is described."},
-        },
-        "required": ["image"],
-        "additionalProperties": False,
-    },
+    _schema(
+        "image",
+        image="The image's path, or its URL.",
+        question="Without it the image is described.",
+    ),
 )
 
 

@@ -19,7 +19,6 @@ from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, same
-from coterie.tools.sandbox.worker import SandboxSettings
 
 TOLERANCE = 1e-6
 """Absolute or relative tolerance of most problems (CodeContests uses 1e-5)."""
@@ -140,22 +139,17 @@ async def judge_program(
         for test in tests
     ]
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    results = sandbox.run_apart(source, calls, _limits(sandbox.settings, limits, longest))
+    own = {
+        "cpu_seconds": limits.seconds,
+        "wall_seconds": WAITING * limits.seconds,
+        "total_seconds": limits.total_seconds,
+        "memory_mib": limits.memory_mib,
+        "file_mib": sandbox.settings.file_mib + (longest + MOST) // 2**20 + 1,
+        "output_kib": ESCAPED * MOST // 1024 + 4,
+    }
+    results = sandbox.run_apart(source, calls, sandbox.settings.model_copy(update=own))
     rest = iter(tests)
     return tuple([await asyncio.to_thread(_verdict, next(rest), one) async for one in results])
-
-
-def _limits(own: SandboxSettings, limits: ContestLimits, longest: int) -> SandboxSettings:
-    return own.model_copy(
-        update={
-            "cpu_seconds": limits.seconds,
-            "wall_seconds": WAITING * limits.seconds,
-            "total_seconds": limits.total_seconds,
-            "memory_mib": limits.memory_mib,
-            "file_mib": own.file_mib + (longest + MOST) // 2**20 + 1,
-            "output_kib": ESCAPED * MOST // 1024 + 4,
-        }
-    )
 
 
 def _verdict(test: ContestTest, result: CallResult) -> Verdict:
