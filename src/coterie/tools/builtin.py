@@ -36,7 +36,7 @@ _FENCED = re.compile(
 
 
 def _schema(required: str, **descriptions: str) -> dict[str, Any]:
-    """Return the schema of texts, of which the first is required."""
+    """Return a JSON schema of string parameters."""
     texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
     return {
         "type": "object",

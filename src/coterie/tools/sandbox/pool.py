@@ -193,8 +193,8 @@ class Sessions:
                     await self._send(worker, Opening, seed=session.seed, **_STARTING)
                 try:
                     if previous is None:
-                        for cell, shown in session.cells:
-                            if await self._send(worker, Cell, source=cell) != shown:
+                        for cell, before in session.cells:
+                            if await self._send(worker, Cell, source=cell) != before:
                                 raise WorkerLost("a cell that was run again showed something else")
                     result = await self._send(worker, Cell, source=source)
                 except WorkerLost as error:

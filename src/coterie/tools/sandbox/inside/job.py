@@ -127,7 +127,7 @@ class Cell(Limits):
 
 @dataclass(frozen=True, slots=True)
 class Opening(Limits):
-    """Request to open a session, after the current one has ended. The limits are those of a cell."""
+    """Request to open a session, after the current one has ended."""
 
     seed: int
     processes: int

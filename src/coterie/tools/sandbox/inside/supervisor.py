@@ -8,7 +8,7 @@ bytes length, 8 bytes seconds that a job took without waiting for a CPU, and for
 # This process holds sources and results. A forked process can read all memory of its parent, also freed memory, so
 # another process, the forker, which was started before the first job, forks answers and sessions. It only forks: it
 # passes descriptors on unread, and clears the buffer in which it reports how a process ended. The nonce is read after
-# the processes of an answer have ended, or those of a session have ended or stopped.
+# the processes of an answer have ended, or the processes of a session have ended or stopped.
 #
 # The process of an answer or a session is the first of its own pid namespace, so all its children end with it. At the
 # end of a cell the processes of a session are stopped until the next cell, so nothing runs in between. A process that
