@@ -19,7 +19,7 @@ from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.runs.items import play
-from tests.games import Counting, Rounds, Script
+from tests.games import Counting, Script
 from tests.test_branches import TASK, branches
 
 
@@ -62,13 +62,6 @@ def test_a_path_that_outgrows_the_context_ends_truncated_and_is_graded(tmp_path:
     assert said == ["reach 6", "1", "now 1"] and not failures
     assert outcome.ending == CONTEXT and outcome.ending.truncated
     assert outcome.score == 0.0 and outcome.answer is None
-
-
-def test_those_who_act_at_the_same_time_end_together(tmp_path: Path) -> None:
-    cast = {"Ann": Short(lambda _: "Ann", 9), "Ben": Short(lambda _: "Ben", 3)}
-    ((outcome, said),), _ = played(tmp_path, Rounds(), dict(cast))
-    assert outcome.ending == CONTEXT and said == ["Ann", "Ben", "round 1 is over"]
-    assert outcome.answer == "done" and outcome.score == 1.0, "what was answered before counts"
 
 
 def test_a_first_prompt_that_does_not_fit_fails(tmp_path: Path) -> None:

@@ -92,25 +92,6 @@ def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> 
     asyncio.run(test())
 
 
-def test_fifty_branches_share_two_places_and_all_get_one() -> None:
-    async def test() -> None:
-        table = Table()
-        async with sessions_of(2, SECONDS) as sessions:
-
-            async def branch(number: int) -> None:
-                session = await sessions.open(table.game())
-                await asyncio.sleep(0.001)
-                await (
-                    sessions.keep(f"{number}", session) if number % 2 else sessions.drop(session)
-                )
-
-            await asyncio.wait_for(asyncio.gather(*map(branch, range(50))), 20)
-            assert (table.most, sessions.opened) == (2, 50)
-        assert table.live == 0
-
-    asyncio.run(test())
-
-
 @pytest.mark.parametrize(("forks", "room"), [(True, 2), (True, 1), (False, 2)])
 def test_a_copy_goes_on_and_what_it_was_copied_from_stays_if_it_can(forks: bool, room: int) -> None:
     async def test() -> None:
@@ -148,15 +129,6 @@ async def slow(ended: list[str]) -> AsyncIterator[Game]:
         ended.append("slow")
 
 
-@asynccontextmanager
-async def stubborn(ended: list[str]) -> AsyncIterator[Game]:
-    try:
-        yield Game(Table(), [])
-    finally:
-        ended.append("begins")
-        await asyncio.sleep(60)
-
-
 def test_what_does_not_open_gives_its_place_back() -> None:
     async def test() -> None:
         ended: list[str] = []
@@ -169,17 +141,6 @@ def test_what_does_not_open_gives_its_place_back() -> None:
             await sessions.open(Table().game())
 
     asyncio.run(test())
-
-
-def test_what_does_not_close_is_cancelled() -> None:
-    async def test() -> None:
-        ended: list[str] = []
-        async with sessions_of(1, 0.05) as sessions:
-            await sessions.keep("a", await sessions.open(stubborn(ended)))
-            await sessions.open(Table().game())  # "a" has to make room
-        assert ended == ["begins"]
-
-    asyncio.run(asyncio.wait_for(test(), 10))
 
 
 @asynccontextmanager

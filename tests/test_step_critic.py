@@ -273,31 +273,6 @@ def test_an_unreadable_answer_is_a_tie_and_counted():
     assert asyncio.run(Judge(only_sure_of_the_first).wins(HERE, ["1", "2"])) == [0.25, 0.75]
 
 
-def test_equal_replies_tie_without_being_asked_about():
-    judge = Judge(Scripted())
-    assert asyncio.run(judge.wins(HERE, ["1", "1"])) == [0.5, 0.5]
-    assert asyncio.run(judge.wins(HERE, ["1"])) == [0.5]
-    assert asyncio.run(judge.wins(HERE, [])) == []
-    assert judge.comparisons == 0
-
-
-def test_a_judge_that_fails_fails_the_scoring():
-    async def down(messages) -> str:
-        raise EngineError("no connection")
-
-    with pytest.raises(EngineError, match="no connection"):
-        asyncio.run(Judge(down).wins(HERE, ["1", "2"]))
-    with pytest.raises(ValueError, match="at least 1 opponent"):
-        Judge(down, opponents=0)
-
-
-def test_the_judge_is_shown_all_that_a_critic_may_see():
-    text = judge_question(HERE, "first reply", "second reply")[-1].text
-    for part in (HERE.task, HERE.reference, "agent: Up or down?", "first reply", "second reply"):
-        assert part in text
-    assert HERE.reference not in repr(HERE)
-
-
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [

@@ -16,10 +16,10 @@ from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver
-from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.tree_search import (
     Judgment,
+    Rollout,
     SearchSettings,
     TreeSearch,
     Value,
@@ -260,30 +260,6 @@ def test_near_siblings_are_one(tiny: LoadedModel, limit: float) -> None:
         for later, text in enumerate(said):
             near = [Levenshtein.distance(text, old) / (len(text) + 1) for old in said[:later]]
             assert all(distance >= limit for distance in near)
-
-
-def test_merging_makes_a_tree_narrower(tiny: LoadedModel) -> None:
-    width = [
-        len(search(talker(tiny), SearchSettings(searches=1, rollouts=8, merge_distance=d))[0].tree.turns)
-        for d in (0.0, 0.8)
-    ]  # fmt: skip
-    assert width[1] < width[0]
-
-
-def test_where_every_dialogue_ends_at_once_all_searches_begin_at_the_root(
-    tiny: LoadedModel,
-) -> None:
-    whole = talker(tiny)
-    brief = Sampling(0.9, 1.0, 2)  # every turn is cut, and a cut turn ends a dialogue
-    sampler = TokenSampler(whole.engine, whole.render, brief, whole.context_length)
-    growing, _ = search(sampler, SearchSettings(searches=3, rollouts=4))
-    tree = growing.tree
-    assert {r.start for r in growing.rollouts} == {tree.root} and len(growing.rollouts) == 12
-    assert all(o.ending.reason == "length" and o.score == 0 for o in tree.outcomes.values())
-    found = sibling_pairs(
-        tree, node_values(tree, growing.rollouts), PairSettings(theta_filter=-9, theta_diff=0)
-    )
-    assert found == [], "all are equally bad"
 
 
 class Breaking(TokenSampler):

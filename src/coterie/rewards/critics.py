@@ -154,18 +154,16 @@ class StepCritic(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class LikelihoodCritic:
     """Log-ratio of a language model trained as a critic (``DPO`` on trajectories) and its reference.
 
     ``tokens`` takes the mean over a candidate's tokens, ``none`` the sum.
     """
 
-    def __init__(
-        self, critic: Engine, reference: Engine, normalise: Literal["tokens", "none"] = "tokens"
-    ) -> None:
-        self.critic = critic
-        self.reference = reference
-        self.normalise = normalise
+    critic: Engine
+    reference: Engine
+    normalise: Literal["tokens", "none"] = "tokens"
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
@@ -181,6 +179,7 @@ class LikelihoodCritic:
         return _checked(ratios)
 
 
+@dataclass(eq=False)
 class HeadCritic:
     """Model with a value head, in this process.
 
@@ -188,13 +187,12 @@ class HeadCritic:
     token (trained by ``Classifier``: the logit of success). With a ``rule``, shared prefixes are computed once.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, pool: Literal["mean", "last"], rule: CostRule | None = None
-    ) -> None:
-        check(loaded.model)
-        self.loaded = loaded
-        self.pool = pool
-        self.rule = rule
+    loaded: LoadedModel
+    pool: Literal["mean", "last"]
+    rule: CostRule | None = None
+
+    def __post_init__(self) -> None:
+        check(self.loaded.model)
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]

@@ -20,7 +20,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR
 from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
-from coterie.training.objective import Reads
+from coterie.training.losses import Reads
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import BUCKET
 
