@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -161,24 +161,6 @@ def test_no_more_calls_are_run_than_are_left_to_all_who_act() -> None:
             errors = [[bool(call.error) for call in turn.calls] for turn in at.state.turns]
             assert errors == [[False, False], [False, True]]
             assert at.state.left == {"calls": 0} and at.state.end == CALLS
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize("names", [(), ("nobody",), ("agent", "nobody"), ("agent", "agent")])
-def test_an_environment_that_lets_nobody_act_fails_its_item(names: Sequence[str]) -> None:
-    class Silent(Base):
-        def acting(self, state: object) -> tuple[str, ...]:
-            return tuple(names)
-
-        async def act(self, *args: object, **more: object) -> object:
-            return None
-
-    async def test() -> None:
-        async with growing(Silent(), Script(lambda _: "1")) as (grown, _):  # type: ignore[arg-type]
-            at = await grown.start()
-            with pytest.raises(Exception, match="the actors are agent"):
-                grown.acting(at)
 
     asyncio.run(test())
 

@@ -103,23 +103,6 @@ def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None
     asyncio.run(test())
 
 
-def test_what_is_pruned_is_no_end_any_more() -> None:
-    async def test() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            tree = Tree("t", "rollout", 0)
-            grown = branches(Counting(), {"agent": Short(lambda _: "1", 3)}, tree, kept)
-            at = await grown.start()
-            at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
-            with pytest.raises(OutOfContext) as found:
-                await grown.respond(at, {"agent": 0}, 0)
-            assert grown.cut(at, found.value).state.end == CONTEXT
-            assert (await grown.position(at.node)).state.end == CONTEXT
-            await grown.prune(Tree("t", "rollout", 0))
-            assert not grown._cut
-
-    asyncio.run(test())
-
-
 @pytest.mark.parametrize("most", range(2, 9))
 @pytest.mark.parametrize(
     ("name", "words"),

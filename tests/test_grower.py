@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.protocol import Environment, Grade, State, Transition
+from coterie.environments.protocol import Environment, Grade, State
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
@@ -297,54 +297,6 @@ def test_a_search_of_a_tree_from_a_store_goes_on_alike(
     first = grow(Counting(forks=forks), before := agent(*STEPS), replace(rule, searches=3))
     assert first.rollouts == every.rollouts[:12]
     assert not {*script["agent"].seeds} & {*before["agent"].seeds}, "nothing is asked again"
-
-
-@pytest.mark.parametrize("forks", [True, False])
-def test_where_a_branch_stands_after_a_turn_has_what_the_game_said_then(
-    tmp_path: Path, forks: bool
-) -> None:
-    every = grow(Counting(forks=forks), agent(*STEPS), RULE)
-    tree, _ = stored(tmp_path, every, 6)
-    before = dict(tree.turns)
-
-    async def check() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            own = branches(Counting(forks=forks), dict(agent("1")), tree, kept)
-            for turn in before.values():
-                if turn.speaker.kind != "agent":
-                    continue
-                (heard,) = tree.children(turn.id)
-                at = await own.position(turn.id)
-                assert at.node == heard.id and at is await own.position(heard.id)
-                assert at.state.turns == tuple(tree.path(heard.id))
-                assert f"now {at.state.data}" == heard.text
-
-    asyncio.run(check())
-    assert tree.turns == before
-
-
-class Drifting(Counting):
-    """Says something else than it did before."""
-
-    async def act(self, *args: Any, recorded: tuple[Turn, ...] = (), **more: Any) -> Transition:
-        found = await super().act(*args, recorded=recorded, **more)
-        (said,) = found.seen
-        return replace(found, seen=(replace(said, parts=(replace(said.parts[0], text="odd"),)),))
-
-
-@pytest.mark.parametrize("choose", [anywhere, after_an_agent])
-def test_a_game_that_has_changed_fails_the_rollouts_that_go_on_from_its_words(
-    tmp_path: Path, choose: Any
-) -> None:
-    rule = GrowthRule(6, 4, choose)
-    tree, rollouts = stored(tmp_path, grow(Counting(), agent(*STEPS), rule), 3)
-    before = dict(tree.turns)
-    grown = grow(Drifting(), agent(*STEPS), rule, (tree, rollouts))
-    begun = [one for one in grown.rollouts if one.search >= 3 and one.start != tree.root]
-    assert begun and all(
-        "did not repeat its recorded observations" in str(one.failure) for one in begun
-    )
-    assert before.items() <= grown.tree.turns.items()
 
 
 # -- pruning ----------------------------------------------------------------------------------

@@ -67,18 +67,6 @@ def test_each_session_is_closed_by_the_task_that_opened_it() -> None:
     asyncio.run(test())
 
 
-def test_a_session_waits_where_it_stands_and_is_one_branchs_alone() -> None:
-    async def test() -> None:
-        async with sessions_of(3, SECONDS) as sessions:
-            assert sessions.take("a") is None
-            session = await sessions.open(Table().game())
-            await sessions.keep("a", session)
-            assert sessions.take("a") is session
-            assert sessions.take("a") is None
-
-    asyncio.run(test())
-
-
 def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> None:
     async def test() -> None:
         table = Table()

@@ -201,14 +201,6 @@ def own_logprobs(model, row):
     return torch.stack([logprobs[place - 1, row.ids[place]] for place in places])
 
 
-def test_a_training_leaves_threads_and_random_numbers_as_they_were(tmp_path):
-    model, threads = tiny_llama(), torch.get_num_threads()
-    before = torch.get_rng_state()
-    train(model, some_rows(8), with_(threads=threads + 1, epochs=1), tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
-
-
 def test_steps_are_those_of_all_epochs_or_as_many_as_were_asked_for(tmp_path):
     for number, (changes, steps) in enumerate(
         (({"epochs": 2}, 4), ({"epochs": 2, "max_steps": 3}, 3), ({"max_steps": 9}, 4))

@@ -1,9 +1,5 @@
 """Turn: an utterance, observation or tool result, with its sampled tokens and tool calls.
 
-A :class:`Turn` is a node of the tree. :class:`Part` is a text or image with audience and source, :class:`Message` an
-input of a chat template, :class:`Request` the prompt of a turn (stored as a delta), and :class:`Sample` the engine's
-result.
-
 The id of a call is its index in the turn (``c0``, ``c1``, ...), not the engine's id. Results are sorted by call, so
 the order in which they arrive does not matter.
 """

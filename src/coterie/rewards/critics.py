@@ -1,8 +1,5 @@
 """Critics: a judge that compares replies, step critics that score them, and corrections of actions.
 
-A :class:`Judge` arranges candidates in a circle, in an order drawn from the seed, and compares each with the next few.
-Each has the same number of comparisons, equally often as first and second, and no ordered pair is compared twice.
-
 A :class:`StepCritic` may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``),
 followed by the agent's sampled ids. In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over
 its tokens of log pi_critic - log pi_ref under the critic's prompt (:class:`LikelihoodCritic`). Its ablations use a

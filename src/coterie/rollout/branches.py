@@ -1,9 +1,7 @@
 """Branches of one task's tree: the position of each, the turns of its actors, and its continuation.
 
-The environment decides who acts, what each actor sees and what an action does. :class:`Branches` turns this into turns
-of the tree, calls the samplers, counts limits and provides a session where the environment needs one. If the session of
-a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is sampled again,
-and the environment must repeat its recorded observations. A replay that differs fails only its own branch.
+If the session of a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is
+sampled again, and the environment must repeat its recorded observations. A replay that differs fails only its branch.
 """
 
 import asyncio

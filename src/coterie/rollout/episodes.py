@@ -1,14 +1,13 @@
 """Episodes of an environment, played concurrently through an engine.
 
-An episode is one sample of one task. Its seeds are hashes of its key (seed, iteration, stage, task, sample, turn
-index), so its turns do not depend on concurrent episodes. A failure ends only its own episode, which then has a reason
-and no score.
+Seeds are hashes of an episode's key (seed, iteration, stage, task, sample, turn index), so its turns do not depend on
+concurrent episodes. A failure ends only its own episode, which then has a reason and no score.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
@@ -161,32 +160,23 @@ SECONDS = 3600.0
 """Default time limit of each call of an environment, including waits for shared resources."""
 
 
+@dataclass(eq=False)
 class Driver:
-    """Plays one environment.
+    """Plays one environment, with one sampler for each actor."""
 
-    Args:
-        samplers: One sampler for each actor.
-        seconds: Time limit of each call of the environment.
-    """
+    environment: Environment
+    samplers: Mapping[str, Sampler]
+    _: KW_ONLY
+    seed: int
+    shared: Shared
+    seconds: float = SECONDS
+    """Time limit of each call of the environment."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        samplers: Mapping[str, Sampler],
-        *,
-        seed: int,
-        shared: Shared,
-        seconds: float = SECONDS,
-    ) -> None:
-        check_environment(environment, shared)
-        missing = environment.actors.keys() - samplers.keys()
-        if missing:
-            raise ValueError(f"{environment.name} needs samplers for {', '.join(sorted(missing))}")
-        self.environment = environment
-        self.samplers = samplers
-        self.seed = seed
-        self.shared = shared
-        self.seconds = seconds
+    def __post_init__(self) -> None:
+        check_environment(self.environment, self.shared)
+        if missing := self.environment.actors.keys() - self.samplers.keys():
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"{self.environment.name} needs samplers for {names}")
 
     def sessions(self) -> AbstractAsyncContextManager[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""

@@ -1,8 +1,7 @@
 """Turns of another author, placed under the prompts of this run, and the environment's state after them.
 
 Such a turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's own
-model would have received, so the turn can be trained on like a sampled turn. Its tokens are the tokens that a policy
-would have sampled: a message ends with its stop string, or else with the end-of-turn token.
+model would have received, so it can be trained on. It ends with its stop string, or else with the end-of-turn token.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -70,18 +70,11 @@ def make_step_result(
 
 def check_grade(grade: Grade, actors: Iterable[str]) -> None:
     """Raise ``TypeError`` or ``ValueError`` for an invalid grade."""
-    if grade.score is not None and not _is_finite("score", grade.score):
+    if grade.score is not None and not math.isfinite(grade.score):
         raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
     for name, reward in grade.rewards.items():
-        if name not in actors or not _is_finite(f"reward of {name}", reward):
+        if name not in actors or not math.isfinite(reward):
             raise ValueError(f"the grade gives {name!r} {reward}")
-
-
-def _is_finite(name: str, value: object) -> bool:
-    try:
-        return math.isfinite(value)  # type: ignore[arg-type]  # returned by a plug-in
-    except TypeError:
-        raise TypeError(f"the {name} is {value!r:.80}, which is not a number") from None
 
 
 def left_after(left: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str, int]:

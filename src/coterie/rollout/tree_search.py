@@ -1,15 +1,11 @@
-"""Growth of one task's tree by rollouts that branch from a node, and Optima's search.
-
-Continuations of a node are sampled as candidates of one prompt, with one pass over it. A new turn may be *merged* with
-a sibling: the rollout then continues from that sibling. (Optima's released code continues from the new text under the
-old node, so its sampled turns do not follow from their ancestors in the tree.) Rollouts advance as one group as long as
-their turns are equal.
+"""Growth of one task's tree by rollouts that branch from a node, and Optima's search (arXiv 2410.08115, section 3.3).
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
 nodes on their paths. Samples depend only on the task's key and the tree, so an interrupted search is repeated exactly.
 
-Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts through it. A start
-node is drawn by softmax from the nodes of the highest values, without nodes similar to earlier start nodes.
+Continuations of a node are sampled as candidates of one prompt. A new turn may be *merged* with a sibling: the rollout
+then continues from that sibling. (Optima's released code continues from the new text under the old node, so its sampled
+turns do not follow from their ancestors in the tree.)
 """
 
 import asyncio

@@ -1,12 +1,8 @@
 """Preparation of models and rows for training: checks, the order of an epoch, and micro-batches.
 
-A step has ``batch_rows`` items, drawn at random without replacement and independently of length. Items of one group
-(pairs of one tree) are drawn together, so that shared prefixes are computed once. The order is a function of (seed,
-epoch), so a resumed training repeats it.
-
 Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items with rows in
 the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
-``tokens_per_microbatch`` padded tokens to minimize padding and passes. That changes memory and speed, not results.
+``tokens_per_microbatch`` padded tokens. That changes memory and speed, not results.
 """
 
 import random

@@ -1,9 +1,8 @@
 """Checkpoints that resume exactly, final weights, and the metrics of a training.
 
-A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, state of
-torch's random number generators) and ``state.json`` (the step and the identity of the training). It is written under a
-temporary name, flushed to disk and renamed. No pickle is written or read. Weights that are sharded over ranks (FSDP)
-are gathered when saved and sharded again when loaded, so the files do not depend on the number of ranks.
+A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, states of
+random number generators) and ``state.json``, flushed to disk under a temporary name and renamed. Weights that are
+sharded over ranks are gathered when saved, so the files do not depend on the number of ranks.
 """
 
 import hashlib

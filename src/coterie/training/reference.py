@@ -1,19 +1,8 @@
 """Log-probs and values of rows, under the weights before a training and under a reference.
 
-    rows = with_old(trainer.model, rows, settings, temperature=1.0)        # log-probs under the sampling weights
-    rows = with_row_reference(base, rows, settings, temperature=1.0)       # under a reference
-    rows, after = with_values(critic, rows, settings)                      # V before each token, and after the last
-
-These functions use the model's current weights; the caller ensures that they are the version that sampled
-(``Target.writer``). Micro-batches are the same as in a trainer's step on these rows under the same settings, so in
-float32 on one process the ratio to ``old`` is exactly 1 until the weights change. A row that is too long to train, or
-has nothing to train, gets no values.
-
-:func:`with_reference` adds the reference of pairs. It is a model, a base with its adapters off, or a frozen adapter on
-it. The cache is keyed by the weights, the pairs, and the reduction of a side's log-probs to one number.
-
-Rows are packed into tries where that is cheaper, and padded on the right otherwise. In both cases no target attends to
-padding or another row, and only targets have labels.
+Micro-batches are the same as in a trainer's step on these rows under the same settings, so in float32 on one process
+the ratio to ``old`` is exactly 1 until the weights change. The caller ensures that the current weights are the version
+that sampled (``Target.writer``). A row that is too long to train, or has nothing to train, gets no values.
 """
 
 import math

@@ -2,24 +2,9 @@
 
     report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
 
-:func:`train` runs all epochs. The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and
-``metrics.jsonl`` (one line per optimizer step). A finished training is not repeated.
-
-    with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
-        for step in range(trainer.done, 50):
-            trainer.step(rows_of(step))
-        report = trainer.finish()
-
-Optimizer, schedule and random number generators keep their state from step to step and across restarts: a training in
-the same folder resumes from its newest checkpoint, so the caller starts at step ``trainer.done``. In float32 on one CPU
+The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and ``metrics.jsonl`` (one line per
+optimizer step). A finished training is not repeated; another resumes from its newest checkpoint. In float32 on one CPU
 process the final weights are bitwise the same as without an interruption.
-
-Between two steps the model is in evaluation mode, and an engine in this process that has ``trainer.model`` samples from
-the new weights. Servers, and engines next to several ranks, load them after :meth:`Trainer.publish`.
-
-A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
-nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
-stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 """
 
 import math
