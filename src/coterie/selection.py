@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -35,10 +35,10 @@ from coterie.config.settings import Settings, key
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 
-if TYPE_CHECKING:
-    from coterie.rewards.dialogue_reward import Reward
-    from coterie.rollout.dense_search import NodeValue
-    from coterie.rollout.tree_search import Value
+Rewarded = Any
+"""A trajectory with its ``sample`` number, ``total`` reward and ``score``."""
+NodeValue = Any
+"""Value of a node: ``mean`` reward, ``visits``, and ``distance`` (mean number of agent turns to the end)."""
 
 
 class SelectSettings(Settings):
@@ -89,8 +89,8 @@ class SelectSettings(Settings):
 
 
 def best_demonstrations(
-    rewards: "Mapping[str, Sequence[Reward]]", settings: SelectSettings
-) -> "list[tuple[str, Reward]]":
+    rewards: Mapping[str, Sequence[Rewarded]], settings: SelectSettings
+) -> list[tuple[str, Rewarded]]:
     """Return the selected (task, trajectory), highest reward first.
 
     Ties go to the earlier sample, then to the smaller task id.
@@ -104,8 +104,8 @@ def best_demonstrations(
 
 
 def random_demonstrations(
-    rewards: "Mapping[str, Sequence[Reward]]", count: int, seed: int
-) -> "list[tuple[str, Reward]]":
+    rewards: Mapping[str, Sequence[Rewarded]], count: int, seed: int
+) -> list[tuple[str, Rewarded]]:
     """Draw up to ``count`` tasks, and one trajectory of each."""
     generator = random.Random(seed)
     tasks = sorted(task for task, rs in rewards.items() if rs)
@@ -156,7 +156,7 @@ class Preference:
 
 def sibling_pairs(
     tree: Tree,
-    values: "Mapping[str, Value]",
+    values: Mapping[str, NodeValue],
     settings: PairSettings,
     score: Callable[[str], float] = lambda _: 1.0,
 ) -> list[Preference]:
@@ -260,21 +260,21 @@ def needed_visits(distance: float, limit: int) -> int:
     return min(int(2.0 ** min(distance, 62.0)), limit)
 
 
-def qualify(one: "NodeValue", other: "NodeValue", settings: DensePairSettings) -> bool:
+def qualify(one: NodeValue, other: NodeValue, settings: DensePairSettings) -> bool:
     """Return True if siblings with these values, the better one first, are a pair."""
     return one.mean - other.mean >= settings.margin and all(
         node.visits >= needed_visits(node.distance, settings.max_visits) for node in (one, other)
     )
 
 
-def count_pairs(values: "Sequence[NodeValue]", settings: DensePairSettings) -> int:
+def count_pairs(values: Sequence[NodeValue], settings: DensePairSettings) -> int:
     """Count the pairs among a node's children, if all their texts differ."""
     order = sorted(values, key=lambda node: -node.mean)
     return sum(qualify(better, worse, settings) for better, worse in combinations(order, 2))
 
 
 def dense_pairs(
-    tree: Tree, values: "Mapping[str, NodeValue]", settings: DensePairSettings
+    tree: Tree, values: Mapping[str, NodeValue], settings: DensePairSettings
 ) -> list[Preference]:
     pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
