@@ -198,8 +198,8 @@ class Odd(Base):
         ("no grade", f"Odd.grade() returned 1.0. Return a Grade ({__file__}, line "),
         ("score", "the score is inf"),
         ("percent", "Odd.grade() returned 70. Return a score from 0 to 1, or declare score_range"),
-        ("word", "the score is 'good', which is not a number"),
-        ("no reward", "the reward of agent is None, which is not a number"),
+        ("word", "must be real number, not str"),
+        ("no reward", "must be real number, not NoneType"),
         ("graded", "the grade gives 'agnet' 1.0"),
     ],
 )

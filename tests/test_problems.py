@@ -40,7 +40,7 @@ from coterie.environments.protocol import Shared, State
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
 from coterie.record.tree import Tree
-from coterie.rollout.written_turns import WrittenTurn, write_path
+from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.tools.actions.grammar import check
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings

@@ -1,4 +1,4 @@
-"""``coterie export`` and ``coterie import``: rows, pairs, trajectories, tasks and weights of a run."""
+"""``coterie export``: rows, pairs, trajectories, tasks and weights of a run."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -97,19 +97,3 @@ def export_model(
 
     export(Export(folder, out, merge, role, iteration), push, private=private)
     print(out)
-
-
-def import_record(
-    file: Annotated[Path, typer.Argument(help="trajectories.jsonl of an export.")],
-    store: Annotated[Path, typer.Argument(help="Store to make, such as mine.sqlite.")],
-) -> None:
-    """Make a store from exported trajectories. Writes nothing if a line is invalid.
-
-    Example:
-
-        coterie import runs/optima-isft/export/jsonl/trajectories.jsonl imported.sqlite
-    """
-    from coterie.record.export import import_
-
-    import_(file, store)
-    print(store)

@@ -16,7 +16,6 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record import export as jsonl
-from coterie.record import reader
 from coterie.record.export import (
     LLAMAFACTORY,
     Form,
@@ -163,8 +162,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
-    with run.store.snapshot() as db:
-        recorded = [id_ for id_ in reader.task_ids(db) if id_ not in heldout]
+    recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
     for split, tasks in (("train", train), ("heldout", heldout)):

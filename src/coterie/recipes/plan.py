@@ -36,7 +36,8 @@ from coterie.runs.loop import EVALUATION, check_stages
 from coterie.runs.roles import check_roles
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings, make_jail
-from coterie.training.launch import accelerate_config, check_launch, launches
+from coterie.training.distributed import accelerate_config, check_launch, launches
+from coterie.training.losses import Reads
 from coterie.training.memory import (
     MemoryPlan,
     ModelShape,
@@ -44,7 +45,6 @@ from coterie.training.memory import (
     cache_memory,
     training_memory,
 )
-from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
 
