@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from coterie.models.heads import add_head
+from coterie.models.adapters import add_head
 from coterie.training.losses import Regression
 from coterie.training.trainer import train
 from tests.training_models import SETTINGS, some_pairs, tiny_llama

@@ -4,7 +4,7 @@ A step has ``batch_rows`` items, drawn at random without replacement and indepen
 (pairs of one tree) are drawn together, so that shared prefixes are computed once. The order is a function of (seed,
 epoch), so a resumed training repeats it.
 
-Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items with rows in
+Within a step the rows are packed into tries by a cost rule (:mod:`coterie.models.prefix_trie`), and items with rows in
 the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
 ``tokens_per_microbatch`` padded tokens to minimize padding and passes. That changes memory and speed, not results.
 """
@@ -22,11 +22,9 @@ from peft import PeftModel
 from torch import nn
 
 from coterie.errors import UserError
-from coterie.models.adapters import activate, add_lora, using
-from coterie.models.context import context_length
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
-from coterie.models.trie import Ids
+from coterie.models.adapters import activate, add_lora, find_head, using
+from coterie.models.loading import context_length
+from coterie.models.prefix_trie import Family, Ids, Splitter
 from coterie.record.rows import Row
 from coterie.training.losses import SFT
 from coterie.training.objective import OF_A_HEAD, Item, Objective, Reads, check_targets
@@ -161,7 +159,7 @@ def _check_head(model: Any, reads: Reads) -> None:
     if reads in OF_A_HEAD and find_head(model) is None:
         raise UserError(
             "this objective trains a value head, which the model does not have",
-            "add it first: coterie.models.heads.add_head",
+            "add it first: coterie.models.adapters.add_head",
         )
 
 

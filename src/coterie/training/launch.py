@@ -35,8 +35,7 @@ from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.servers import leash
 from coterie.errors import UserError
-from coterie.models.adapters import save_adapter
-from coterie.models.heads import HEAD_FILE, find_head, split_head
+from coterie.models.adapters import HEAD_FILE, find_head, save_adapter, split_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.training.batches import precision

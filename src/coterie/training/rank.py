@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 
 from coterie.config.plugins import at_place
 from coterie.errors import UserError
-from coterie.models.adapters import load_adapter
-from coterie.models.heads import load_head
+from coterie.models.adapters import load_adapter, load_head
 from coterie.models.loading import load
 from coterie.progress import StagePlace
 from coterie.training.launch import (

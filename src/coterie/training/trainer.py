@@ -37,9 +37,9 @@ from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
+from coterie.models.adapters import find_head
 from coterie.models.check import check
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
+from coterie.models.prefix_trie import Family, Splitter
 from coterie.progress import Progress, Silent
 from coterie.training import checkpoint
 from coterie.training.batches import (
