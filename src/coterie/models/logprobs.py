@@ -20,9 +20,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from coterie.models.prefix_trie import CostRule, Ids, Pack, pack
 
-CHUNK_ELEMENTS = 1 << 24
+CHUNK_ELEMENTS = 1 << 25
 """Maximum number of logits in memory at once."""
-GPU_CHUNKS = 8
+GPU_CHUNKS = 4
 """Factor by which chunks are larger on a GPU, where kernel launches dominate small chunks."""
 PEFT_PREFIX = "base_model.model."
 """Prefix of the names of the base's weights in PEFT."""
@@ -47,7 +47,7 @@ def token_logprobs(
 
     The body of the model runs once over the sequences. Its vocabulary projection, which takes most of the memory of a
     small model, runs only at the selected positions, in chunks and in float32. Gradients flow if enabled; the backward
-    pass recomputes the logits of each chunk.
+    pass recomputes the logits of all chunks but the last.
 
     Args:
         model: Causal language model.
@@ -141,12 +141,13 @@ def _in_chunks(
     parents = hidden.flatten(0, 1).index_select(0, at)
     elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
     chunk = max(1, elements // model.config.get_text_config().vocab_size)
-    if torch.is_grad_enabled():
-        compute = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
-    pieces = [
-        compute(model, parents[start : start + chunk], tokens[start : start + chunk], temperature)
-        for start in range(0, max(1, len(at)), chunk)
-    ]
+    again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+    pieces = []
+    for start in range(0, max(1, len(at)), chunk):
+        # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
+        run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
+        part = (parents[start : start + chunk], tokens[start : start + chunk])
+        pieces.append(run(model, *part, temperature))
     return torch.cat(pieces)
 
 
