@@ -49,7 +49,7 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.babyai import BabyAI, Game
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load
-from coterie.models.packing import CostRule
+from coterie.models.prefix_trie import CostRule
 from coterie.recipes.dense_tree.recipe import by_score
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.registry import settings

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coterie.cli import export_model
 from coterie.cli.arguments import read_arguments
-from coterie.models import hub
+from coterie.models import loading
 from coterie.models.loading import load
 from tests.conftest import FEW, Cli, refused
 from tests.hub import Account, point_hub_at, take
@@ -107,11 +107,11 @@ def test_a_token_that_the_hub_would_refuse_is_refused(
     server = take(known)
     point_hub_at(server, monkeypatch)
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
-    hub.hub_answers.cache_clear()
+    loading.hub_answers.cache_clear()
     try:
         said = refused(cli, "export", "model", "run", "--out", "mine", "--push", "me/mine")
     finally:
-        hub.hub_answers.cache_clear()
+        loading.hub_answers.cache_clear()
         server.shutdown()
     assert reason in said and not known.repos
 

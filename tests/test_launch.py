@@ -12,8 +12,7 @@ import torch
 
 from coterie.config.plugins import at_place
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, load_adapter
-from coterie.models.heads import add_head, load_head
+from coterie.models.adapters import add_head, add_lora, load_adapter, load_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.record.rows import Row

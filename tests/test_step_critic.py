@@ -12,8 +12,8 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
+from coterie.models.adapters import add_head
 from coterie.models.check import check
-from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel, load
 from coterie.record.rows import Pair, Row, Target
 from coterie.record.tree import Tree

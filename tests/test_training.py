@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora
-from coterie.models.packing import CostRule, pack
-from coterie.models.splitting import Splitter
+from coterie.models.prefix_trie import CostRule, Splitter, pack
 from coterie.record.rows import Row, Target
 from coterie.training import checkpoint
 from coterie.training.batches import Order, make_batch, rank_microbatches

@@ -10,9 +10,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import OPTConfig, OPTForCausalLM
 
 from coterie.errors import UserError
-from coterie.models.adapters import load_adapter
-from coterie.models.heads import HEAD_FILE, add_head, load_head, token_values
-from coterie.models.packing import CostRule
+from coterie.models.adapters import (
+    HEAD_FILE,
+    add_head,
+    load_adapter,
+    load_head,
+    token_values,
+)
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import Classifier, Regression

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coterie.errors import UserError
-from coterie.models.heads import add_head, token_values
-from coterie.models.packing import CostRule
+from coterie.models.adapters import add_head, token_values
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Row, Target
 from coterie.training.batches import make_batch
 from coterie.training.losses import ValueLoss, ValueLossSettings

@@ -152,9 +152,9 @@ FAULTS = (
     # Chat templates: roles, thoughts, lost messages.
     Fault(f"{M}chat:ChatRenderer._arrange", around(lambda original, self, chat: chat), [ORDERS]),
     Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),
-    Fault(f"{M}layout:Layout._check_shown", returns(None), [LACKS]),
+    Fault(f"{M}template:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),
-    Fault(f"{M}chat:_own_turn", returns(None), [OWN_TURNS]),
+    Fault(f"{M}chat:_is_own", returns(False), [OWN_TURNS]),
     # Adapters that share a base.
     Fault(f"{M}adapters:add_lora", given(alpha=1), [SCALE_ADAPTER]),
     Fault(f"{M}adapters:untie", returns(None), [ADAPTERS]),

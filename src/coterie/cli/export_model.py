@@ -15,9 +15,14 @@ import coterie
 from coterie.config.folders import check_new_folder, whole_folder
 from coterie.config.resolve import flatten
 from coterie.errors import UserError, did_you_mean
-from coterie.models.hub import hub_answers
-from coterie.models.loading import ADAPTER_FILE, TOKENIZER_FILES, is_adapter, load
-from coterie.models.saved import writing
+from coterie.models.loading import (
+    ADAPTER_FILE,
+    TOKENIZER_FILES,
+    hub_answers,
+    is_adapter,
+    load,
+    writing,
+)
 from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of

@@ -39,13 +39,11 @@ from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.rows import DecodingRows, ScoringRows
 from coterie.engines.sequence import NONE, Running, Scoring, draw
 from coterie.errors import UserError
-from coterie.models.adapters import activate, load_adapter
+from coterie.models.adapters import activate, checksums, load_adapter
 from coterie.models.check import CheckedModel, check
-from coterie.models.checksums import checksums
-from coterie.models.context import context_length, partial_attention
-from coterie.models.loading import LoadedModel, reload
-from coterie.models.packed import sequence_logprobs
-from coterie.models.splitting import Splitter
+from coterie.models.loading import LoadedModel, context_length, reload
+from coterie.models.logprobs import partial_attention, sequence_logprobs
+from coterie.models.prefix_trie import Splitter
 
 
 class WatchedWeights:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.engines import compiled
 from coterie.engines.protocol import Completion, Sampling
-from coterie.models.compiling import NUMBA_ERROR
+from coterie.models.adapters import NUMBA_ERROR
 from coterie.record.turn import Finish
 
 COLDEST = 1e-6

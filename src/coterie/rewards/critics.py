@@ -18,11 +18,10 @@ import torch
 
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Engine, EngineError
+from coterie.models.adapters import token_values
 from coterie.models.check import check
-from coterie.models.heads import token_values
 from coterie.models.loading import LoadedModel
-from coterie.models.packing import CostRule
-from coterie.models.splitting import Splitter
+from coterie.models.prefix_trie import CostRule, Splitter
 
 Chat = Callable[[list[Utterance]], Awaitable[str]]
 """Chat model: messages -> reply. Raises ``EngineError``."""

@@ -1,6 +1,6 @@
 """Preparation of models and rows for training: checks, the order of an epoch, and micro-batches.
 
-Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items with rows in
+Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.prefix_trie`, and items with rows in
 the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
 ``tokens_per_microbatch`` padded tokens. That changes memory and speed, not results.
 """
@@ -18,11 +18,9 @@ from peft import PeftModel
 from torch import nn
 
 from coterie.errors import UserError
-from coterie.models.adapters import activate, add_lora, using
-from coterie.models.context import context_length
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
-from coterie.models.trie import Ids
+from coterie.models.adapters import activate, add_lora, find_head, using
+from coterie.models.loading import context_length
+from coterie.models.prefix_trie import Family, Ids, Splitter
 from coterie.record.rows import Row
 from coterie.training.losses import OF_A_HEAD, SFT, Item, Objective, Reads
 from coterie.training.settings import TrainingSettings
@@ -103,7 +101,7 @@ def prepare_model(
     if reads in OF_A_HEAD and head is None:
         raise UserError(
             "this objective trains a value head, which the model does not have",
-            "add it first: coterie.models.heads.add_head",
+            "add it first: coterie.models.adapters.add_head",
         )
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None

@@ -28,10 +28,8 @@ from transformers.utils import logging
 
 from coterie.config.folders import flush, whole_folder
 from coterie.errors import UserError
-from coterie.models.adapters import adapter_weights, save_adapter
-from coterie.models.heads import HEAD_FILE, load_head, split_head
-from coterie.models.loading import TOKENIZER_FILES
-from coterie.models.saved import check_whole, reading, with_weights, writing
+from coterie.models.adapters import HEAD_FILE, adapter_weights, load_head, save_adapter, split_head
+from coterie.models.loading import TOKENIZER_FILES, check_whole, reading, with_weights, writing
 from coterie.training.settings import TrainingSettings
 
 

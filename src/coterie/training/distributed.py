@@ -35,8 +35,14 @@ from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.servers import leash
 from coterie.errors import UserError
-from coterie.models.adapters import load_adapter, save_adapter
-from coterie.models.heads import HEAD_FILE, find_head, load_head, split_head
+from coterie.models.adapters import (
+    HEAD_FILE,
+    find_head,
+    load_adapter,
+    load_head,
+    save_adapter,
+    split_head,
+)
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import TrainingReport, read_report

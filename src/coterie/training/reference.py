@@ -19,13 +19,11 @@ from torch import nn
 
 from coterie.config.folders import flush
 from coterie.errors import UserError
-from coterie.models.adapters import using
+from coterie.models.adapters import token_values, using
 from coterie.models.check import check
-from coterie.models.heads import token_values
-from coterie.models.packed import sequence_entropies, sequence_logprobs
-from coterie.models.packing import CostRule
-from coterie.models.saved import reading, writing
-from coterie.models.splitting import Splitter
+from coterie.models.loading import reading, writing
+from coterie.models.logprobs import sequence_entropies, sequence_logprobs
+from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.progress import Progress, Silent
 from coterie.record.rows import UNPREDICTED, Pair, Row
 from coterie.training.batches import max_row_length

@@ -22,9 +22,9 @@ from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
+from coterie.models.adapters import find_head
 from coterie.models.check import check
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
+from coterie.models.prefix_trie import Family, Splitter
 from coterie.progress import Progress, Silent
 from coterie.training import checkpoint
 from coterie.training.batches import (
@@ -489,7 +489,7 @@ def train(
     """Train a model in place.
 
     With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
-    ``folder/final``. An objective that reads values needs a model with a value head (``models.heads``), which is
+    ``folder/final``. An objective that reads values needs a model with a value head (``models.adapters``), which is
     trained with it, and not under FSDP.
 
     Args:

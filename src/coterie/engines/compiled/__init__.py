@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coterie.engines.rows import ScoringRows
-from coterie.models.compiling import NUMBA_ERROR
+from coterie.models.adapters import NUMBA_ERROR
 
 if not NUMBA_ERROR:
     from coterie.engines.compiled import kernels

@@ -16,7 +16,7 @@ from peft import PeftModel
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
-from coterie.models.heads import add_head
+from coterie.models.adapters import add_head
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row
 from coterie.rollout.samplers import TokenSampler

@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from coterie.errors import UserError
-from coterie.models.context import context_length
-from coterie.models.loading import check_context, check_safetensors, load_tokenizer, resolve
-from coterie.models.saved import with_weights
+from coterie.models.loading import (
+    check_context,
+    check_safetensors,
+    context_length,
+    load_tokenizer,
+    resolve,
+    with_weights,
+)
 from coterie.progress import Progress
 from coterie.tools.retrieval.index import EncoderSettings, Passages, Places, Scores
 
