@@ -20,8 +20,7 @@ from starlette.routing import Route
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.child import HOST
-from coterie.engines.servers.vllm import VLLMBackend
+from coterie.engines.vllm import HOST, VLLMBackend
 from coterie.errors import UserError
 from coterie.models.loading import load, reload
 from tests.listening import listening

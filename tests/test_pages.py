@@ -5,8 +5,8 @@ from os.path import commonprefix
 import numpy as np
 import pytest
 
-from coterie.engines.compiled.llama import Pages
-from coterie.engines.rows import BLOCK, BlockIndex, PrefixCache
+from coterie.engines.llama import Pages
+from coterie.engines.sequence import BLOCK, BlockIndex, PrefixCache
 
 
 def pages() -> Pages:

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coterie.engines import server, vllm
+from coterie.engines.pool import ServerPool, running_servers, vllm_pool
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
-from coterie.engines.servers import child, client
-from coterie.engines.servers.pool import ServerPool, own_servers, running_servers
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
@@ -34,8 +34,8 @@ async def opened(
     model: LoadedModel, logs: Path, settings: VLLMSettings = QUICK, name: str | Path = MODEL
 ) -> AsyncIterator[ServerPool]:
     backend = StubBackend(settings, [])
-    async with own_servers(
-        backend, name, model.renderer, logs, policy="talker", version="0"
+    async with vllm_pool(
+        name, model.renderer, settings, logs, policy="talker", version="0", backend=backend
     ) as pool:
         yield pool
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_is_started_again_and_its_requests_are_retried(
 def test_a_server_that_hangs_is_killed_and_started_again(
     model: LoadedModel, quiet: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "HEALTH_SECONDS", 1.0)
+    monkeypatch.setattr(vllm, "HEALTH_SECONDS", 1.0)
 
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
@@ -131,8 +131,8 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
     with socket.socket() as theirs:
         theirs.bind(("127.0.0.1", 0))
         theirs.listen()
-        free, taken = child.free_port, [theirs.getsockname()[1]]
-        monkeypatch.setattr(child, "free_port", lambda: taken.pop() if taken else free())
+        free, taken = server.free_port, [theirs.getsockname()[1]]
+        monkeypatch.setattr(server, "free_port", lambda: taken.pop() if taken else free())
 
         async def run() -> None:
             async with opened(model, tmp_path) as pool:
@@ -143,7 +143,7 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
 
 
 def test_a_server_that_is_not_there_is_an_error_before_anything_runs(model: LoadedModel) -> None:
-    url = f"http://127.0.0.1:{child.free_port()}"
+    url = f"http://127.0.0.1:{server.free_port()}"
 
     async def run() -> None:
         async with running_servers(model.renderer, at(url), policy="talker", version="0"):
@@ -162,7 +162,7 @@ def test_children_are_gone_when_the_pool_is_closed(model: LoadedModel, tmp_path:
         return [process for process in now if process not in before]
 
     started = asyncio.run(run())
-    assert len(started) == 4  # two servers, each on its leash
+    assert len(started) == 4  # two servers, each with its guard
     assert not [process for process in started if process.is_running()]
 
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.engines.servers.pool import own_servers
-from coterie.engines.servers.vllm import VLLMBackend
+from coterie.engines.pool import vllm_pool
+from coterie.engines.vllm import VLLMBackend
 from coterie.models.loading import load
 from tests.vllm.conftest import MODEL, SETTINGS
 
@@ -22,8 +22,9 @@ class RawBackend(VLLMBackend):
 
 async def hold(logs: Path) -> None:
     """Start the server, print its URL, wait to be killed."""
-    async with own_servers(
-        RawBackend(SETTINGS, []), MODEL, load(MODEL).renderer, logs, policy="talker", version="0"
+    backend, renderer = RawBackend(SETTINGS, []), load(MODEL).renderer
+    async with vllm_pool(
+        MODEL, renderer, SETTINGS, logs, policy="talker", version="0", backend=backend
     ) as pool:
         print(pool.members[0].client.url, flush=True)
         await asyncio.sleep(600)

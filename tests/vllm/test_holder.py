@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coterie.engines.servers.pool import vllm_pool
+from coterie.engines.pool import vllm_pool
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm import holder
@@ -38,6 +38,6 @@ def test_a_server_whose_logprobs_are_raw_is_refused_and_dies_with_its_holder(
                 asyncio.run(use())
         finally:
             held.kill()
-    assert len(started) >= 3  # the leash, the server, its engine
+    assert len(started) >= 3  # the guard, the server, its engine
     _, alive = psutil.wait_procs(started, timeout=40)
     assert not alive

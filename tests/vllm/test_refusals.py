@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from coterie.engines.servers.pool import vllm_pool
-from coterie.engines.servers.vllm import device_lists
+from coterie.engines.pool import vllm_pool
 from coterie.engines.settings import VLLMSettings
+from coterie.engines.vllm import device_lists
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm.conftest import SETTINGS
