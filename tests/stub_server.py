@@ -27,10 +27,11 @@ from tests.listening import listening
 
 
 class Stub:
-    """A model, and adapters that are merged into copies of it."""
+    """A model, and adapters that are merged into copies of it. ``raw`` log-probs are before temperature."""
 
-    def __init__(self, model: str | Path, name: str) -> None:
+    def __init__(self, model: str | Path, name: str, raw: bool = False) -> None:
         self.name = name
+        self.raw = raw
         self.root = str(model)
         self.engines = {name: InProcessEngine(load(model), policy=name)}
 
@@ -69,10 +70,11 @@ class Stub:
         if task.cancelled():
             return Response(status_code=499)
         (said,) = task.result()
+        logprobs = (await engine.logprobs(prompt, [said.ids]))[0] if self.raw else said.logprobs
         choice: dict[str, Any] = {
             "token_ids": said.ids,
             "prompt_token_ids": prompt,
-            "logprobs": {"token_logprobs": said.logprobs},
+            "logprobs": {"token_logprobs": logprobs},
         }
         if "prompt_logprobs" in body:
             (scores,) = await engine.logprobs(prompt[:1], [prompt[1:]])
@@ -124,9 +126,9 @@ async def refuse(request: Request, failure: Exception) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def served(model: str | Path, name: str) -> AsyncIterator[str]:
+async def served(model: str | Path, name: str, raw: bool = False) -> AsyncIterator[str]:
     """The URL of a stub on the loop of the test."""
-    async with listening(Stub(model, name).app()) as url:
+    async with listening(Stub(model, name, raw).app()) as url:
         yield url
 
 

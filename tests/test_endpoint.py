@@ -161,10 +161,7 @@ def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         more = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3}
         chat(settings(one.url, limit_name="max_completion_tokens"), **more)
         chat(settings(one.url, template_args={"enable_thinking": False}))
-    messages = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hello?"},
-    ]
+    messages = [{"role": one.role, "content": one.text} for one in HELLO]
     plain = {"model": "judge", "messages": messages}
     assert one.bodies == [
         {**plain, "max_tokens": 30},
@@ -339,9 +336,6 @@ def test_retry_after_is_in_seconds_or_a_date_and_bounded(
     value: str | None, seconds: float | None
 ) -> None:
     assert retry_after(value, "Sat, 21 Nov 2026 15:00:00 GMT") == seconds
-
-
-def test_a_date_needs_the_date_of_the_reply() -> None:
     assert retry_after("Sat, 21 Nov 2026 15:00:30 GMT", None) is None
 
 
@@ -357,9 +351,6 @@ def test_a_date_needs_the_date_of_the_reply() -> None:
 def test_invalid_settings_are_refused(bad: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         EndpointSettings(**{"url": "https://api.example.com/v1", "model": "m", **bad})  # type: ignore[arg-type]
-
-
-def test_a_url_without_a_path_gets_v1() -> None:
     assert settings("http://localhost:8000").url == "http://localhost:8000/v1"
     assert settings("http://localhost:8000/api/").url == "http://localhost:8000/api"
 

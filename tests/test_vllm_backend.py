@@ -3,13 +3,15 @@
 import ast
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from coterie.engines.settings import VLLMSettings
-from coterie.engines.vllm import INSIDE, VLLMBackend
+from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
 
 
@@ -60,3 +62,27 @@ def test_an_adapter_that_servers_do_not_support_is_refused(
         return backend.check_adapter(tmp_path)
     with pytest.raises(UserError, match=error):
         backend.check_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"arguments": {"port": 80}}, "coterie sets --port itself"),
+        ({"arguments": {"logprobs_mode": "raw_logprobs"}}, "coterie sets --logprobs-mode itself"),
+        ({"python": str(Path(sys.base_prefix) / "bin" / "python3")}, "has no working vLLM"),
+        ({"python": "/nowhere/python"}, "can't run /nowhere/python"),
+    ],
+)
+def test_servers_that_cannot_start_are_refused(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        check_vllm(VLLMSettings(**change))
+
+
+def test_devices_are_dealt_out_and_too_few_are_refused() -> None:
+    pair = VLLMSettings(servers=2, tensor_parallel_size=2)
+    assert device_lists(pair, ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+    assert device_lists(pair, []) == []
+    with pytest.raises(UserError, match="2 servers with 2 devices each need 4, but 3 are"):
+        device_lists(pair, ["0", "1", "2"])
+    with pytest.raises(ValidationError, match="give 2 devices to each of 2 servers"):
+        VLLMSettings(servers=2, tensor_parallel_size=2, devices=("0,1", "2"))

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,43 +51,28 @@ def port_of(pool: ServerPool, index: int) -> int:
     return int(pool.members[index].client.url.rpartition(":")[2])
 
 
-async def while_talking(pool: ServerPool, harm: Callable[[], Awaitable[None] | None]) -> None:
-    """Do harm as soon as something has been said."""
+async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
+    """Do harm as soon as something has been sampled."""
+    playing = asyncio.create_task(play(pool, model))
     while not pool.stats.sampled_tokens:
         await asyncio.sleep(0.001)
     harm()
+    return await playing
 
 
-async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
-    harming = asyncio.create_task(while_talking(pool, harm))
-    played = await play(pool, model)
-    await harming
-    return played
-
-
-def test_a_server_that_is_killed_is_started_again_and_its_requests_are_retried(
-    model: LoadedModel, quiet: Played, tmp_path: Path
-) -> None:
-    async def run() -> None:
-        async with opened(model, tmp_path) as pool:
-            process = server_process(port_of(pool, 0))
-            assert await play_harmed(pool, model, process.kill) == quiet
-            assert pool.stats.restarts == 1 and pool.stats.failures == 0
-            assert pool.stats.retries > 0
-
-    asyncio.run(run())
-
-
-def test_a_server_that_hangs_is_killed_and_started_again(
-    model: LoadedModel, quiet: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("harm", [psutil.Process.kill, psutil.Process.suspend])
+def test_a_server_that_dies_or_hangs_is_started_again_and_its_requests_are_retried(
+    harm: Callable[[psutil.Process], None], model: LoadedModel, quiet: Played, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(vllm, "HEALTH_SECONDS", 1.0)
 
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
             process = server_process(port_of(pool, 0))
-            assert await play_harmed(pool, model, process.suspend) == quiet
+            assert await play_harmed(pool, model, lambda: harm(process)) == quiet
             assert pool.stats.restarts == 1 and pool.stats.failures == 0
+            assert pool.stats.retries > 0
             assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     asyncio.run(run())

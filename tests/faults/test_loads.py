@@ -13,8 +13,9 @@ from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load
-from tests.faults.conftest import MODEL, QUICK, at
+from tests.faults.conftest import MODEL, PATIENT, QUICK, at
 from tests.faults.test_deaths import opened, port_of, server_process
+from tests.stub_server import served
 
 ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
 
@@ -109,6 +110,20 @@ def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
                 await use()
 
     asyncio.run(run())
+
+
+def test_a_server_with_logprobs_before_temperature_is_refused() -> None:
+    async def run() -> None:
+        async with (
+            served(MODEL, "talker", raw=True) as url,
+            running_servers(
+                load(MODEL).renderer, at(url, settings=PATIENT), policy="talker", version="0"
+            ),
+        ):
+            pass
+
+    with pytest.raises(UserError, match="log-probs before temperature"):
+        asyncio.run(run())
 
 
 def test_nothing_is_sampled_after_a_load_that_failed_until_one_succeeds(tmp_path: Path) -> None:

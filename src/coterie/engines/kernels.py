@@ -1,13 +1,8 @@
-"""Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
+"""Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32; :mod:`coterie.engines.llama` calls them.
 
-:func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
-synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
-order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
-of threads.
-
-Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product` reads
-sequentially. :mod:`coterie.engines.llama` packs them and calls these functions. All kernels are in one file,
-because numba's cache of a function depends only on the function's own file.
+The order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any
+number of threads. Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product`
+reads sequentially. All kernels are in one file, because numba's cache of a function depends only on its own file.
 """
 
 from contextlib import suppress
@@ -299,25 +294,20 @@ def mix(
     """Add to ``y`` the sums of ``depth`` values ``w`` of this width, weighted by each row of ``x``."""
     done = 0
     while done + PANEL <= width:
-        row = 0
+        at, to, row = w0 + done, y0 + done, 0
         while row + TILE <= rows:
-            _more_many(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_many(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
             row += TILE
         while row + 2 <= rows:
-            _more_two(x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth)
+            _more_two(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
             row += 2
         if row < rows:
-            _more_single(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_single(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
         done += PANEL
     while done < width:
+        at, to = w0 + done, y0 + done
         for row in range(rows):
-            _more_narrow(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_narrow(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
         done += SPAN
 
 

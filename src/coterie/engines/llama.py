@@ -1,12 +1,8 @@
 """Llama-shaped models in float32 on CPU, by compiled loops over pages of keys and values.
 
-Every call of torch or Transformers costs some microseconds and each product wakes threads, which dominates the step of
-a small model. Here a step is one call per thread (:mod:`coterie.engines.kernels`) with a share of the rows.
-The loops release the interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the
-memory.
-
-A shared prefix is read once: of the prompts of a call, of earlier prompts with their completions, and of sequences to
-score. Prefill and decode give bitwise the same results.
+A step is one call per thread (:mod:`coterie.engines.kernels`) with a share of the rows. The loops release the
+interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the memory. A shared prefix
+is read once, and prefill and decode give bitwise the same results.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,14 +1,9 @@
 """Rows of any Transformers model, by its own forward pass, with attention that hardly depends on the batch.
 
 Fused attention splits its work by the shape of the whole batch, so that the last bits of a sequence vary with the
-batch. Here scores and sums are plain batched matrix products. Rows are padded to a multiple of 8 and at least 16, keys
-to a multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On AMD processors in float32
-results are bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key
-length (MKL splits larger products by their length). No processor guarantees that: on an Intel Xeon log-probs differ by
-up to 6e-6.
-
-Key heads shared by several query heads are not copied. With one query it is also faster than fused attention on CPU.
-The model uses it in forward passes of the engine only (:func:`attending`).
+batch. Here scores and sums are plain batched matrix products, of rows padded to a multiple of 8 and at least 16, keys
+to a multiple of 64, and prompts in blocks of tokens. On AMD processors in float32 results are bitwise equal for any
+number of rows; on an Intel Xeon log-probs differ by up to 6e-6. Key heads shared by several query heads are not copied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +23,7 @@ from coterie.models.logprobs import body, hidden_states, vocabulary_logits
 
 NAME = "coterie_rows"
 GROUP = 2
+"""Query rows per product. MKL splits larger products by the padded length of the keys."""
 
 
 def attend(

@@ -280,33 +280,35 @@ class ServerPool:
     ) -> tuple[int, Result]:
         """Return the index of a server and its valid answer; ``timeout`` counts from the first attempt."""
         loop = asyncio.get_running_loop()
-        deadline: float | None = None
+        deadline = 0.0
         failed: int | None = None
-        fault: ServerFault | None = None
+        fault: TransientFault | None = None
         for attempt in range(self._settings.attempts):
-            if isinstance(fault, TransientFault):
+            if fault is not None:
                 self._stats.retries += 1
                 pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * self._jitter.uniform(0.5, 1.0)
                 await asyncio.sleep(pause if fault.retry_after is None else fault.retry_after)
             index = await self._choose(keys, failed)
             member = self.members[index]
-            with member.assign():
+            member.load += 1
+            try:
                 async with member.slots:
                     deadline = deadline or loop.time() + timeout
                     stall = loop.time() + self._settings.stall_seconds
-                    try:
-                        async with asyncio.timeout_at(min(deadline, stall)):
-                            answer, usage = await ask(member.client)
-                        self._stats.prompt_tokens += usage.prompt_tokens
-                        self._stats.cached_tokens += usage.cached_tokens
-                        return index, answer
-                    except TimeoutError:
-                        member.report_stall()
-                        fault, failed = TransientFault(f"{member.name} stalled"), index
-                    except TransientFault as error:
-                        fault, failed = error, index
-                    except ServerFault as error:
-                        raise EngineError(f"{self.policy}: {error}") from error
+                    async with asyncio.timeout_at(min(deadline, stall)):
+                        answer, usage = await ask(member.client)
+                self._stats.prompt_tokens += usage.prompt_tokens
+                self._stats.cached_tokens += usage.cached_tokens
+                return index, answer
+            except TimeoutError:
+                member.report_stall()
+                fault, failed = TransientFault(f"{member.name} stalled"), index
+            except TransientFault as error:
+                fault, failed = error, index
+            except ServerFault as error:
+                raise EngineError(f"{self.policy}: {error}") from error
+            finally:
+                member.load -= 1
             if loop.time() >= deadline:
                 raise EngineError(
                     f"{self.policy}: no answer within {timeout:g} s: {fault}"
@@ -367,18 +369,10 @@ async def vllm_pool(
     version: str,
     backend: VLLMBackend | None = None,
 ) -> AsyncIterator[ServerPool]:
-    """Open an engine over vLLM servers of a model; servers that it starts are stopped at the end.
+    """Open an engine over vLLM servers of ``model``, a folder or hub name; its own servers are stopped at the end.
 
-    Raises ``UserError`` for problems that the user can fix.
-
-    Args:
-        model: Folder or hub name of the model.
-        renderer: Renderer of the model.
-        settings: Settings of the servers.
-        log_folder: Folder of the servers' logs.
-        policy: Role of the policy.
-        version: Version of the weights.
-        backend: Command of the servers; default: ``vllm serve`` on the visible devices.
+    Servers run ``vllm serve`` on the visible devices unless a ``backend`` is given. Raises ``UserError`` for problems
+    that the user can fix.
     """
     if settings.urls:
         async with running_servers(renderer, settings, policy=policy, version=version) as pool:
@@ -433,7 +427,7 @@ async def running_servers(
         for client, card in zip(clients, cards, strict=True):
             client.model = card.id
             members.append(Server(client.url, card.id, backend, weights, client))
-            members[-1].set_context(card)
+            members[-1].context = card.max_model_len
         await _check(clients, probe, settings.stall_seconds)
         yield ServerPool(members, settings, weights, policy=policy, probe=probe)
     finally:

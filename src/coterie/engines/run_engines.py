@@ -71,14 +71,8 @@ class RunEngines:
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
-        Args:
-            version: Version of the weights.
-            path: Weights or LoRA adapter, for servers.
-            load: Loads the same weights in this process, for the embedded engine.
-            role: Role that samples.
-            base: Base model of an adapter.
-            adapter: Adapter to sample with in this process, if the model has several.
-            template_args: Arguments of the chat template, by default from the settings.
+        Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
+        process, where the model may have several adapters. ``template_args`` are by default those of the settings.
         """
         if self.settings.kind == "inprocess":
             loaded = load()

@@ -1,8 +1,7 @@
 """Server of a pool: external, or a child process that is restarted when it dies.
 
-A child runs under a guard (:mod:`coterie.engines.child_guard`), a small process that ends it and all its descendants
-when this process closes the guard's input or dies, even by SIGKILL. The server writes to a log file, whose last lines
-are in the error when it dies.
+A child runs under a guard (:mod:`coterie.engines.child_guard`), which ends it and all its descendants when this process
+dies, even by SIGKILL. It writes to a log file, whose last lines are in the error when it dies.
 """
 
 import asyncio
@@ -10,8 +9,8 @@ import logging
 import os
 import socket
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,7 @@ import psutil
 from coterie.engines.child_guard import guarded
 from coterie.engines.endpoint import FinalFault, ServerFault, TransientFault
 from coterie.engines.protocol import EngineError
-from coterie.engines.vllm import (
-    HOST,
-    ServedModel,
-    ServerClient,
-    VLLMBackend,
-)
+from coterie.engines.vllm import HOST, ServerClient, VLLMBackend
 
 logger = logging.getLogger(__name__)
 LOG_LINES = 12
@@ -80,15 +74,6 @@ class Server:
         """Maximum sequence length, if the server reports it."""
         self._base = base
 
-    @contextmanager
-    def assign(self) -> Iterator[None]:
-        """Count a request in :attr:`load` inside the block."""
-        self.load += 1
-        try:
-            yield
-        finally:
-            self.load -= 1
-
     def report_stall(self) -> None:
         """Handle a request without an answer for too long."""
 
@@ -114,10 +99,7 @@ class Server:
         cards = {card.id: card for card in await client.models()}
         if client.model not in cards:
             raise FinalFault(f"{self.name} serves {', '.join(cards)}, not {client.model}")
-        self.set_context(cards[client.model])
-
-    def set_context(self, card: ServedModel) -> None:
-        self.context = card.max_model_len or self.context
+        self.context = cards[client.model].max_model_len or self.context
 
     async def close(self) -> None:
         await self.client.close()

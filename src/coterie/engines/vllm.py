@@ -1,8 +1,7 @@
 """vLLM servers: their command line and environment, and a client with token ids in, ids and log-probs out.
 
-``vllm serve`` may run in another interpreter, and checks its options itself. A failed request raises a
-:class:`TransientFault` (worth a retry, on another server if possible) or a :class:`FinalFault`. Callers set timeouts
-(``asyncio.timeout``): canceling a call closes its connection, and the server then aborts the request.
+Callers of the client set timeouts (``asyncio.timeout``): canceling a call closes its connection, and the server then
+aborts the request.
 """
 
 import itertools
