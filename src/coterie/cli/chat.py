@@ -19,13 +19,6 @@ def chat(
             help="Engine settings, such as engine.device=cpu or 'engine.template_args={enable_thinking: false}'.",
         ),
     ] = None,
-    task: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="With a run: start from the environment's prompt for this held-out task (0, 1, ...).",
-        ),
-    ] = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     iteration: Annotated[
         int | None,
@@ -59,7 +52,7 @@ def chat(
 
         coterie chat smollm2
 
-        coterie chat runs/optima-isft --task 3
+        coterie chat runs/optima-isft
 
         echo 'What is a tree?' | coterie chat smollm2 --temperature 0
 
@@ -71,5 +64,5 @@ def chat(
     """
     from coterie.cli.conversation import ChatOptions, parse_tools, talk
 
-    options = ChatOptions(temperature, max_tokens, seed, system, task)
+    options = ChatOptions(temperature, max_tokens, seed, system)
     talk(source, iteration, words or (), options, parse_tools(tools, tool_word or ()))

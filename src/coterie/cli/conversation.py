@@ -6,14 +6,13 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from coterie.cli.candidates import is_run
 from coterie.cli.export_model import exported_version
-from coterie.config.folders import encoded
 from coterie.config.resolve import resolve, wrong_at
 from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine
@@ -27,7 +26,6 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
-from coterie.rollout.episodes import FirstPrompt, first_prompts
 from coterie.terminal import notes
 from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
@@ -105,7 +103,6 @@ class ChatOptions:
     max_tokens: int
     seed: int | None
     system: str
-    task: int | None
 
 
 @dataclass(slots=True)
@@ -114,9 +111,9 @@ class Conversation:
 
     engine: InProcessEngine
     options: ChatOptions
-    opening: FirstPrompt
-    reader: str = READER
+    opening: tuple[Message, ...]
     tools: ChatTools | None = None
+    tree: Tree = field(default_factory=lambda: Tree("chat", "chat", 0))
     history: list[Message] = field(default_factory=list)
 
     async def reply(self, show: Callable[[str], None]) -> None:
@@ -129,7 +126,7 @@ class Conversation:
                 if not turn.calls or not left or self.tools is None:
                     return
                 answer = await self.tools.answer(turn)
-                self.opening.tree.add(answer)
+                self.tree.add(answer)
                 self.history.append(Message(self.tools.syntax.role, turn=answer.id))
                 calls = {call.id: f"[{call.name} {call.arguments}]" for call in turn.calls}
                 results = (f"{calls[one.call_id]}\n{one.text}" for one in answer.results)
@@ -140,11 +137,11 @@ class Conversation:
 
     async def _sample(self, show: Callable[[str], None]) -> Turn:
         """Sample one message. Later prompts contain its exact tokens."""
-        loaded, streamed, tree = self.engine.loaded, "", self.opening.tree
+        loaded, streamed, tree = self.engine.loaded, "", self.tree
         renderer = loaded.renderer
-        messages = [*self.opening.messages, *self.history]
+        messages = [*self.opening, *self.history]
         tools = template_tools(self.tools.syntax, self.tools.tools) if self.tools else ()
-        prompt = renderer.render(messages, tree, self.reader, tools=tools)
+        prompt = renderer.render(messages, tree, READER, tools=tools)
         room = loaded.context_length - len(prompt)
         if room < MIN_ROOM:
             raise EngineError(
@@ -174,7 +171,7 @@ class Conversation:
         past = [message.turn for message in self.history if message.turn]
         turn = make_turn(
             past[-1] if past else tree.root,
-            Speaker("agent", self.reader),
+            Speaker("agent", READER),
             [Part(text)],
             ids=completion.ids,
             calls=self.tools.calls(text, completion.finish, renderer) if self.tools else (),
@@ -233,21 +230,15 @@ def talk(
     tools: ToolsSettings,
 ) -> None:
     """Run a conversation until the end of input or Ctrl-C."""
-    encoded(options.system, "--system")
-    if options.task is not None:
-        opening, reader = _task_opening(source, options.system, options.task)
-    else:
-        messages = (Message.of("system", options.system),) if options.system else ()
-        opening, reader = FirstPrompt(messages, Tree("chat", "chat", 0)), READER
+    system = (Message.of("system", options.system),) if options.system else ()
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
         with asyncio.Runner() as runner:
             context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
             box = runner.run(context.__aenter__())
             try:
-                if box is not None:
-                    opening = replace(opening, messages=box.describe(opening.messages))
-                _converse(Conversation(engine, options, opening, reader, box), runner)
+                opening = system if box is None else box.describe(system)
+                _converse(Conversation(engine, options, opening, box), runner)
             finally:
                 runner.run(context.__aexit__(None, None, None))
     if sys.stdin.isatty():
@@ -255,30 +246,19 @@ def talk(
 
 
 def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
-    """Alternate user and model turns. The model starts if the opening asks it something."""
-
-    def answer() -> bool:
-        try:
-            runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
-        except EngineError as error:
-            notes().print(str(error), style="yellow")
-            return False
-        print(flush=True)
-        return True
-
-    opening = conversation.opening.messages
-    model_starts = bool(opening) and opening[-1].role != "system"
-    if model_starts:
-        answer()
+    """Alternate user and model turns."""
+    history = conversation.history
     for line in _lines():
         if line == NEW:
-            conversation.history.clear()
-            if model_starts:
-                answer()
+            history.clear()
         elif line:
-            conversation.history.append(Message.of("user", line))
-            if not answer():
-                conversation.history.pop()
+            history.append(Message.of("user", line))
+            try:
+                runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
+                print(flush=True)
+            except EngineError as error:
+                history.pop()
+                notes().print(str(error), style="yellow")
 
 
 def _lines() -> Iterator[str]:
@@ -292,27 +272,3 @@ def _lines() -> Iterator[str]:
     with suppress(EOFError):
         while True:
             yield input("> ").strip()
-
-
-def _task_opening(source: str, system: str, task: int) -> tuple[FirstPrompt, str]:
-    """Print and return the first prompt of a held-out task, and the name of its agent."""
-    if system:
-        raise UserError("--system and --task both set the first prompt", "give one of them")
-    if not is_run(source):
-        raise UserError(f"--task: {source} is not a run folder", "leave --task out, or give a run")
-    with recorded_run(Path(source), recipe_of) as (recipe, _):
-        tasks = recipe.heldout_tasks()
-        if task >= len(tasks):
-            raise UserError(
-                f"--task {task}: the run has {len(tasks)} held-out tasks",
-                f"give a number from 0 to {len(tasks) - 1}",
-            )
-        players = recipe.players().items()
-        agent = next(agent for agent, role in players if role == recipe.main_role)
-        opening = first_prompts(recipe.environment, tasks[task])[agent]
-    for message in opening.messages:
-        turn_parts = opening.tree.turns[message.turn].parts if message.turn else ()
-        parts = (*message.parts, *turn_parts)
-        text = "".join(part.text for part in parts if part.visible_to(agent))
-        notes().print(f"[{message.role}] {text}")
-    return opening, agent
