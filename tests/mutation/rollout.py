@@ -160,7 +160,7 @@ FAULTS = (
     Fault(f"{M}adapters:untie", returns(None), [ADAPTERS]),
     Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
     # What an engine draws.
-    Fault("coterie.engines.sequence:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
-    Fault("coterie.engines.sequence:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
+    Fault("coterie.engines.inprocess:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
+    Fault("coterie.engines.inprocess:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
     Fault("coterie.engines.sequence:uniforms", given(seed=0), [SEEDS_DIFFER]),
 )

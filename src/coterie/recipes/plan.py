@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from coterie.engines.chat_model import check_chat
-from coterie.engines.servers.vllm import check_vllm
 from coterie.engines.settings import EngineSettings
+from coterie.engines.vllm import check_vllm
 from coterie.environments.answers import GRADER
 from coterie.environments.checks import draw_tasks
 from coterie.environments.protocol import Environment, Scripted, formats_of, most_turns, persons_of

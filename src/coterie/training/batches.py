@@ -1,7 +1,7 @@
 """Preparation of models and rows for training: checks, the order of an epoch, and micro-batches.
 
-Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.prefix_trie`, and items with rows in
-the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
+Within a step the rows are packed into tries (:mod:`coterie.models.prefix_trie`), and items with rows in the same trie
+form a *family*. Families are sorted by length and split into micro-batches of at most
 ``tokens_per_microbatch`` padded tokens. That changes memory and speed, not results.
 """
 

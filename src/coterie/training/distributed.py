@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 
 from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
-from coterie.engines.servers import leash
+from coterie.engines.child_guard import guarded
 from coterie.errors import UserError
 from coterie.models.adapters import (
     HEAD_FILE,
@@ -317,7 +317,6 @@ def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> 
     """Run the launcher under the child-process guard; end it at the end of the block."""
     threads = settings.threads or max(1, (os.cpu_count() or 1) // ranks)
     command = [
-        *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(GRACE)),
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(job / CONFIG)),
         *("--num_cpu_threads_per_process", str(threads), "--main_process_port", "0"),
         *("--module", "coterie.training.distributed", str(job)),
@@ -327,7 +326,7 @@ def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> 
         environment["ACCELERATE_USE_CPU"] = "true"
     with (job / LOG).open("wb") as log:
         process = subprocess.Popen(
-            command,
+            guarded(command, GRACE),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

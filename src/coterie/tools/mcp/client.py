@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -25,8 +24,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
+from coterie.engines.child_guard import guarded
 from coterie.engines.endpoint import find_key
-from coterie.engines.servers import leash
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 from coterie.tools.calls import ToolError, ToolUnavailable, check_tools, cut_text
@@ -362,10 +361,8 @@ async def pipes(
             raise UserError(f"{name} is not set", f"export {name}=..., or leave it out")
         environment[name] = os.environ[name]
     # The guard ends the command if this process dies.
-    guard = [sys.executable, "-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
     process = await asyncio.create_subprocess_exec(
-        *guard,
-        *settings.command,
+        *guarded(settings.command, GRACE, talk=True),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
