@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.encyclopedia import PROMPT, Question, expert_trace, user_message, words
+from coterie.environments.encyclopedia import PROMPT, Question, expert_trace
 from coterie.environments.protocol import Shared
 from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm
@@ -88,18 +88,6 @@ def test_rows_are_what_play_shows(block: Block, folder: Path, form: TraceForm) -
         assert starts[0] == starts[1]
 
 
-def test_targets_are_the_messages_of_the_agent_alone(block: Block) -> None:
-    for question in block.questions(20, ("compare", "chain")):
-        for form in FORMS:
-            said = block.said(question, form)
-            row = trace_row(tokenizer(), question, said)
-            targets = [tokenizer().decode(row.ids[one.start : one.stop]) for one in row.targets]
-            *most, last = expert_trace(question).messages(form)
-            assert targets == [*most, f"{last}<|end|>"]
-            (ending,) = trace_row(tokenizer(), question, said, ending=True).targets
-            assert ending == row.targets[-1]
-
-
 def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:
     """Whether a message of each row is what a model says, greedily, after all that stands before it."""
     loaded = load(model)
@@ -129,14 +117,6 @@ def lookups(count: int = 80) -> list[Row]:
 def share_of_right_calls(model: str) -> float:
     """Greedily, of questions that take one search."""
     return statistics.fmean(right(model, lookups(), 0))
-
-
-def test_a_name_is_two_pieces_and_texts_come_back(block: Block) -> None:
-    assert all(len(tokenizer().encode(word)) == 1 for word in words())
-    for question in block.questions(20, ("compare", "chain")):
-        assert len(tokenizer().encode(question.facts[0].subject)) == 2
-        for text in (user_message(question), *block.said(question, "parallel")):
-            assert tokenizer().decode(tokenizer().encode(text)) == text
 
 
 def test_the_packaged_model_searches_once_and_answers() -> None:

@@ -1,13 +1,11 @@
 """Planner and grounder: what they are shown, what becomes of actions, what a path is worth, at once and by steps."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from coterie.environments.plan_ground import (
-    GOLD,
     GROUNDER,
     PLANNER,
     PlanGround,
@@ -17,9 +15,7 @@ from coterie.environments.plan_ground import (
     subgoals_in,
 )
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
-from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.talking import talk_out
@@ -110,13 +106,6 @@ def test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools():
     assert said == ("assistant", right.plan)
 
 
-def test_what_is_right_is_a_secret_of_graders_and_critics():
-    task = environment().tasks("train", 1, 0)[0]
-    assert task.secrets[GOLD].readers == {"grader"}
-    assert gold(task).actions not in str(task)
-    assert "R1" not in str(task.public)
-
-
 def test_step_by_step_each_result_is_told_to_the_planner_alone():
     world = environment("iterative")
     task = world.tasks("heldout", 1, 0)[0]
@@ -171,45 +160,6 @@ def test_training_tasks_by_steps_are_single_steps_after_the_right_ones():
     shown = seen(world, State(second, 0), GROUNDER)
     assert [role for role, _ in shown] == ["system", "user", "assistant"]
     assert shown[1][1] == gold(first).plan
-
-
-def test_tasks_of_both_splits_are_disjoint():
-    world = environment()
-    train, heldout = world.tasks("train", 50, 0), world.tasks("heldout", 50, 0)
-    assert len(train) == len(heldout) == 20
-    assert not {task.id for task in train} & {task.id for task in heldout}
-
-
-def test_questions_are_answered_from_pages(tmp_path):
-    pages = tmp_path / "pages.jsonl"
-    rows = [
-        {"title": "Peru", "text": "Lima is the capital of Peru."},
-        {"title": "Norway", "text": "Oslo is the capital of Norway."},
-    ]
-    pages.write_text("\n".join(map(json.dumps, rows)))
-    build_index(pages, tmp_path / "index")
-    world = environment_of("tests/plans.py:Questions", f"environment.corpus={tmp_path / 'index'}")
-    assert isinstance(world, PlanGround)
-    task = world.tasks("heldout", 1, 0)[0]
-    right = gold(task)
-    _, grade = played(world, task, {PLANNER: [right.plan], GROUNDER: [right.actions]})
-    assert (grade.score, world.metric) == (1.0, "exact match")
-    nowhere = "R1 = KnowledgeQuery(Chess)"
-    _, grade = played(world, task, {PLANNER: ["Subgoal 1: chess"], GROUNDER: [nowhere]})
-    assert grade.score == 0.0
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "says"),
-    [
-        ("Questions", (), "environment.corpus=FOLDER"),
-        ("Questions", ("environment.corpus=nowhere",), "not an index of pages|no index"),
-        ("Plans", ("environment.corpus=nowhere",), "no pages to search"),
-    ],
-)
-def test_pages_that_are_missing_or_not_wanted_are_refused(name, words, says):
-    with pytest.raises(UserError, match=says):
-        environment_of(f"tests/plans.py:{name}", *words)
 
 
 def test_subgoals_are_read_as_they_are_written():

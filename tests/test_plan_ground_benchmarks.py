@@ -17,7 +17,6 @@ from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
-from tests.played import played as settings_of
 from tests.talking import talk_out
 from tests.test_endpoint import says, service
 from tests.test_plan_ground import played
@@ -151,16 +150,6 @@ def test_readers_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="NO_SUCH_KEY"):
         world("hotpot_qa", rows, "environment.reader=x", "environment.reader.url=http://127.0.0.1:9/v1",
               "environment.reader.key_variable=NO_SUCH_KEY")  # fmt: skip
-    with pytest.raises(UserError, match="no passages to read"):
+    with pytest.raises(UserError, match="pages to search"):
         world("gsm8k", "environment.reader=tiny-exchange")
     assert openers_of(world("gsm8k"), tmp_path) == {}
-
-
-def test_results_depend_on_who_reads() -> None:
-    def identity(*words: str) -> str:
-        return settings_of("hotpot_qa", "environment=plan_ground", *words).environment.identity()
-
-    model = identity("environment.reader=tiny-exchange")
-    assert model != identity()
-    assert model == identity("environment.reader=tiny-exchange", "environment.reader.timeout=7")
-    assert model != identity("environment.reader=tiny-exchange", "environment.reader.max_tokens=7")

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from coterie.environments.answers import gold_answer
-from coterie.environments.baselines import Method, SingleTurn, by_method
+from coterie.environments.baselines import Method, by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS, _request
@@ -144,7 +143,8 @@ def test_a_right_function_in_the_form_of_the_prompt_scores_1(
     runner: asyncio.Runner, sandbox: Sandbox, alone: bool, mode: str
 ) -> None:
     backend = coding_in("colbench_code", f"environment.grading={mode}")
-    environment = SingleTurn(backend) if alone else backend
+    environment = by_method(backend, "cot" if alone else "dialogue")
+    assert isinstance(environment, Coding)
     for task in environment.tasks("heldout", 2, 0):
         answer, function = shown(environment, task)
         assert functions(function)
@@ -189,10 +189,6 @@ def test_a_judge_is_read_in_the_form_that_it_is_shown() -> None:
     assert [read_verdict(line) for line in rules if len(line) == 1] == ["A", "B"]
 
 
-def test_a_person_is_told_where_its_reply_is_cut_off() -> None:
-    assert "more than 123 characters is cut off" in role(TASK, [(PERSON, "Hello")], 123)
-
-
 def test_no_prompt_has_words_that_models_seldom_meet() -> None:
     texts = [role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
     texts += [one.text for one in judge_question(Situation("k", "t", "r"), "a", "b")]
@@ -222,10 +218,6 @@ def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> 
     assert 0 < row["cut_off"] < 1
     cut = [finish == "length" for finish in finishes()]
     assert row["cut_off"] == pytest.approx(sum(cut) / len(cut), abs=1e-4)
-    several = cli(*words, "max_tokens=20", "samples=2", "temperature=1")
-    first, second = json.loads(several.out.splitlines()[-1])["rows"]
-    assert first["of_all"] == second["of_all"] and 0 < first["of_all"]["cut_off"] < 1
-    assert "well formed" in several.out and "cut off" in several.out
 
 
 def test_dialogues_under_other_prompts_are_not_read_for_these(
@@ -235,25 +227,6 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
     names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
     monkeypatch.setattr("coterie.environments.debate.LENGTH_RULE", "- Take your time.\n")
     assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2
-
-
-def test_the_benchmark_measures_within_its_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from bench import prompts
-
-    monkeypatch.setattr(prompts, "CASES", (("persona", "dialogue"), ("colbench_code", "cot")))
-    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=60"])
-    prompts.main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
-    assert (found["persona"]["well_formed"], found["persona"]["n"]) == (1.0, 3)
-    assert (found["colbench_code cot"]["well_formed"], found["colbench_code cot"]["n"]) == (0.0, 3)
-    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=0"])
-    prompts.main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
-    assert [(one["n"], one["unfinished"], one["score"]) for one in found.values()] == [
-        (0, 3, None), (0, 3, None)
-    ]  # fmt: skip
 
 
 def finishes() -> list[str]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,20 +131,6 @@ def test_the_right_answer_in_verl_columns_is_hidden_from_prompts(tmp_path: Path)
             prompt(environment(file, f"environment.prompt={{question}} {{{column}}}"))
 
 
-def test_equal_questions_are_one_task_unless_other_columns_differ(tmp_path: Path) -> None:
-    rows = [{"question": "Color?", "text": t, "answer": t[-4:]} for t in ("a blue", "a pink")]
-    file = jsonl(tmp_path / "a.jsonl", *sums(), *rows, rows[0])
-    game = environment(file)
-    tasks = [*game.tasks("train", 99, 0), *game.tasks("heldout", 99, 0)]
-    assert len({task.id for task in tasks}) == len(tasks) == 12
-
-
-def test_a_column_of_aliases_is_right_too(tmp_path: Path) -> None:
-    rows = [{"question": f"{n}?", "answer": "NYC", "aliases": ["New York"]} for n in range(5)]
-    game = environment(jsonl(tmp_path / "a.jsonl", *rows))
-    assert graded(game, "New York").score == graded(game, "NYC").score == 1.0
-
-
 @pytest.mark.parametrize(
     ("reward", "answers", "reply", "score"),
     [
@@ -253,20 +237,6 @@ def test_what_can_not_be_used_is_refused_before_anything_is_played(
 )  # fmt: skip
 def test_numbers_of_all_libraries_are_rewards(value: object, number: float | None) -> None:
     assert as_number(value) == number
-
-
-def test_a_changed_reward_is_named_when_its_run_goes_on(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    jsonl(tmp_path / "a.jsonl", *sums(20))
-    words = ("dataset=a.jsonl", "environment.reward=rewards.py:words", "model=tiny-acts", "rollout.tasks=2",
-             "rollout.samples=2", "rollout.max_tokens=4", "steps.count=1", "update.max_length=64",
-             "evaluate.tasks=3")  # fmt: skip
-    assert cli("stage", "evaluate", "run", *words, "--recipe", "rl/grpo").code == 0
-    (tmp_path / "rewards.py").write_text(REWARDS + "# changed\n")
-    later = time.time() + 10
-    os.utime(tmp_path / "rewards.py", (later, later))
-    said = " ".join(refused(cli, "run", "--folder", "run").split())
-    assert "rewards.py has changed -> keep the settings" in said
 
 
 def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:

@@ -82,8 +82,8 @@ def _all_at_once(original, self):
     return type(original(self))({task.id: () for task in self.tasks})
 
 
-def _without_dependencies(original, task, allowed, found, limits):
-    return original(replace(task, after=()), allowed, found, limits)
+def _without_dependencies(original, task, allowed, found, calls):
+    return original(replace(task, after=()), allowed, found, calls)
 
 
 QUESTION = "tests/test_question.py::"
@@ -152,7 +152,7 @@ FAULTS = (
         around(lambda original, self, results: self.text),
         [RESULTS_PUT],
     ),
-    Fault(f"{E}workflow.plan:run_plan", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
+    Fault(f"{E}workflow.plan:run_plan", given(width=10**6), [SO_MANY_TASKS]),
     Fault(f"{E}workflow.plan:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
     Fault(
         f"{E}workflow.plan:times",
