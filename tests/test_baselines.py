@@ -178,11 +178,6 @@ def test_a_method_replaces_how_the_dialogue_goes_and_nothing_else(method: Method
     assert played.acting(State(Task("t", {}), 0))[0] == first
 
 
-def test_alone_in_the_micro_world_there_are_as_many_turns_as_were_asked_for() -> None:
-    short = talk_in("exchange", "environment.turns=3")
-    assert by_method(short, "cot").limits == {"turns": 3}
-
-
 @pytest.mark.parametrize("name", CODING)
 def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name: str) -> None:
     environment = coding_in(name)

@@ -19,7 +19,7 @@ from coterie.environments.coding import (
     hidden_calls,
     transcript,
 )
-from coterie.environments.persona import CHOICES, HIDDEN, Persona, PersonaSettings
+from coterie.environments.persona import HIDDEN, Persona, PersonaSettings
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.user_simulator import (
     PERSON,
@@ -35,7 +35,6 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from scripts.tiny.persona_dialogues import ASKS
 from tests.played import coding_in
 from tests.playing import Says, converse
 
@@ -147,23 +146,6 @@ def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn() -> 
         for said in ((0, "Which?", "Why?"), (0, "Which?", "Why?"), (1, "How?"))
     )
     assert one == again and len({*one, *other}) == 3
-
-
-def test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices() -> None:
-    environment = Persona()
-    task = environment.tasks("train", 1, 0)[0]
-    kind, number = json.loads(task.secrets[HIDDEN].reveal(PERSON))[0]
-    (choice,) = [
-        one for some in CHOICES.values() for one in some if (one.kind, one.number) == (kind, number)
-    ]
-    heard = [
-        (PERSON, environment.request(task)),
-        (AGENT, "Hello!"),
-        (PERSON, "?"),
-        (AGENT, ASKS[choice.aspect][0]),
-    ]
-    assert environment.script is not None
-    assert asyncio.run(environment.script.reply(task, heard, 0)) == choice.sentence
 
 
 def test_legacy_refuses_words_wherever_they_stand() -> None:

@@ -1,18 +1,26 @@
-"""The ``encyclopedia`` micro-world: its entries, questions and experts, whether they are found, and what rows are."""
+"""The ``encyclopedia`` micro-world: its entries, questions, experts and search, and the rows of its tiny model."""
 
+import asyncio
 import json
 import re
+import statistics
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
 from coterie.environments.encyclopedia import (
     BY_NAME,
     ENTRIES,
     NAMES,
+    PROMPT,
     SPLITS,
     Encyclopedia,
     Fact,
@@ -22,12 +30,24 @@ from coterie.environments.encyclopedia import (
     generate,
     make_encyclopedia,
 )
+from coterie.environments.protocol import Shared
 from coterie.environments.settings import split_of_key
+from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import TraceForm, scan, violations
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load, load_renderer
+from coterie.record.rows import Row, rows, view
+from coterie.record.tree import Task, Tree
+from coterie.rollout.branches import Branches
+from coterie.rollout.recorded_turns import ScriptedSampler
+from coterie.rollout.sessions import sessions_of
+from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
+from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from scripts.tiny.encyclopedia import FORMS, TAGS, TOPK, Block, trace_row
+from tests.talking import go_on
 
-FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
 YEARS = (
     Fact("Ada Vell", "birth", "1931"),
     Fact("Olga Quist", "birth", "1925"),
@@ -64,21 +84,6 @@ def test_an_encyclopedia_depends_on_its_seed_only_and_has_so_many_entries() -> N
     assert all(re.fullmatch("[A-Z][a-z]+", word) for word in words)
 
 
-def test_facts_relate_entities_of_one_split_alone() -> None:
-    by_name = world().by_name
-    related = [
-        (one.split, by_name[fact.value].split)
-        for one in world().entries
-        for fact in one.facts
-        if fact.value in by_name
-    ]
-    assert len(related) > 3000
-    assert all(first == second for first, second in related)
-    assert {split for split, _ in world().names} == set(SPLITS)
-    corpus = make_encyclopedia(5, {"person": 60, "town": 20, "firm": 20}, ("corpus",))
-    assert {one.split for one in corpus.entries} == {"corpus"}
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 
@@ -97,17 +102,6 @@ def test_what_an_answer_depends_on_is_of_its_split_alone() -> None:
     for first, second in (("train", "heldout"), ("train", "corpus"), ("heldout", "corpus")):
         assert not entities[first] & entities[second]
         assert not keys[first] & keys[second]
-
-
-def test_questions_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one() -> None:
-    assert generate("train", 50, 1, world()) == questions("train")[:50]
-    texts = {one.text for one in questions("train")[:50]}
-    assert len(texts & {one.text for one in generate("train", 50, 2, world())}) < 10
-    with pytest.raises(ValueError, match="heldout"):
-        generate("test", 1, 0, world())  # type: ignore[arg-type]
-    small = make_encyclopedia(0, {"person": 12, "town": 6, "firm": 6}, ("corpus",))
-    with pytest.raises(ValueError, match="has only"):
-        generate("corpus", 5000, 0, small)
 
 
 def value_of(name: str, relation: str) -> str:
@@ -201,3 +195,99 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     right = [hits[0].passage.title == fact.subject for hits, fact in zip(found, facts, strict=True)]
     assert sum(right) / len(right) > 0.98
     assert all(len(hits) == 2 for hits in found), "names share words"
+
+
+MODEL = "tiny-encyclopedia"
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_renderer(MODEL)[0].tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("block")
+
+
+@pytest.fixture(scope="module")
+def block(folder: Path) -> Block:
+    return Block(folder, 5)
+
+
+class Asked(Mhqa):
+    """Asks as the micro-world does."""
+
+    def __init__(self) -> None:
+        self._configure(WorkflowSettings(prompt="short"), "asked")
+
+    def instructions(self) -> str:
+        return PROMPT
+
+
+async def played(question: Question, form: TraceForm, tool: RetrieverTool) -> Row:
+    game = Asked().with_tools([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
+    messages = expert_trace(question).messages(form)
+    expert = ScriptedSampler(ChatRenderer(tokenizer()), lambda task: messages)
+    task = Task("one", {"question": question.text})
+    tree = Tree(task.id, "r", 0)
+    async with open_toolbox([tool], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
+        grown = Branches(
+            game, {"agent": expert}, task, tree, seed=0, shared=Shared(box), sessions=kept,
+            seconds=5.0,
+        )  # fmt: skip
+        at = await grown.start()
+        while at.state.end is None:
+            at = await go_on(grown, at)
+    assert at.state.answer == question.answer
+    (row,) = rows(view(tree, at.state.turns[-1].id, "agent"))
+    return row
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_what_play_shows(block: Block, folder: Path, form: TraceForm) -> None:
+    """Else the packaged model would be asked in words that it has never seen."""
+    tool = RetrieverTool(RetrieverSettings(corpus=str(folder / "index"), topk=TOPK))
+
+    for question in block.questions(6, ("compare", "chain")):
+        shown = asyncio.run(played(question, form, tool))
+        row = trace_row(tokenizer(), question, block.said(question, form))
+        assert (*shown.ids, tokenizer().eos_token_id) == row.ids, "corpora also have an end of turn"
+        starts = [[one.start for one in some.targets] for some in (shown, row)]
+        assert starts[0] == starts[1]
+
+
+def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:
+    """Whether a message of each row is what a model says, greedily, after all that stands before it."""
+    loaded = load(model)
+    engine = InProcessEngine(loaded, policy=model, version="0")
+    sampling = Sampling(0.0, 1.0, 64, TAGS.stop, 60.0)
+
+    async def say() -> list[bool]:
+        targets = [row.targets[turn] for row in asked_in]
+        prompts = [row.ids[: one.start] for row, one in zip(asked_in, targets, strict=True)]
+        found = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return [
+            completion.ids == row.ids[one.start : one.start + len(completion.ids)]
+            for row, one, (completion,) in zip(asked_in, targets, found, strict=True)
+        ]
+
+    return asyncio.run(say())
+
+
+def lookups(count: int = 80) -> list[Row]:
+    """Questions that take one search, in an encyclopedia that no model was trained on."""
+    with tempfile.TemporaryDirectory() as name:
+        block = Block(Path(name), 123_456)
+        found = block.questions(count, ("chain",), hops=(1,))
+        return [trace_row(tokenizer(), one, block.said(one, "sequential")) for one in found]
+
+
+def share_of_right_calls(model: str) -> float:
+    """Greedily, of questions that take one search."""
+    return statistics.fmean(right(model, lookups(), 0))
+
+
+def test_the_packaged_model_searches_once_and_answers() -> None:
+    assert share_of_right_calls(MODEL) > 0.9
+    assert statistics.fmean(right(MODEL, lookups(), -1)) > 0.8

@@ -1,8 +1,7 @@
 """What environments do wrong: refused before the run, or a failure of the item that meets it, and of no other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Part, Tool, ToolCall, Turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from tests.games import GAME, Asking, Base, Counting, Rounds, Script
+from tests.games import GAME, Asking, Base, Rounds, Script
 
 OVER = Ending("over")
 ONE = {"agent": Script(lambda _: "1")}
@@ -230,41 +229,6 @@ def test_tools_that_cannot_work_stop_the_run_at_the_first_prompt() -> None:
 
     with pytest.raises(UserError, match="not a schema of an object"):
         play(Untyped())
-
-
-def test_a_run_that_is_cancelled_while_sessions_open_or_act_ends_at_once() -> None:
-    class Slow(Counting):
-        async def begin(self, task: Task, live: Any) -> Transition:
-            if task.id == "t0":
-                await asyncio.sleep(60)
-            return await super().begin(task, live)
-
-        @asynccontextmanager
-        async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Any]:  # type: ignore[override]
-            async with self.session() as session:
-                if task.id == "t1":
-                    await asyncio.sleep(60)
-                yield session
-
-    async def test() -> int:
-        game = Slow()
-        play = Driver(game, ONE, seed=0, shared=Shared(), seconds=60.0)
-        episodes = [Episode(Task(f"t{n}", {"target": 3}), 0, 0, "rollout") for n in range(2)]
-
-        async def run() -> None:
-            async with play.play_all(episodes) as playing:
-                async for _ in playing:
-                    pass
-
-        running = asyncio.ensure_future(run())
-        await asyncio.sleep(0.05)
-        assert game.live == 2
-        running.cancel()
-        done, _ = await asyncio.wait([running], timeout=2)
-        assert done, "it waits for what is slow"
-        return game.live
-
-    assert asyncio.run(test()) == 0
 
 
 def test_a_response_that_fails_ends_those_beside_it() -> None:

@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
-from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.plan_domains import ELEMENTS
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import WELL_FORMED, Grade, State
@@ -191,21 +190,6 @@ def test_rows_without_elements_are_played_and_have_no_score() -> None:
     grade = done(where, what, gold(what).actions)
     assert grade.score is None and grade.metrics[WELL_FORMED] == 1.0
     assert where.ungraded is not None and "no page elements" in where.ungraded.what
-
-
-def test_pages_are_of_each_action_and_rows_of_ones_own_may_have_them(tmp_path: Path) -> None:
-    found = row()
-    pages = found.steps[0].pages
-    with pytest.raises(ValueError, match="2 pages for 1 actions"):
-        PlanStep(subgoal="x", actions=("R1 = CLICK(Env, QUERY: x)",), pages=pages * 2)
-    again = PlanRow.model_validate_json(found.model_dump_json(exclude={"left_out"}))
-    assert again.steps == found.steps
-    file = tmp_path / "own.jsonl"
-    file.write_text("".join(
-        row(annotation_id=f"t{n}", confirmed_task=f"task {n}").model_dump_json() + "\n" for n in range(4)
-    ))  # fmt: skip
-    where = environment_of("mind2web", f"dataset.source={file}")
-    assert isinstance(where, PlanGround) and where.ungraded is None
 
 
 def test_files_that_cannot_be_used_are_refused(cli: Cli, tmp_path: Path) -> None:

@@ -11,18 +11,15 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.persona import (
     CALLS,
     CHOICES,
-    HINTS,
     NO_WISH,
     SYSTEM_PROMPT,
     TOO_MUCH,
     UNCLEAR,
     Choice,
-    canonical_key,
     generate_tasks,
     output_of,
     scripted_reply,
     source_of,
-    split_of,
 )
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
@@ -43,20 +40,6 @@ LAST_2 = Choice("last", 2)
 @pytest.fixture(scope="module")
 def tokenizer():
     return load("tiny-persona").tokenizer
-
-
-def test_splits_are_disjoint_by_construction():
-    splits = {name: generate_tasks(name, 200, 1) for name in ("train", "heldout", "corpus")}
-    for name, tasks in splits.items():
-        assert {split_of(task.choices) for task in tasks} == {name}
-    keys = [{canonical_key(task.choices) for task in tasks} for tasks in splits.values()]
-    assert len(set().union(*keys)) == sum(map(len, keys))
-
-
-def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
-    assert generate_tasks("train", 30, 3)[:20] == generate_tasks("train", 20, 3)
-    one, other = ([t.opening for t in generate_tasks("train", 20, seed)] for seed in (3, 4))
-    assert len(set(one) & set(other)) < 5
 
 
 def test_the_steps_of_a_function_do_what_they_say():
@@ -96,16 +79,6 @@ def test_references_agree_with_the_steps_in_the_real_sandbox():
             return [one.success for one in graded]
 
     assert asyncio.run(run()) == [True] * len(TASKS) + [False]
-
-
-def test_openings_are_vague_and_end_with_the_signature():
-    for task in TASKS:
-        assert task.opening.endswith(f" The signature of the function is: def {task.name}(xs)")
-        assert not re.search(r"\d", task.opening)
-        assert not any(choice.sentence in task.opening for choice in task.choices)
-        aspects = [choice.aspect for choice in task.choices]
-        hinted = {a for a, phrases in HINTS.items() if any(p in task.opening for p in phrases)}
-        assert hinted == set(aspects)
 
 
 CHOSEN = (ABOVE_4, TIMES_3, LAST_2)

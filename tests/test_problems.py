@@ -4,8 +4,6 @@ import asyncio
 import random
 from dataclasses import replace
 
-import pytest
-
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.plan_ground import (
@@ -17,7 +15,6 @@ from coterie.environments.plan_ground import (
     plan_text,
 )
 from coterie.environments.problems import (
-    FAR_PARTS,
     TOTAL,
     Fact,
     Problem,
@@ -26,13 +23,11 @@ from coterie.environments.problems import (
     actions,
     as_task,
     brief,
-    canonical_key,
     clear,
     generate,
     problem_text,
     results,
     right_subgoals,
-    split_of_key,
     subgoals,
 )
 from coterie.environments.protocol import Shared, State
@@ -50,24 +45,6 @@ ANN = Fact("Ann", "pens", 12, "+", 3)
 BOB = Fact("Bob", "cups", 20, "-", 5)
 BESIDE = Fact("Bob", "hats", 30, "*", 2)
 SMALL = Problem("small", (ANN, BOB), (BESIDE, ANN, BOB))
-
-
-def test_splits_are_disjoint_by_construction_also_of_problems_in_other_words():
-    keys = {}
-    for name in ("train", "heldout", "corpus"):
-        found = generate(name, 300, 1) + generate(name, 300, 1, FAR_PARTS, "far")
-        keys[name] = {canonical_key(one) for one in found}
-        assert {split_of_key(key) for key in keys[name]} == {name}
-        assert len(keys[name]) == 600, "no problem comes twice"
-    assert not keys["train"] & keys["heldout"]
-    assert not keys["corpus"] & (keys["train"] | keys["heldout"])
-
-
-def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
-    assert generate("train", 30, 3)[:20] == generate("train", 20, 3)
-    assert generate("train", 20, 3) != generate("train", 20, 4)
-    with pytest.raises(ValueError, match="heldout"):
-        generate("test", 1, 0)
 
 
 def test_a_problem_is_told_and_solved():

@@ -12,12 +12,11 @@ from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
 from coterie.environments.debate import NO_MISTAKE, Debate
-from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS, _request
 from coterie.environments.persona import Persona
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, agents_of
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.talk import Talk
-from coterie.environments.user_simulator import PERSON, REFERENCE, role
+from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.record.store import Store
 from coterie.record.tree import Task
 from coterie.rewards.critics import Situation, judge_question, read_verdict
@@ -187,23 +186,6 @@ def test_the_micro_world_asks_for_no_block(runner: asyncio.Runner, sandbox: Sand
 def test_a_judge_is_read_in_the_form_that_it_is_shown() -> None:
     rules = judge_question(Situation("k", "task", "reference"), "one", "two")[0].text.splitlines()
     assert [read_verdict(line) for line in rules if len(line) == 1] == ["A", "B"]
-
-
-def test_no_prompt_has_words_that_models_seldom_meet() -> None:
-    texts = [role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
-    texts += [one.text for one in judge_question(Situation("k", "t", "r"), "a", "b")]
-    texts += [one.text for setting in ("exchange", "debate") for one in _request(setting, ())]
-    for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):
-        methods = METHODS if name != "colbench_code" else METHODS[:2]
-        for method in methods:
-            environment = by_method(environment_of(name), method)
-            assert isinstance(environment, Talk | Coding)
-            task = Task("t", {"question": "?", "notes": {"Alice": [], "Bob": []}})
-            texts += [prompt(environment, task, agent) for agent in agents_of(environment)]
-    odd = re.compile(
-        r"\b(mend|dear|nay|lest|hark|ere|whom|thus|shall|particulars)\b", re.IGNORECASE
-    )
-    assert [found[0] for text in texts if (found := odd.search(text))] == []
 
 
 def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> None:

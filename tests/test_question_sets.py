@@ -115,28 +115,6 @@ def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> N
                 )
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> None:
-    exchange = name in EXCHANGES
-    for agents in (2, 3):
-        environment = talk_in(name, f"environment.agents={agents}")
-        (task,) = environment.tasks("heldout", 1, 0)
-        for agent in environment.agents:
-            parts = environment.system_parts(task, agent)
-            text = parts[0].text + (parts[-2].text if exchange else "")
-            assert all(name in text for name in environment.agents)
-            assert ("Carol" in text) == (agents == 3)
-            if exchange:
-                assert ("your partners" in text) == (agents == 3)
-                assert ("your partner " in text) == (agents == 2)
-                assert ("both of you" in text) == (agents == 2)
-    solver = environment.system_parts(task, "Alice")[0].text
-    if not exchange:
-        assert "Bob and Carol read your messages and point out" in solver
-        carol = environment.system_parts(task, "Carol")[0].text
-        assert "You read the solution, as Bob does, and look" in carol
-
-
 def test_options_are_in_the_question() -> None:
     for name in ("cbt", "arc_c", "mmlu"):
         for task in talk_in(name).tasks("heldout", 5, 0):

@@ -14,10 +14,7 @@ from coterie.environments.shop import (
     canonical_key,
     errands,
 )
-from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import settings
 from coterie.record.tree import Task
-from tests.conftest import Cli
 from tests.played import environment_of
 from tests.test_plan_ground import played
 
@@ -132,15 +129,3 @@ def test_training_errands_begin_anew_with_other_steps(form: str) -> None:
     assert where.tasks("train", 10**4, 0, [10**4])[:3] == after
     over = where.tasks("train", 4, 0, [count - 2])
     assert over == [*whole[-2:], *after[:2]]
-
-
-def test_it_is_evaluated_by_its_name_and_a_method_is_played_on_it(cli: Cli) -> None:
-    said = cli(
-        "evaluate", "shop", "policy=tiny-exchange", "tasks=3", "max_tokens=24", "engine.device=cpu"
-    )
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["bought"]) == (3, 0, 0.0)
-    own = settings("moat/web", ["environment=shop"])
-    assert (own.choice.environment, own.environment) == ("shop", ShopSettings(name="shop"))
-    assert isinstance(recipe_of(own).environment, ShopErrands)

@@ -311,9 +311,17 @@ def generate(
     while len(questions) < count:
         name, kind = f"{split}-{seed}-{len(questions)}", kinds[len(questions) % len(kinds)]
         if kind == "compare":
-            question = _comparison(name, rng.choice(compared), split, encyclopedia, rng)
+            size, relation = rng.choice(compared), rng.choice(COMPARED)
+            subjects = rng.sample(encyclopedia.names[split, relation.of], size)
+            facts = [encyclopedia.fact(one, relation.name) for one in subjects]
+            question = Question(name, "compare", tuple(facts), greatest=rng.random() < 0.5)
         else:
-            question = _chain(name, rng.choice(hops), split, encyclopedia, rng)
+            path, facts = rng.choice(PATHS[rng.choice(hops)]), []
+            subject = rng.choice(encyclopedia.names[split, path[0].of])
+            for relation in path:
+                facts.append(encyclopedia.fact(subject, relation.name))
+                subject = facts[-1].value
+            question = Question(name, "chain", tuple(facts))
         key = canonical_key(question)
         if key in seen or not _fair(question):
             misses += 1
@@ -326,26 +334,6 @@ def generate(
         seen.add(key)
         questions.append(question)
     return questions
-
-
-def _comparison(
-    name: str, count: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
-) -> Question:
-    relation = rng.choice(COMPARED)
-    subjects = rng.sample(encyclopedia.names[split, relation.of], count)
-    facts = tuple(encyclopedia.fact(one, relation.name) for one in subjects)
-    return Question(name, "compare", facts, greatest=rng.random() < 0.5)
-
-
-def _chain(
-    name: str, hops: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
-) -> Question:
-    path = rng.choice(PATHS[hops])
-    subject, facts = rng.choice(encyclopedia.names[split, path[0].of]), []
-    for relation in path:
-        facts.append(encyclopedia.fact(subject, relation.name))
-        subject = facts[-1].value
-    return Question(name, "chain", tuple(facts))
 
 
 def _fair(question: Question) -> bool:

@@ -150,7 +150,10 @@ class Talk(Pure, ABC):
         answer = self.answer_to(state.task, turn.text)
         if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
-        agreed = await self._agree(state.answer, answer)
+        before = state.answer
+        agreed = before is not None and before == answer
+        if before is not None and answer is not None and not agreed:
+            agreed = await asyncio.to_thread(self.same, before, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
     async def grade(self, state: State, live: Any) -> Grade:
@@ -160,11 +163,6 @@ class Talk(Pure, ABC):
             return Grade(0.0, {WELL_FORMED: 0.0})
         score = await asyncio.to_thread(self.score, state.task, answer)
         return Grade(score, {WELL_FORMED: float(score > 0 or self.well_formed(answer))})
-
-    async def _agree(self, before: str | None, answer: str | None) -> bool:
-        if before is None or answer is None or before == answer:
-            return answer is not None and before == answer
-        return await asyncio.to_thread(self.same, before, answer)
 
 
 def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
