@@ -228,16 +228,6 @@ def key_of(level: str, seed: int) -> str:
     return content_key(made)
 
 
-def test_a_larger_count_extends_a_smaller_one_and_draws_go_on() -> None:
-    environment = babyai()
-    train = environment.tasks("train", 30, 3)
-    assert environment.tasks("train", 20, 3) == train[:20]
-    assert environment.tasks("train", 10, 3, after=[12, 8]) == train[20:]
-    assert environment.tasks("heldout", 5, 3, after=[5]) == environment.tasks("heldout", 5, 3)
-    others = environment.tasks("train", 30, 4)
-    assert {one.public["seed"] for one in others} != {one.public["seed"] for one in train}
-
-
 def test_a_level_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UserError, match="GoToLokal") as refused:
         babyai("GoToLokal")

@@ -20,7 +20,6 @@ from coterie.environments.encyclopedia import (
     BY_NAME,
     ENTRIES,
     NAMES,
-    PROMPT,
     SPLITS,
     Encyclopedia,
     Fact,
@@ -30,23 +29,13 @@ from coterie.environments.encyclopedia import (
     generate,
     make_encyclopedia,
 )
-from coterie.environments.protocol import Shared
 from coterie.environments.settings import split_of_key
-from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.plan import parse_plan
-from coterie.environments.workflow.trace import TraceForm, scan, violations
-from coterie.models.chat import ChatRenderer
+from coterie.environments.workflow.trace import scan, violations
 from coterie.models.loading import load, load_renderer
-from coterie.record.rows import Row, rows, view
-from coterie.record.tree import Task, Tree
-from coterie.rollout.branches import Branches
-from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.rollout.sessions import sessions_of
-from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
+from coterie.record.rows import Row
 from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
-from scripts.tiny.encyclopedia import FORMS, TAGS, TOPK, Block, trace_row
-from tests.talking import go_on
+from scripts.tiny.encyclopedia import FORMS, TAGS, Block, trace_row
 
 YEARS = (
     Fact("Ada Vell", "birth", "1931"),
@@ -213,48 +202,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def block(folder: Path) -> Block:
     return Block(folder, 5)
-
-
-class Asked(Mhqa):
-    """Asks as the micro-world does."""
-
-    def __init__(self) -> None:
-        self._configure(WorkflowSettings(prompt="short"), "asked")
-
-    def instructions(self) -> str:
-        return PROMPT
-
-
-async def played(question: Question, form: TraceForm, tool: RetrieverTool) -> Row:
-    game = Asked().with_tools([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
-    messages = expert_trace(question).messages(form)
-    expert = ScriptedSampler(ChatRenderer(tokenizer()), lambda task: messages)
-    task = Task("one", {"question": question.text})
-    tree = Tree(task.id, "r", 0)
-    async with open_toolbox([tool], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
-        grown = Branches(
-            game, {"agent": expert}, task, tree, seed=0, shared=Shared(box), sessions=kept,
-            seconds=5.0,
-        )  # fmt: skip
-        at = await grown.start()
-        while at.state.end is None:
-            at = await go_on(grown, at)
-    assert at.state.answer == question.answer
-    (row,) = rows(view(tree, at.state.turns[-1].id, "agent"))
-    return row
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_are_what_play_shows(block: Block, folder: Path, form: TraceForm) -> None:
-    """Else the packaged model would be asked in words that it has never seen."""
-    tool = RetrieverTool(RetrieverSettings(corpus=str(folder / "index"), topk=TOPK))
-
-    for question in block.questions(6, ("compare", "chain")):
-        shown = asyncio.run(played(question, form, tool))
-        row = trace_row(tokenizer(), question, block.said(question, form))
-        assert (*shown.ids, tokenizer().eos_token_id) == row.ids, "corpora also have an end of turn"
-        starts = [[one.start for one in some.targets] for some in (shown, row)]
-        assert starts[0] == starts[1]
 
 
 def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:

@@ -108,9 +108,6 @@ SIDES = wiki(
 )  # fmt: skip
 
 
-# -- rows that ship -------------------------------------------------------------------------------
-
-
 def rows(name: str) -> list[QuestionRow]:
     splits: tuple[Any, ...] = ("train", "heldout")
     return [row for split in splits for row in load_rows(name, split, "sample")]
@@ -146,9 +143,6 @@ def test_before_anything_is_found_only_the_question_speaks(name: str) -> None:
             assert not [one for one in unasked if says(first, one)], row.id
 
 
-# -- 2Wiki ----------------------------------------------------------------------------------------
-
-
 def test_a_comparison_of_two_chains_is_two_branches_and_a_task_without_a_search() -> None:
     assert plan(BRIDGE) == [
         ("director of Burma Convoy", ()),
@@ -176,51 +170,10 @@ def test_a_chain_searches_one_after_the_other_under_the_name_that_the_question_h
     assert queries(SIDES) == [["Joe Gallivan", "John Loone"]]
 
 
+OTHER_ANSWER, UNCLEAR = expert.OTHER_ANSWER, expert.UNCLEAR
+SAYS_MORE = "a hop names what the question does not"
 AGE = "Who was born {}, Ann Low or Bob High?"
 BORN = (("Ann Low", "date of birth", "May 22, 1895"), ("Bob High", "date of birth", "24 May 1895"))
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (wiki("comparison", "Who is older, A or B?", "A"), "it has no evidences"),
-        (wiki("other", "Who is A?", "B", ("A", "is", "B")), "its type is none that is known"),
-        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")),
-         "the question does not name what a fact is about"),
-        (
-            wiki("inference", "Who is Ann Low's aunt?", "C",
-                 ("Ann Low", "mother", "B"), ("D", "sibling", "C")),
-            "a fact does not follow from the one before it",
-        ),
-        (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")),
-         expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), expert.UNCLEAR),
-        (
-            wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")),
-            expert.UNCLEAR,
-        ),
-        (wiki("comparison", "Who is older, A or B?", "C", ("A", "date of birth", "1"), ("B", "date of birth", "2")),
-         expert.OTHER_ANSWER),
-        (
-            wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
-                 ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")),
-            expert.OTHER_ANSWER,
-        ),
-        (
-            wiki("bridge_comparison", "Which film has the older director, Up or Down?", "Up",
-                 ("Up", "director", "B C"), ("Down", "director", "B C"),
-                 ("B C", "date of birth", "1900"), ("B C", "date of birth", "1900")),
-            expert.UNCLEAR,
-        ),
-    ],
-)  # fmt: skip
-def test_rows_of_2wiki_that_come_to_nothing_say_why(row: TwoWikiRow, reason: str) -> None:
-    assert outcome(row) == reason
-
-
-# -- HotpotQA -------------------------------------------------------------------------------------
 
 
 def test_two_pages_that_the_question_names_are_searched_at_once() -> None:
@@ -244,23 +197,6 @@ def test_a_bridge_is_crossed_from_the_page_that_the_question_names() -> None:
     found = outcome(row)
     assert isinstance(found, Trace)
     assert "The Deep Sea leads to Tom Hall." in found.messages("sequential")[1]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (hotpot("bridge", "Who?", "B", A="A text of B."), "it does not rest on two pages"),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."),
-         "the answer is not in the pages"),
-        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."),
-         "the question does not name what it compares"),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), "neither page names the other"),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."),
-         "the answer is on the page that comes first"),
-    ],
-)  # fmt: skip
-def test_rows_of_hotpot_qa_that_come_to_nothing_say_why(row: HotpotRow, reason: str) -> None:
-    assert outcome(row) == reason
 
 
 # -- MuSiQue --------------------------------------------------------------------------------------
@@ -292,25 +228,37 @@ def test_hops_wait_for_those_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (musique("Who?", "A"), "it has no decomposition"),
-        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), "a hop waits for a later one"),
-        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), "a hop leads nowhere"),
-        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), "the answer is not what the last hop finds"),
-        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), "a hop names what the question does not"),
-        (
-            musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
-                    paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]),
-            "a hop names what the question does not",
-        ),
-        (musique("Who led in the year?", "B", ("who led in 1950", "B")), "a hop names what the question does not"),
+        (QuestionRow(id="1", question="Who?", answer="B"), "rows of this kind"),
+        (wiki("comparison", "Who is older, A or B?", "A"), "no evidences"),
+        (wiki("other", "Who is A?", "B", ("A", "is", "B")), "its type is none"),
+        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), "what a fact is about"),
+        (wiki("inference", "Who is Ann Low's aunt?", "C", ("Ann Low", "mother", "B"), ("D", "sibling", "C")), "follow"),
+        (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), UNCLEAR),
+        (wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")), UNCLEAR),
+        (wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
+              ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")), OTHER_ANSWER),
+        (hotpot("bridge", "Who?", "B", A="A text of B."), "two pages"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), "not in the pages"),
+        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), "what it compares"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), "neither page names"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), "page that comes first"),
+        (musique("Who?", "A"), "no decomposition"),
+        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), "a later one"),
+        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), "leads nowhere"),
+        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), "what the last hop finds"),
+        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), SAYS_MORE),
+        (musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
+                 paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]), SAYS_MORE),
+        (musique("Who led in the year?", "B", ("who led in 1950", "B")), SAYS_MORE),
         (musique("Who is Ann?", "B", ("who is {Ann}", "B")), steps.UNPLANNED),
     ],
 )  # fmt: skip
-def test_rows_of_musique_that_come_to_nothing_say_why(row: MusiqueRow, reason: str) -> None:
-    assert outcome(row) == reason
-
-
-# -- what all have --------------------------------------------------------------------------------
+def test_rows_that_come_to_nothing_say_why(row: QuestionRow, reason: str) -> None:
+    found = outcome(row)
+    assert isinstance(found, str) and reason in found
 
 
 @pytest.mark.parametrize(
@@ -355,9 +303,6 @@ def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
     assert spelling_in("the it film It", "it") == "It"
     assert spelling_in(question, "Charm of Boheme") == spelling_in(question, "?") == ""
     assert words("O'Leary's Bohème") == ("o", "leary", "s", "boheme")
-
-
-# -- what a search found --------------------------------------------------------------------------
 
 
 def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:

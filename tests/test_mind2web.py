@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
 from coterie.environments.plan_domains import ELEMENTS
@@ -77,15 +76,6 @@ def test_pages_that_explode_or_break_off_are_read_in_no_time() -> None:
     }
     assert time.process_time() - began < 10
     assert texts_of("<p backend_node_id=1>first</p><![strange[<p>second</p>") == {"1": "first"}
-
-
-def test_upstreams_mistakes_are_named() -> None:
-    broken = task(0)["actions"][2] | {"pos_candidates": 3}
-    with pytest.raises(ValidationError, match="pos_candidates must be a list"):
-        row(action_reprs=["[button]  Find -> CLICK"], actions=[broken])
-    began = time.process_time()
-    row(action_reprs=[f"[button]{' ' * 20_000}->{' ' * 20_000}"] * 3)
-    assert time.process_time() - began < 1
 
 
 def test_candidates_stand_by_their_ranks_and_without_them_by_words_in_common() -> None:

@@ -38,7 +38,7 @@ from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.tools.actions.grammar import check
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from scripts.tiny.problems import grounder_row, planner_row
+from scripts.tiny.problems import grounder_row
 
 PROBLEMS = generate("heldout", 300, 1)
 ANN = Fact("Ann", "pens", 12, "+", 3)
@@ -125,31 +125,6 @@ def test_the_splits_of_the_environment_are_those_of_the_micro_world():
     assert environment.scored_tasks(5, 3) == environment.tasks("heldout", 5, 3)
     (far,) = Problems(ProblemsSettings(far=True)).tasks("heldout", 1, 3)
     assert str(far.public["question"]).split()[-1].endswith(".")
-
-
-def test_rows_of_the_corpus_are_what_the_environment_shows():
-    """Else the packaged model would be asked in words that it has never seen."""
-    environment = Problems()
-    task, plan, renderer = (
-        as_task(SMALL),
-        plan_text(right_subgoals(SMALL)),
-        load_renderer("tiny-problems")[0],
-    )
-    tree = Tree(task.id, "test", 0)
-    said = [
-        WrittenTurn(PLANNER, plan, "test"),
-        WrittenTurn(GROUNDER, actions_text(actions(SMALL)), "test"),
-    ]
-    first, second = write_path(
-        environment, task, tree, said, dict.fromkeys((PLANNER, GROUNDER), renderer)
-    )
-    for turn, row in (
-        (first, planner_row(SMALL, renderer.tokenizer, plan)),
-        (second, grounder_row(SMALL, renderer.tokenizer, plan)),
-    ):
-        (target,) = row.targets
-        assert tree.requests[turn.request].ids == row.ids[: target.start]
-        assert turn.ids == row.ids[target.start : target.stop]
 
 
 def share_readable_for_right_plans(model: str) -> float:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.talk import Talk
 from coterie.environments.user_simulator import PERSON, REFERENCE
-from coterie.record.store import Store
 from coterie.record.tree import Task
 from coterie.rewards.critics import Situation, judge_question, read_verdict
 from coterie.runs.benchmark import store_name
@@ -196,10 +194,7 @@ def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> 
     assert "well formed" in whole.out and "cut off" in whole.out
     said = cli(*words, "max_tokens=20")
     (row,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert row["well_formed"] < 1
-    assert 0 < row["cut_off"] < 1
-    cut = [finish == "length" for finish in finishes()]
-    assert row["cut_off"] == pytest.approx(sum(cut) / len(cut), abs=1e-4)
+    assert row["well_formed"] < 1 and 0 < row["cut_off"] < 1
 
 
 def test_dialogues_under_other_prompts_are_not_read_for_these(
@@ -209,11 +204,3 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
     names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
     monkeypatch.setattr("coterie.environments.debate.LENGTH_RULE", "- Take your time.\n")
     assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2
-
-
-def finishes() -> list[str]:
-    """How the messages of the newest evaluation ended."""
-    newest = max(Path("runs/evaluations").glob("*.sqlite"), key=lambda file: file.stat().st_mtime)
-    with Store.open(newest, read_only=True) as store:
-        turns = [turn for tree in store.trees(0, "evaluate") for turn in tree.turns.values()]
-    return [turn.sample.finish for turn in turns if turn.sample is not None]

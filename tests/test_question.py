@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from coterie import api
 from coterie.datasets.problems import boxed_answer
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.question import answer_of, as_number, filled
@@ -266,15 +265,6 @@ def test_questions_are_played_by_one_agent_in_rl_and_debated_in_optima(tmp_path:
     assert played("optima/isft", f"dataset={file}") == "debate"
     debate = settings("rl/grpo", ["dataset=gsm8k", "environment=debate"]).model_dump()
     assert played("rl/grpo", "dataset=gsm8k", stored=debate) == "debate", "a run goes on"
-
-
-def test_an_agent_may_call_tools_before_it_replies(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "a.jsonl", *sums())
-    tools = ["examples/tool.py:multiply"]
-    game = api.environment(str(file), tools=tools, calls="tags", reward="math")
-    (task,) = game.tasks("train", 1, 0)
-    assert [one.name for one in game.tools(State(task, 0), "agent")] == ["multiply"]
-    assert game.limits["turns"] > 1, "messages that call come besides the reply"
 
 
 def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> None:

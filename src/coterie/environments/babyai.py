@@ -1,8 +1,7 @@
 """BabyAI as text: an agent in a grid of rooms carries out a mission by writing moves.
 
-The levels come unchanged from the package ``minigrid`` (extra ``babyai``). The agent reads a description of its view of
-7 x 7 cells. The score is success within the limit of steps. The package's reward, which decreases with the number of
-moves, is not used. A game can be copied, so branches fork.
+The levels come from the package ``minigrid`` (extra ``babyai``). The score is success within the limit of steps, not
+the package's reward. A game can be copied, so branches fork.
 """
 
 import copy

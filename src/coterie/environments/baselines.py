@@ -1,15 +1,7 @@
-"""Baselines for multi-agent dialogues, for any environment and its metric.
+"""Baselines for multi-agent dialogues, for any environment and its metric. Prompts are our own.
 
-* ``cot``: chain of thought; one agent has all information and answers in one message.
-* ``cot_sc``: several such answers and a majority (Wang et al. 2023, "Self-Consistency Improves
-  Chain of Thought Reasoning in Language Models"); the same environment, sampled several times.
-* ``mad``: multi-agent debate (Du et al. 2023, "Improving Factuality and Reasoning in Language
-  Models through Multiagent Debate").
-* ``react``: for an agent that acts (``acting.baselines``), as is ``cot`` there.
-* ``autoform``: AutoForm (Chen et al. 2024, "Beyond Natural Language: LLMs Leveraging Alternative
-  Formats for Enhanced Reasoning and Communication").
-
-Prompts are our own.
+``cot``: one agent with all information (Kojima et al. 2022); ``cot_sc``: a majority of several (Wang et al. 2023);
+``mad``: multi-agent debate (Du et al. 2023); ``autoform``: a format of the agents' choice (Chen et al. 2024).
 """
 
 import asyncio

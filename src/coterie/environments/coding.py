@@ -1,11 +1,7 @@
-"""Backend programming: an agent asks a user what a Python function should do (ColBench).
-
-This is ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1) with rules in our own words. The user
-makes a vague request, knows the right function and can't write code. The agent writes a marker before its answer, which
-succeeds if it agrees with the reference on all hidden calls. Answers run only in the sandbox.
+"""Backend programming: an agent asks a user what a Python function should do (ColBench, arXiv 2503.15478, section 4.1).
 
 Marks divide a message: one before the answer, one after thoughts, and fences. In an answer or a fence, marks inside
-strings, docstrings and comments of the code are ignored.
+strings, docstrings and comments of the code are ignored. Answers run only in the sandbox.
 """
 
 import ast

@@ -1,10 +1,7 @@
 """The ``exchange`` micro-world: two agents hold different facts and must talk to answer a question.
 
-Answers of level 1 need one fact of either agent. Answers of level 2 need one fact of each agent (``the pet of the
-friend of Nora``). No person is the subject of two facts of a task, so names are unique keys. Each word with a leading
-space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``).
-
-A hash of a task's canonical key (question, answer, and key facts in hop order) decides its split.
+Answers of level 1 need one fact of either agent, of level 2 one fact of each (``the pet of the friend of Nora``). Each
+word with a leading space is a single token of the tiny tokenizer. Question, answer and key facts decide the split.
 """
 
 import random

@@ -1,8 +1,7 @@
-"""Information exchange: agents with different parts of a question's context must talk to answer it.
+"""Information exchange: agents with different parts of a context must talk to answer (Optima, section 4.1, table 7).
 
-This is Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). The split of the context is
-seeded by the question's key, so it is the same in every run, before and after training. (Optima's released code draws
-a new split each time.) With three agents alternating items go to each in turn, and halves become thirds.
+The split of the context is seeded by the question's key, so it is the same in every run. (Optima's code draws a new
+split each time.)
 """
 
 import random

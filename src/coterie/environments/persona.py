@@ -1,9 +1,7 @@
 """The ``persona`` micro-world: an agent asks a simulated user what a function should do.
 
-A function transforms a list of integers in two to four steps, in the order of ``ASPECTS``. Each step is a
-:class:`Choice`: one of the ``KINDS`` of its aspect, with a number if the kind takes one. The request names the aspects
-of the function, but not its choices, for which the agent must ask. The user recognizes questions by keywords. A hash of
-a task's choices decides its split, so no function is in two splits.
+A function transforms a list of integers in two to four choices. The request names their aspects, and the agent must ask
+for the choices. The user recognizes questions by keywords. A hash of the choices decides the split.
 """
 
 import json

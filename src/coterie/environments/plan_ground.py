@@ -1,8 +1,7 @@
 """Environment in which a planner writes subgoals, a grounder turns them into actions, and the actions run.
 
-In the form ``onetime`` the planner writes the whole plan and the grounder all actions. In the form ``iterative`` they
-alternate: one subgoal, its actions, their result. Training tasks of the form ``iterative`` are single steps after the
-right earlier steps; held-out tasks are complete.
+``onetime``: the whole plan, then all actions. ``iterative``: one subgoal, its actions, their result. Training tasks of
+``iterative`` are single steps after the right earlier steps; held-out tasks are complete.
 """
 
 import asyncio

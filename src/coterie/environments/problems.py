@@ -1,9 +1,7 @@
-"""The ``problems`` environment: a planner and a grounder on generated word problems.
+"""The ``problems`` micro-world: a planner and a grounder on word problems that ask for a total of quantities.
 
-A problem asks for a total of quantities, such as the number of Bob's pens. An owner may have further quantities, which
-do not count. Then a subgoal that names only the owner is ambiguous.
-
-A hash of a problem's canonical key (the quantities in the total, with their numbers) decides its split.
+An owner may have further quantities, which do not count: then a subgoal that names only the owner is ambiguous. A hash
+of the quantities in the total decides the split.
 """
 
 import random

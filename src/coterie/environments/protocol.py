@@ -1,9 +1,7 @@
 """Interface of environments: tasks, actors, observations, transitions and grades.
 
-An environment knows nothing of tokens, chat templates, samplers or loops. ``rollout`` runs it: it prompts the actors,
-records their messages as turns, counts limits, and manages sessions and branches. The state is a frozen value, so
-branching a pure environment copies nothing. Anything that can't be a value (a game, a Python session, a browser) is a
-:class:`Session`.
+``rollout`` prompts the actors, records their messages as turns, counts limits, and manages sessions and branches. The
+state is a frozen value. Anything that can't be a value (a game, a browser) is a :class:`Session`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

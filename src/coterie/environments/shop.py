@@ -1,8 +1,7 @@
-"""The environment ``shop``: random errands in a small shop, for a planner and a grounder.
+"""The environment ``shop``: random errands in a small shop (``tools.actions.shop``), for a planner and a grounder.
 
-Items, visits and rewards come from ``tools.actions.shop``. An errand is a wish that a simple plan fulfills. A script
-writes this plan and its actions and runs them, so the right results are known. A hash of the wish without its price
-decides the split, so no wish is in both splits.
+A script writes and runs the plan of each errand, so the right results are known. A hash of the wish without its price
+decides the split.
 """
 
 import json

@@ -12,13 +12,10 @@
     <think>...</think>
     <answer>Oslo</answer>
 
-Tags inside an observation are text. Violations of the order are only counted. ``|`` separates several answers: GAP's
-released code requires all of them to be right in training, but only the first in evaluation. Here one setting applies
-to both.
+Tags inside an observation are text. Violations of the order are only counted. ``|`` separates several answers.
 
-An expert that knows the gold facts writes traces with a plan and one level in each call (parallel), or with one query
-at a time and no plan (sequential). A control writes only the answer (closed). In a sound trace no level contains the
-answer or results of this level or later levels, unless they are in the question or in results of earlier levels.
+An expert writes a plan and one level in each call (parallel), or one query at a time (sequential). In a sound trace
+no level contains the answer or results of this or later levels, unless the question or earlier results do.
 """
 
 import re
