@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.coding import Coding, coding_task
+from coterie.environments.coding import MARKER, Coding, coding_task
 from coterie.environments.settings import (
     CodingSettings,
     MicroSplit,
@@ -258,17 +258,10 @@ def _distinguishing_lists(
     return None
 
 
-ANSWER_MARK = "I WANT TO ANSWER:"
-
 SYSTEM_PROMPT = (
     "You write a Python function for a person. Ask short questions, one thing at a time. "
-    f"Once you know enough, write {ANSWER_MARK} and then the code."
+    f"Once you know enough, write {MARKER} and then the code."
 )
-
-
-def with_reference(source: str) -> str:
-    """Return the text after the instructions for a critic, which sees the reference, unlike the policy."""
-    return f"\nReference:\n{source}"
 
 
 UNCLEAR = "I am not sure what you mean."

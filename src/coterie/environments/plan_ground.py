@@ -77,11 +77,6 @@ def grounder_prompt(form: Form, tools: str, task: str) -> str:
     )
 
 
-def task_text(question: str, description: str) -> str:
-    around = f"\nAt the beginning: {description}" if description else ""
-    return f"Task: {question}{around}"
-
-
 def plan_text(subgoals: Sequence[str], first: int = 1) -> str:
     return "; ".join(f"Subgoal {n}: {one}" for n, one in enumerate(subgoals, first))
 
@@ -313,7 +308,9 @@ def step_tasks(row: PlanRow) -> list[Task]:
 
 
 def request(task: Task) -> str:
-    return task_text(str(task.public["question"]), str(task.public["description"]))
+    description = str(task.public["description"])
+    around = f"\nAt the beginning: {description}" if description else ""
+    return f"Task: {task.public['question']}{around}"
 
 
 def gold(task: Task) -> Gold:
@@ -332,15 +329,12 @@ def _task(
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     secret = Secret(text, name=GOLD, readers=frozenset({GRADER}))
-    history = {} if place is None else _history_of(row, place)
-    public = {"question": row.question, "description": row.description, **history}
+    public: dict[str, object] = {"question": row.question, "description": row.description}
+    if place is not None:
+        before = row.steps[:place]
+        public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]
     public |= public_fields(row, steps, place or 0)
     return Task(id_, public, {**answer, GOLD: secret, **secret_fields(row, steps, place or 0)})
-
-
-def _history_of(row: PlanRow, place: int) -> dict[str, object]:
-    before = row.steps[:place]
-    return {"history": [[s.subgoal, actions_text(s.actions), s.result] for s in before]}
 
 
 def known_results(task: Task) -> tuple[str, ...]:
