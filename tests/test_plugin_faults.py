@@ -104,7 +104,7 @@ def test_a_bug_in_a_file_of_several_plugins_is_that_of_its_class(tmp_path: Path,
 
 WRONG = {
     "None": "has a tasks() that returns None",
-    "['text']": " task 1",
+    "['text']": "returns ['text']",
     "[]": "returns no ",
     "super().tasks(split, 1, seed) * count": " tasks the same id",
 }

@@ -120,11 +120,11 @@ BROKEN = {
     "takes.py:World": ("class World:\n    def __init__(self, more): pass\n", "missing a required argument: 'more'"),
     "lacks.py:World": (
         "from tests.guess import Guess\nclass World(Guess):\n    act = None\n",
-        "has a act that is not a method",
+        "has a method act of the wrong kind",
     ),
     "abstract.py:World": (
         "from coterie.environments.talk import Talk\nclass World(Talk): pass\n",
-        "has no answer, same, score",
+        "has no score, similarity, solo_parts",
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.engines.vllm import check_vllm
 from coterie.environments.answers import GRADER
 from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import Environment, Scripted, formats_of, most_turns, persons_of
+from coterie.environments.protocol import Environment, formats_of, most_turns, persons_of
 from coterie.environments.user_simulator import (
     REFERENCE,
     SCRIPT,
@@ -251,7 +251,7 @@ def _check_services(
     simulator = getattr(s, "user_simulator", UserSimulatorSettings())
     check_chat("user_simulator", simulator, SCRIPT)
     if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
-        check_script(environment.script if isinstance(environment, Scripted) else None)
+        check_script(getattr(environment, "script", None))
 
 
 def _turns(environment: Environment) -> int | None:
