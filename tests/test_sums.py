@@ -1,6 +1,5 @@
 """The ``sums`` micro-world: its splits, its traps, its scripts."""
 
-import json
 import random
 from collections.abc import Sequence
 
@@ -19,7 +18,6 @@ from coterie.environments.sums import (
 from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
 from scripts.tiny.acts import Dialogue, corrected_play, habit_play, right_play
-from tests.conftest import Cli
 from tests.python_sessions import dialogue, in_sandbox, seen
 
 
@@ -80,12 +78,3 @@ def test_scripted_dialogues_go_as_they_are_written() -> None:
     habits = [(sums_task(one), habit_play(one, rng)) for one in found]
     scores = replayed(Sums(SumsSettings(feedback="none")), habits)
     assert scores == [float(not one.trap) for one in found] and 0 < sum(scores) < 24
-
-
-def test_sums_are_evaluated_by_their_name(cli: Cli) -> None:
-    said = cli(
-        "evaluate", "sums", "policy=tiny-exchange", "tasks=2", "max_tokens=8", "engine.device=cpu"
-    )
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["score"]) == (2, 0, 0.0)

@@ -42,7 +42,6 @@ from coterie.environments.user_simulator import (
 )
 from coterie.record.tree import TURNS, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Turn
-from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 
@@ -325,7 +324,7 @@ class Coding(Pure, ABC):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
         own = self.settings
-        result = await sandbox.grade_wires(
+        result = await sandbox.grade(
             code, calls, expected, mode=self.mode, tolerance=own.tolerance, strict=own.strict
         )
         metrics = {**common, "fraction": result.fraction, "results": _results(result)}
@@ -338,22 +337,20 @@ class Coding(Pure, ABC):
         closed = not self.fenced or answer.count("```") >= 2
         return closed and not names.isdisjoint(functions(self.code(answer)))
 
-    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
+    async def expected(self, task: Task, sandbox: Sandbox) -> Sequence[CallResult]:
         """Return the (cached) results of the reference for the hidden calls."""
         if task.id not in self._expected:
             reference = task.secrets[REFERENCE].reveal(GRADER)
             self._expected[task.id] = await sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
-        wires = []
         for result in self._expected[task.id]:
             if result.wire is None:
                 raise EngineError(
                     f"task {task.id} can't be graded: its reference fails on "
                     f"`{result.call}`: {result.reason}"
                 )
-            wires.append(result.wire)
-        return wires
+        return self._expected[task.id]
 
     def code(self, answer: str) -> str:
         """Return the code of an answer, in ``legacy`` mode as ColBench's grader extracts it."""

@@ -38,9 +38,9 @@ from coterie.tools.actions.questions import (
     Corpus,
     FewPages,
     QuestionsExecutor,
-    fingerprint,
     open_reader,
 )
+from coterie.tools.retrieval.index import Manifest
 from coterie.tools.sandbox.pool import Sandbox
 
 Form = Literal["onetime", "iterative"]
@@ -81,7 +81,7 @@ class PlanGroundSettings(EnvironmentSettings):
 
     def identity(self) -> str:
         """Hash the content of the pages, not their path, and the settings that the reader's answers depend on."""
-        pages = None if self.corpus is None else fingerprint(expanded(self.corpus))
+        pages = None if self.corpus is None else Manifest.read(expanded(self.corpus)).content
         reader = () if self.reader.rules else self.reader.identity()
         return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
 
@@ -267,11 +267,11 @@ class Web(Domain):
             any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
         ]
         shares = {
-            "element": [step.element for step in steps],
-            "operation": [step.operation for step in steps],
+            "element": [element for element, _ in steps],
+            "operation": [operation for _, operation in steps],
             "on_page": on_page,
         }
-        success = sum(step.success for step in steps) / len(steps)
+        success = sum(map(all, steps)) / len(steps)
         return success, {name: sum(steps) / len(steps) for name, steps in shares.items()}
 
 

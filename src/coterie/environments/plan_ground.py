@@ -261,7 +261,7 @@ class PlanGround(Pure):
         )
         parsed = check(text, self.domain.name, known=tuple(values))
         if parsed.problems:
-            return Progress(before.values, subgoals, 1), None, parsed.problems[0].what
+            return Progress(before.values, subgoals, 1), None, parsed.problems[0]
         result = await self.domain.run(parsed.actions, values, state.task, live)
         progress = Progress(
             tuple({**values, **result.values}.items()), subgoals, int(result.error is not None)

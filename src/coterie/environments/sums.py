@@ -134,7 +134,6 @@ class Sums(PythonMaths):
     check = CHECK
 
     def __init__(self, settings: SumsSettings | None = None) -> None:
-        self.shown_shots = 0
         self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
