@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
 from coterie.tools.actions.questions import ChatReader, Corpus, ExtractiveReader, QuestionsExecutor
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from tests.conftest import Cli
 
 PAGES = [

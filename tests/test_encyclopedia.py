@@ -30,8 +30,8 @@ from coterie.environments.encyclopedia import (
 from coterie.environments.settings import split_of_key
 from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import TraceForm, scan, violations
-from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from coterie.tools.search import RetrieverSettings, RetrieverTool
 
 FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
 YEARS = (
@@ -254,7 +254,7 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     entry = world().entries[7]
     assert row == {"id": "7", "contents": f'"{entry.name}"\n{entry.text}'}
     build_index(corpus, tmp_path / "index")
-    retriever = open_retriever(IndexSettings(index=str(tmp_path / "index")))
+    retriever = Retriever(IndexSettings(index=str(tmp_path / "index")))
     facts = [fact for one in questions("heldout") for fact in one.facts]
     found = retriever.search([fact.query for fact in facts], 2)
     right = [hits[0].passage.title == fact.subject for hits, fact in zip(found, facts, strict=True)]

@@ -24,7 +24,7 @@ from coterie.rollout.branches import Branches
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.tools.search import RetrieverSettings, RetrieverTool
 from scripts.tiny.encyclopedia import FORMS, TAGS, TOPK, Block, trace_row
 from tests.talking import go_on
 

@@ -19,7 +19,7 @@ from coterie.environments.plan_ground import (
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.talking import talk_out

@@ -14,7 +14,7 @@ from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.runs.actors import open_actors
 from coterie.tools.actions.questions import ChatReader, FewPages
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.played import played as settings_of

@@ -24,8 +24,8 @@ from coterie.tools.calls import (
     run_calls,
 )
 from coterie.tools.registry import sources_of
-from coterie.tools.retrieval.index import Passage
-from coterie.tools.retrieval.tool import NOTHING, Batches, RetrieverSettings, RetrieverTool
+from coterie.tools.retrieval import Passage
+from coterie.tools.search import NOTHING, Batches, RetrieverSettings, RetrieverTool
 from coterie.tools.tags import Tags
 from tests.listening import listening
 from tests.passages import ROWS, encoded, indexed

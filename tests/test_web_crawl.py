@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.record.turn import ToolCall
 from coterie.tools.calls import MESSAGE, CallLimits, ToolError, run_calls
 from coterie.tools.tags import Tags
-from coterie.tools.web.pages import CrawlPage, CrawlPageSettings, plain_url
+from coterie.tools.web import CrawlPage, CrawlPageSettings, plain_url
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import Hosts, hosts

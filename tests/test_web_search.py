@@ -7,7 +7,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ import pytest
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
+from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
-from coterie.tools.tags import Tags
-from coterie.tools.web import search as searching
-from coterie.tools.web.search import Cache, Hit, WebSearch, WebSearchSettings, observation
+from coterie.tools.search import Cache, WebHit, WebSearch, WebSearchSettings, observation
 
 PAGES = [
     {
@@ -112,11 +111,13 @@ def corpus(tmp_path: Path) -> str:
     return str(file)
 
 
-def ask(settings: WebSearchSettings, do: Callable[[WebSearch], Awaitable[Any]]) -> Any:
-    async def opened() -> Any:
+def ask(settings: WebSearchSettings, *queries: str) -> list[Any]:
+    """What queries that are asked at the same time are answered with."""
+
+    async def opened() -> list[Any]:
         search = WebSearch(settings)
         async with search.open():
-            return await do(search)
+            return list(await asyncio.gather(*map(search.search, queries)))
 
     return asyncio.run(opened())
 
@@ -127,6 +128,10 @@ def call(tool: WebSearch, *queries: str) -> list[str]:
             return [await functions["web_search"]({"query": query}) for query in queries]
 
     return asyncio.run(all_of_them())
+
+
+def serper(fake: FakeSerper, **more: Any) -> WebSearchSettings:
+    return WebSearchSettings(backend="serper", upstream=fake.url, **more)
 
 
 def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
@@ -141,15 +146,9 @@ def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
     assert "Found 2 results" in both and "salt" not in both
 
 
-def test_several_queries_stand_in_one_tag(corpus: str) -> None:
-    tool = WebSearch(WebSearchSettings(backend="corpus", pages=corpus))
-    calls = Tags(tool.tags).parse("<web_search>Oslo | Rome</web_search>", "stop")
-    assert [json.loads(one.arguments) for one in calls] == [{"query": "Oslo"}, {"query": "Rome"}]
-
-
 def test_what_is_found_is_shown_with_its_date_and_source() -> None:
     text = observation(
-        "x", [Hit(title="T", link="https://e.org", snippet="S", date="May", source="News")]
+        "x", [WebHit(title="T", link="https://e.org", snippet="S", date="May", source="News")]
     )
     assert text == (
         "Found 1 results:\n\n## Web Results\n1. [T](https://e.org)\nDate published: May\nSource: News\nhttps://e.org\nS"
@@ -157,104 +156,63 @@ def test_what_is_found_is_shown_with_its_date_and_source() -> None:
 
 
 def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
-    tool = WebSearch(WebSearchSettings(backend="serper", upstream=fake.url, num=3))
-    (text,) = call(tool, " fjords ")
+    (text,) = call(WebSearch(serper(fake, num=3)), " fjords ")
     assert fake.asked == [{"q": "fjords", "num": 3}] and fake.keys == ["paid-for"]
     assert text.startswith("Found 3 results") and "1. [fjords 1](https://example.org/1)" in text
 
 
-def test_what_was_asked_is_kept_beyond_the_process(fake: FakeSerper, tmp_path: Path) -> None:
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-    counts = [3, 10, 5, 20, 60, 100]
-    for count in counts:
-        hits = ask(settings, lambda search, count=count: search.search("  two   words ", count))
-        assert len(hits) == count and hits[-1].link == f"https://example.org/{count}"
-    assert fake.asked == [{"q": "two words", "num": 10}, {"q": "two words", "num": 100}]
-
-
-def test_a_query_that_finds_little_is_not_asked_again_for_more(
+def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
     fake: FakeSerper, tmp_path: Path
 ) -> None:
-    fake.there = 4
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-    for count in (10, 8, 10):
-        assert len(ask(settings, lambda search, count=count: search.search("rare", count))) == 4
-    assert len(fake.asked) == 1
-    assert len(ask(settings, lambda search: search.search("rare", 50))) == 4
-    assert [body["num"] for body in fake.asked] == [10, 100]
-
-
-def test_one_query_of_many_agents_is_asked_once(fake: FakeSerper, tmp_path: Path) -> None:
     fake.pause = 0.2
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-
-    async def many(search: WebSearch) -> list[list[Hit]]:
-        return list(await asyncio.gather(*(search.search("same", 5) for _ in range(20))))
-
-    found = ask(settings, many)
-    assert len(fake.asked) == 1 and all(one == found[0] for one in found)
+    few, many = (serper(fake, num=num, cache=str(tmp_path / "kept.sqlite")) for num in (3, 20))
+    hits = ask(few, *["two words"] * 20)
+    assert all(len(one) == 3 and one == hits[0] for one in hits)
+    assert ask(few, "two words") == hits[:1] and len(ask(many, "two words")[0]) == 20
+    assert fake.asked == [{"q": "two words", "num": 3}, {"q": "two words", "num": 20}]
 
 
 def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
     fake.pause = 0.05
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_concurrency=3)
-
-    async def many(search: WebSearch) -> None:
-        await asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
-
-    ask(settings, many)
+    ask(serper(fake, upstream_concurrency=3), *map(str, range(12)))
     assert len(fake.asked) == 12 and fake.most <= 3
 
 
 def test_no_minute_has_more_queries_than_allowed(fake: FakeSerper) -> None:
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, requests_per_minute=12)
+    async def many() -> None:
+        search = WebSearch(serper(fake, requests_per_minute=12))
+        async with search.open():
+            asked = asyncio.gather(*(search.search(f"q{n}") for n in range(12)))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asked, 1)
 
-    async def many(search: WebSearch) -> None:
-        asked = asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked, 1)
-
-    ask(settings, many)
+    asyncio.run(many())
     assert len(fake.asked) <= 2
 
 
 def test_failures_that_may_pass_are_tried_again(
     fake: FakeSerper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching.random, "uniform", lambda *_: 0.0)
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_retries=2)
+    monkeypatch.setattr(searching, "FIRST_PAUSE", 0.0)
     fake.statuses = [500, 429]
-    assert len(ask(settings, lambda search: search.search("x", 3))) == 3
+    assert len(ask(serper(fake, num=3, upstream_retries=2), "x")[0]) == 3
     fake.statuses = [500, 502, 503]
-    with pytest.raises(ToolUnavailable, match="status 503"):
-        ask(settings, lambda search: search.search("x", 3))
+    with pytest.raises(ToolUnavailable, match=r"answered 503: .*<SERPER_API_KEY>"):
+        ask(serper(fake, upstream_retries=2), "x")
     assert len(fake.asked) == 6
 
 
-def test_a_refused_key_ends_it_and_is_not_shown(fake: FakeSerper) -> None:
-    fake.statuses = [403]
-    with pytest.raises(EngineGone) as failed:
-        ask(
-            WebSearchSettings(backend="serper", upstream=fake.url),
-            lambda search: search.search("x", 3),
-        )
-    assert "bad key <SERPER_API_KEY>" in str(failed.value) and len(fake.asked) == 1
-
-
-def test_a_refused_query_is_told_to_the_agent(fake: FakeSerper) -> None:
-    fake.statuses = [400]
-    with pytest.raises(ToolError, match="the query is refused") as failed:
-        ask(
-            WebSearchSettings(backend="serper", upstream=fake.url),
-            lambda search: search.search("x", 3),
-        )
-    assert not isinstance(failed.value, ToolUnavailable)
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [(403, EngineGone, "bad key <SERPER_API_KEY>"), (400, ToolError, "the query is refused")],
+)
+def test_a_refused_key_ends_it_and_a_refused_query_is_told_to_the_agent(
+    fake: FakeSerper, status: int, kind: type[Exception], said: str
+) -> None:
+    fake.statuses = [status]
+    with pytest.raises(kind, match=said) as failed:
+        ask(serper(fake), "x")
+    assert type(failed.value) is kind and len(fake.asked) == 1
 
 
 def test_what_can_not_work_is_refused_before_anything_is_asked(
@@ -277,9 +235,10 @@ def test_what_can_not_work_is_refused_before_anything_is_asked(
             WebSearch(WebSearchSettings(**settings))  # type: ignore[arg-type]
 
 
-def test_the_cache_forgets_what_is_old(tmp_path: Path) -> None:
+def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    cache = Cache(tmp_path / "c", seconds=10, now=lambda: clock[0])
+    monkeypatch.setattr(searching.time, "time", lambda: clock[0])
+    cache = Cache(tmp_path / "c", seconds=10)
 
     async def use() -> None:
         for name in "ab":
@@ -290,7 +249,7 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path) -> None:
 
     asyncio.run(use())
     cache.close()
-    later = Cache(tmp_path / "c", seconds=10, now=lambda: 1011.5)
+    later = Cache(tmp_path / "c", seconds=10)
     assert asyncio.run(later.get("b")) == "B"
     later.close()
 

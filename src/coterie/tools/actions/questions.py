@@ -23,7 +23,7 @@ from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.expressions import NoValue, Unreadable
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.retrieval.index import (
+from coterie.tools.retrieval import (
     PAGES,
     Bm25,
     IndexSettings,
