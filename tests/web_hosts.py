@@ -108,6 +108,13 @@ class _Handler(BaseHTTPRequestHandler):
     def page_away(self) -> None:
         self.redirect(self.server.to)
 
+    def page_flooded(self) -> None:
+        """Redirects, with a body that does not end."""
+        self.send_response(302)
+        self.send_header("Location", "/oslo")
+        self.end_headers()
+        self.flood(lambda: BLOCK)
+
     def page_cookie(self) -> None:
         self.reply(ARTICLE.encode(), **{"Set-Cookie": "id=1; Path=/"})
 

@@ -207,10 +207,13 @@ def plugin_errors() -> Iterator[None]:
 
 def last_line(error: BaseException, modules: Collection[str] = ()) -> str:
     """Return the first line of an error's message after its place (:func:`error_place`)."""
-    lines = traceback.format_exception_only(error)
-    message = (lines[-1] if isinstance(error, SyntaxError) else lines[0]).strip().partition("\n")[0]
     place = error_place(error, modules)
-    return f"{place}: {message}" if place else message
+    return f"{place}: {error_message(error)}" if place else error_message(error)
+
+
+def error_message(error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    return (lines[-1] if isinstance(error, SyntaxError) else lines[0]).strip().partition("\n")[0]
 
 
 def error_place(error: BaseException, modules: Collection[str] = ()) -> str:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from coterie.config.plugins import last_line
+from coterie.config.plugins import error_message, error_place
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import ActorKind, Environment, Shared, State
@@ -32,7 +32,7 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
             return
         own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
         raise EnvironmentFault(
-            f"{type(self.environment).__name__} failed with {last_line(error, own)}"
+            f"{type(self.environment).__name__} failed with {error_message(error)} ({error_place(error, own)})"
         ) from error
 
 
