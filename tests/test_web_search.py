@@ -5,20 +5,22 @@ A fake stands for Serper, which is paid for; it speaks as Serper does.
 
 import asyncio
 import json
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
 from coterie.tools.search import Cache, WebSearch, WebSearchSettings
+from tests.listening import listening
 
 PAGES = [
     {
@@ -36,72 +38,40 @@ PAGES = [
 ]
 
 
-class FakeSerper(ThreadingHTTPServer):
-    """Stands for google.serper.dev: as many hits as are asked for, up to ``there`` of them."""
-
-    daemon_threads = True
+class FakeSerper:
+    """Stands for google.serper.dev: as many hits as are asked for."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.there = 200
         self.statuses: list[int] = []
         """What the next requests are answered with; then 200."""
         self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
+        self.keys: set[str] = set()
         self.most = self.now = 0
-        self.pause = 0.0
-        self.lock = threading.Lock()
+        self.app = Starlette(routes=[Route("/search", self.search, methods=["POST"])])
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/search"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeSerper
-
-    def do_POST(self) -> None:
-        fake = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with fake.lock:
-            fake.asked.append(body)
-            fake.keys.append(self.headers["X-API-KEY"])
-            fake.now += 1
-            fake.most = max(fake.most, fake.now)
-            status = fake.statuses.pop(0) if fake.statuses else 200
-        time.sleep(fake.pause)
+    async def search(self, request: Request) -> JSONResponse:
+        body, key = await request.json(), request.headers["X-API-KEY"]
+        self.asked.append(body)
+        self.keys.add(key)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        if (status := self.statuses.pop(0) if self.statuses else 200) != 200:
+            return JSONResponse({"message": f"bad key {key}"}, status)
         hits = [
-            {
-                "title": f"{body['q']} {n}",
-                "link": f"https://example.org/{n}",
-                "snippet": "text",
-                "position": n,
-            }
-            for n in range(1, min(body["num"], fake.there) + 1)
+            {"title": f"{body['q']} {n}", "link": f"https://e.org/{n}", "position": n}
+            for n in range(1, body["num"] + 1)
         ]
-        found = {"searchParameters": body, "organic": hits, "credits": 1}
-        said = json.dumps(
-            found if status == 200 else {"message": f"bad key {self.headers['X-API-KEY']}"}
-        )
-        with fake.lock:
-            fake.now -= 1
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        return JSONResponse({"searchParameters": body, "organic": hits, "credits": 1})
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeSerper]:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSerper:
     monkeypatch.setenv("SERPER_API_KEY", "paid-for")
+    monkeypatch.setattr(searching, "FIRST_PAUSE", 0.0)
     monkeypatch.chdir(tmp_path)
-    with FakeSerper() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+    return FakeSerper()
 
 
 @pytest.fixture
@@ -111,32 +81,29 @@ def corpus(tmp_path: Path) -> str:
     return str(file)
 
 
-def ask(settings: WebSearchSettings, *queries: str) -> list[Any]:
-    """What queries that are asked at the same time are answered with."""
+def call(settings: WebSearchSettings, *queries: str) -> list[str]:
+    """What calls at the same time are answered with."""
 
-    async def opened() -> list[Any]:
-        search = WebSearch(settings)
-        async with search.open():
-            return list(await asyncio.gather(*map(search.search, queries)))
+    async def opened() -> list[str]:
+        async with WebSearch(settings).open() as functions:
+            search = functions["web_search"]
+            return list(await asyncio.gather(*(search({"query": query}) for query in queries)))
 
     return asyncio.run(opened())
 
 
-def call(tool: WebSearch, *queries: str) -> list[str]:
-    async def all_of_them() -> list[str]:
-        async with tool.open() as functions:
-            return [await functions["web_search"]({"query": query}) for query in queries]
+def ask(fake: FakeSerper, *queries: str, **settings: Any) -> list[str]:
+    async def served() -> list[str]:
+        async with listening(fake.app) as url:
+            own = WebSearchSettings(backend="serper", upstream=f"{url}/search", **settings)
+            return await asyncio.to_thread(call, own, *queries)
 
-    return asyncio.run(all_of_them())
-
-
-def serper(fake: FakeSerper, **more: Any) -> WebSearchSettings:
-    return WebSearchSettings(backend="serper", upstream=fake.url, **more)
+    return asyncio.run(served())
 
 
 def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
-    tool = WebSearch(WebSearchSettings(backend="corpus", pages=corpus, num=2))
-    oslo, nothing, both = call(tool, "Norway's capital", "zebra", "capital")
+    settings = WebSearchSettings(backend="corpus", pages=corpus, num=2)
+    oslo, nothing, both = call(settings, "Norway's capital", "zebra", "capital")
     assert oslo.splitlines() == [
         "Found 2 results:", "", "## Web Results", "1. [Oslo](https://example.org/oslo)", "Date published: 2024",
         "https://example.org/oslo", "Oslo is the capital of Norway.", "", "2. [Rome](https://example.org/rome)",
@@ -147,37 +114,32 @@ def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
 
 
 def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
-    (text,) = call(WebSearch(serper(fake, num=3)), " fjords ")
-    assert fake.asked == [{"q": "fjords", "num": 3}] and fake.keys == ["paid-for"]
-    assert text.startswith("Found 3 results") and "1. [fjords 1](https://example.org/1)" in text
+    (text,) = ask(fake, " two   words ", num=3)
+    assert fake.asked == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
+    assert text.startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in text
 
 
 def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
     fake: FakeSerper, tmp_path: Path
 ) -> None:
-    fake.pause = 0.2
-    few, many = (serper(fake, num=num, cache=str(tmp_path / "kept.sqlite")) for num in (3, 20))
-    hits = ask(few, *["two words"] * 20)
-    assert all(len(one) == 3 and one == hits[0] for one in hits)
-    assert ask(few, "two words") == hits[:1] and len(ask(many, "two words")[0]) == 20
-    assert fake.asked == [{"q": "two words", "num": 3}, {"q": "two words", "num": 20}]
+    cache = str(tmp_path / "kept.sqlite")
+    texts = ask(fake, *["words"] * 20, num=3, cache=cache)
+    assert len(set(texts)) == 1 and ask(fake, "words", num=3, cache=cache) == texts[:1]
+    assert "Found 20 results" in ask(fake, "words", num=20, cache=cache)[0]
+    assert fake.asked == [{"q": "words", "num": 3}, {"q": "words", "num": 20}]
 
 
 def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
-    fake.pause = 0.05
-    ask(serper(fake, upstream_concurrency=3), *map(str, range(12)))
+    ask(fake, *map(str, range(12)), upstream_concurrency=3)
     assert len(fake.asked) == 12 and fake.most <= 3
 
 
-def test_failures_that_may_pass_are_tried_again(
-    fake: FakeSerper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searching, "FIRST_PAUSE", 0.0)
+def test_failures_that_may_pass_are_tried_again(fake: FakeSerper) -> None:
     fake.statuses = [500, 429]
-    assert len(ask(serper(fake, num=3, upstream_retries=2), "x")[0]) == 3
+    assert "Found 3 results" in ask(fake, "x", num=3, upstream_retries=2)[0]
     fake.statuses = [500, 502, 503]
     with pytest.raises(ToolUnavailable, match=r"answered 503: .*<SERPER_API_KEY>"):
-        ask(serper(fake, upstream_retries=2), "x")
+        ask(fake, "x", upstream_retries=2)
     assert len(fake.asked) == 6
 
 
@@ -190,7 +152,7 @@ def test_a_refused_key_ends_it_and_a_refused_query_is_told_to_the_agent(
 ) -> None:
     fake.statuses = [status]
     with pytest.raises(kind, match=said) as failed:
-        ask(serper(fake), "x")
+        ask(fake, "x")
     assert type(failed.value) is kind and len(fake.asked) == 1
 
 
@@ -234,8 +196,6 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
-    import sqlite3
-
     text = tmp_path / "notes.txt"
     text.write_text("important " * 100)
     other = tmp_path / "other.sqlite"

@@ -197,12 +197,8 @@ def plugin_errors() -> Iterator[None]:
         plugin = _owner(error)
         if plugin is None:
             raise
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        called = f" (raised in {_file_of(frame)}, line {line})" if _is_coterie(frame) else ""
-        raise UserError(
-            f"{plugin} failed: {last_line(error, plugin.modules)}{called}",
-            "fix the plug-in or remove it",
-        ) from error
+        what = f"{plugin} failed: {last_line(error, plugin.modules)}"
+        raise UserError(what, "fix the plug-in or remove it") from error
 
 
 def last_line(error: BaseException, modules: Collection[str] = ()) -> str:

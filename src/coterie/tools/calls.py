@@ -58,7 +58,7 @@ class ToolSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """Hash of everything that results depend on (code and settings), but not of paths and addresses."""
+        """Hash of code and settings that results depend on, without paths and addresses."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:

@@ -7,7 +7,8 @@ import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -188,25 +189,20 @@ async def _in_thread(do: Callable[[], object]) -> object:
 
     A function that never returns does not block the end of the run.
     """
-    loop, context = asyncio.get_running_loop(), copy_context()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def settle(how: Callable[[Any], None], what: object) -> None:
-        with suppress(RuntimeError):  # the run has ended
-            loop.call_soon_threadsafe(lambda: None if future.done() else how(what))
+    future: Future[object] = Future()
+    context = copy_context()
 
     def run() -> None:
+        future.set_running_or_notify_cancel()
         try:
-            result = context.run(do)
-        except StopIteration as error:  # futures refuse it
-            settle(future.set_exception, RuntimeError(last_line(error)))
+            future.set_result(context.run(do))
+        except StopIteration as error:  # coroutines refuse it
+            future.set_exception(RuntimeError(last_line(error)))
         except BaseException as error:
-            settle(future.set_exception, error)
-        else:
-            settle(future.set_result, result)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="tool", daemon=True).start()
-    result = await future
+    result = await asyncio.wrap_future(future)
     return await result if inspect.isawaitable(result) else result
 
 
