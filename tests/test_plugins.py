@@ -99,45 +99,6 @@ def test_an_entry_point_does_not_take_the_name_of_what_ships(
         find(DATASETS, "mine")
 
 
-BROKEN = {
-    "missing.py:World": (None, "there is no file"),
-    "syntax.py:World": ("class World(:\n", "syntax.py, line 1: SyntaxError"),
-    "imports.py:World": ("import os\nimport not_there\n", "imports.py, line 2: ModuleNotFoundError: No module"),
-    "ends.py:World": ("import sys\nsys.exit(3)\n", "ends.py, line 2: SystemExit: 3"),
-    "name.py:World": ("class Word: pass\n", "has no World"),
-    "value.py:World": ("World = 5\n", "is not a class"),
-    "empty.py:World": ("class World: pass\n", "has no name, version, actors"),
-    "settings.py:World": ("class World:\n    settings_type = dict\n", "settings_type that is not settings"),
-    "made.py:World": (
-        "class World:\n    def __init__(self):\n        self.x = 1 / 0\n",
-        "made.py, line 3: ZeroDivisionError",
-    ),
-    "takes.py:World": ("class World:\n    def __init__(self, more): pass\n", "missing 1 required positional"),
-    "lacks.py:World": (
-        "from tests.guess import Guess\nclass World(Guess):\n    act = None\n",
-        "has a act that is not a method",
-    ),
-    "abstract.py:World": (
-        "from coterie.environments.talk import Talk\nclass World(Talk): pass\n",
-        "answer, same, score",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_can_not_be_used_is_refused_with_its_place(
-    name: str, tmp_path: Path, cli: Cli
-) -> None:
-    text, said = BROKEN[name]
-    file = tmp_path / name.partition(":")[0]
-    if text is not None:
-        file.write_text(text)
-    shown = refused(
-        cli, "run", "optima/isft", f"environment={tmp_path / name}", *SMALL, "--dry-run"
-    )
-    assert said in shown and "Traceback" not in shown
-
-
 def test_names_of_nothing_name_what_there_is() -> None:
     with pytest.raises(UserError, match="did you mean 'debate'"):
         find(ENVIRONMENTS, "debates")
@@ -218,8 +179,22 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
 ROWS = "from coterie.datasets.rows import QuestionRow\nclass Mine:\n    row = QuestionRow\n    def rows(self, split):\n"
 RECIPE = "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
 STAGES = "    def stages(self): return []\n"
+WORLD = "class World:\n    "
+ENV = "optima/isft|environment={}:World"
 SET, TERM = "optima/isft|dataset={}:Mine", "optima/isft|reward.terms={{{}:mine: 1}}"
 PARTS = [
+    (ENV.replace("{}", "missing.py"), "", "there is no file"),
+    (ENV, "class World(:\n", "mine.py, line 1: SyntaxError"),
+    (ENV, "import os\nimport not_there\n", "mine.py, line 2: ModuleNotFoundError: No module"),
+    (ENV, "import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit: 3"),
+    (ENV, "class Word: pass\n", "has no World"),
+    (ENV, "World = 5\n", "is not a class"),
+    (ENV, f"{WORLD}pass\n", "has no name, version, actors"),
+    (ENV, f"{WORLD}settings_type = dict\n", "settings_type that is not settings"),
+    (ENV, f"{WORLD}def __init__(self):\n        self.x = 1 / 0\n", "mine.py, line 3: ZeroDivisionError"),
+    (ENV, f"{WORLD}def __init__(self, more): pass\n", "missing 1 required positional"),
+    (ENV, "from tests.guess import Guess\nclass World(Guess):\n    act = None\n", "has a act that is not a method"),
+    (ENV, "from coterie.environments.talk import Talk\nclass World(Talk): pass\n", "answer, same, score"),
     (SET, "class Mine: pass\n", "has no method rows"),
     (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
     (SET, f"{ROWS}        return []\n", "has no train rows"),
@@ -237,7 +212,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("words", "text", "said"), PARTS)
-def test_a_data_set_reward_or_recipe_that_is_none_is_refused(
+def test_what_can_not_be_used_is_refused_with_its_place(
     words: str, text: str, said: str, tmp_path: Path, cli: Cli
 ) -> None:
     (tmp_path / "mine.py").write_text(text)

@@ -257,7 +257,7 @@ class Session:
             connection = self._connection = self._connection or Connection(self._settings)
             try:
                 await connection.ready()
-                if connection.suspect:
+                if connection.checked != connection.changes:
                     await self._check_tools(connection)
             except LinkLost:
                 self._drop(connection)
@@ -271,18 +271,15 @@ class Session:
         await asyncio.gather(*self._closing)
 
     async def _check_tools(self, connection: "Connection") -> None:
-        connection.suspect = False  # before the request, so that a change during it counts
-        try:
-            now = convert_tools(await connection.tools(), self._settings)
-        except BaseException:
-            connection.suspect = True
-            raise
+        changes = connection.changes  # before the request, so that a change during it counts
+        now = convert_tools(await connection.tools(), self._settings)
         if now.identity != self._known.identity:
             self._changed = UserError(
                 f"the tools of the MCP server `{self._settings.server}` have changed ({_changes(self._known, now)})",
                 "restore the server's tools, or start a new run",
             )
             raise self._changed
+        connection.checked = changes
 
     def _drop(self, connection: "Connection") -> None:
         self._closing.add(asyncio.create_task(connection.close()))
@@ -298,8 +295,8 @@ class Connection:
     """
 
     def __init__(self, settings: McpSettings) -> None:
-        self.suspect = True
-        """True if the tools may have changed since the last list."""
+        self.changes, self.checked = 0, -1
+        """Number of announced changes of the tools, now and when they were checked."""
         self._settings = settings
         self._stderr = b""
         self._ended = asyncio.Event()
@@ -418,7 +415,7 @@ class Connection:
 
     async def _hear(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            self.suspect = True
+            self.changes += 1
 
 
 # -- conversion of tools and results ------------------------------------------------------------
