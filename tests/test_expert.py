@@ -26,8 +26,8 @@ from coterie.environments.workflow.trace import (
     violations,
     words,
 )
-from coterie.tools.retrieval.index import Passage
-from coterie.tools.retrieval.tool import NOTHING, format_passages
+from coterie.tools.retrieval import Passage
+from coterie.tools.search import NOTHING, format_passages
 from coterie.tools.tags import Tag, Tags
 
 TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)

@@ -252,7 +252,7 @@ def test_a_passage_of_several_questions_is_in_the_corpus_once(tmp_path: Path, cl
 
 
 def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
-    from coterie.tools.retrieval.index import read_rows as read_passages
+    from coterie.tools.retrieval import read_rows as read_passages
 
     out = tmp_path / "passages.jsonl"
     count = write_passages(distinct_passages(rows_of("musique", ["sample"])), out)

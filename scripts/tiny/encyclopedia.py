@@ -40,8 +40,8 @@ from coterie.environments.encyclopedia import (
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
 from coterie.record.turn import ToolResult, call_id
-from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever
-from coterie.tools.retrieval.tool import format_passages
+from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from coterie.tools.search import format_passages
 from coterie.tools.tags import Tag, Tags
 from scripts.tiny.world import END, OPENERS, World, answer_row, chat_row, copy_row, split_by
 
@@ -161,7 +161,7 @@ class Block:
         self.encyclopedia: Encyclopedia = make_encyclopedia(seed, COUNTS, ("corpus",))
         self.encyclopedia.write(folder / "passages.jsonl")
         build_index(folder / "passages.jsonl", folder / "index")
-        self._retriever: Retriever = open_retriever(IndexSettings(index=str(folder / "index")))
+        self._retriever = Retriever(IndexSettings(index=str(folder / "index")))
 
     def questions(
         self,

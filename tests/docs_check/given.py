@@ -18,7 +18,7 @@ from coterie.config.folders import sha256
 from coterie.datasets.catalogue import find
 from coterie.datasets.sources import REVISIONS
 from coterie.models.catalogue import MANIFEST
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed

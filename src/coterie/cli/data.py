@@ -288,7 +288,7 @@ def index(
 
         coterie data index passages.jsonl.gz passages --dense intfloat/e5-base-v2
     """
-    from coterie.tools.retrieval.index import EncoderSettings, build_index
+    from coterie.tools.retrieval import EncoderSettings, build_index
 
     encoder = None
     if dense:

@@ -17,9 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded, sha256, whole_file
-from coterie.config.plugins import Kind, guarded, label
+from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import (

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from coterie.config.plugin_errors import first_line, place
+from coterie.config.plugins import error_message, error_place
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import Environment, Shared, State
@@ -32,7 +32,7 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
             return
         own = {kind.__module__ for kind in type(self.environment).__mro__} - {"builtins"}
         raise EnvironmentFault(
-            f"{type(self.environment).__name__} failed with {first_line(error)} ({place(error, own)})"
+            f"{type(self.environment).__name__} failed with {error_message(error)} ({error_place(error, own)})"
         ) from error
 
 

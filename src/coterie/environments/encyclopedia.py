@@ -42,7 +42,7 @@ from coterie.environments.workflow.trace import Query, Trace
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.calls import Function
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.tools.search import RetrieverSettings, RetrieverTool
 
 Kind = Literal["person", "town", "firm"]
 Scale = Literal["year", "number"]

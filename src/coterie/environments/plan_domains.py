@@ -40,7 +40,7 @@ from coterie.tools.actions.questions import (
     QuestionsExecutor,
     open_reader,
 )
-from coterie.tools.retrieval.index import Manifest
+from coterie.tools.retrieval import Manifest
 from coterie.tools.sandbox.pool import Sandbox
 
 Form = Literal["onetime", "iterative"]

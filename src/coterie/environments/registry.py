@@ -11,9 +11,18 @@ from typing import Any, TypeVar
 
 from pydantic import create_model
 
-from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plugins import Kind, Plugin, absolute_name, find, installed, is_spec, label
+from coterie.config.plugins import (
+    Kind,
+    Plugin,
+    absolute_name,
+    construct,
+    find,
+    installed,
+    is_spec,
+    label,
+    settings_type_of,
+)
 from coterie.config.settings import Settings
 from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import (

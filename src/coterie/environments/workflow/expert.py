@@ -28,7 +28,7 @@ from coterie.environments.workflow.trace import (
     words,
 )
 from coterie.record.tree import Task
-from coterie.tools.retrieval.tool import titles_in
+from coterie.tools.search import titles_in
 
 _PHRASES: Mapping[str, str] = {
     "country of citizenship": "nationality",
