@@ -10,7 +10,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
-from coterie.datasets.sources import choose_splits
+from coterie.datasets.files import choose_splits
 from coterie.errors import UserError
 from tests.hub import stub_hub
 
@@ -262,10 +262,10 @@ ULTRA = (TRAIN, TRAIN.replace("0-of", "1-of"), TEST, TRAIN.replace("sft", "prefs
          {"train": ["main/train/0000.parquet"], "heldout": ["main/test/0000.parquet"]}),
         (["train.jsonl", "validation.jsonl", "test.jsonl"], "o/n",
          {"train": ["train.jsonl"], "heldout": ["validation.jsonl"]}),
-        (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 configurations: a, b"),
+        (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 training splits: a:train, b:train"),
         (["train_a.jsonl", "train_b.jsonl"], "o/n", "2 training splits: train_a, train_b"),
-        (["test.jsonl"], "o/n", "no training split: it has default, test"),
-        (["train.jsonl"], "o/n:trian", "has no 'trian'"),
+        (["test.jsonl"], "o/n", "no training split, only test"),
+        (["train.jsonl"], "o/n:trian", "no training split, only train"),
     ],
 )  # fmt: skip
 def test_splits_are_found_by_the_names_of_files(paths: Any, source: str, chosen: Any) -> None:
@@ -289,7 +289,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(
         found = Preferences(settings)
         assert len(found.rows("heldout")) == 1 and len(found.rows("train")) == 3
         assert found.left_out["held out too"] == 1
-        with pytest.raises(UserError, match="has no 'hard'"):
+        with pytest.raises(UserError, match="no training split"):
             Preferences(settings.model_copy(update={"source": "owner/name:hard"})).rows("train")
     folder = tmp_path / "local"
     for name, data in files.items():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
+from coterie.datasets.plan_files import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.plan_domains import ELEMENTS
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold

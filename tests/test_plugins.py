@@ -10,8 +10,7 @@ import pytest
 from coterie.cli.plugin_check import check_all, import_problem
 from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import DATASETS, Rows
-from coterie.datasets.questions import QASettings
+from coterie.datasets.load import DATASETS, QASettings, Rows
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -172,7 +171,7 @@ def test_a_file_has_its_whole_path_and_other_names_stay(
 QA = {
     "": "is empty",
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
-    '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 has no 'question' and no 'answer'",
+    '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 is broken: it is not an object",
     '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
     '{"question": " ", "answer": "b"}\n': "line 1 is broken",
     '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",

@@ -56,9 +56,8 @@ def list_sets() -> None:
 
 
 def _table() -> Iterator[tuple[str, ...]]:
-    from coterie.datasets.catalogue import CATALOGUE
+    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
     from coterie.datasets.load import load
-    from coterie.datasets.preferences import PREFERENCE_SETS
 
     for name, one in CATALOGUE.items():
         train = "" if one.train is None else f"{one.train:,}"
@@ -80,12 +79,13 @@ def download(name: Name) -> None:
 
         coterie data download gsm8k
     """
+    from coterie.datasets.catalogue import PREFERENCE_SETS
+    from coterie.datasets.conversations import published_pairs
     from coterie.datasets.load import load
-    from coterie.datasets.preferences import PREFERENCE_SETS
 
     left_out = Counter[str]()
     if name in PREFERENCE_SETS:
-        print(f"{sum(1 for _ in PREFERENCE_SETS[name].pairs(left_out)):,} pairs")
+        print(f"{sum(1 for _ in published_pairs(PREFERENCE_SETS[name], left_out)):,} pairs")
     else:
         loaded = load(name)
         left_out = loaded.left_out

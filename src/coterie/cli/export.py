@@ -50,12 +50,12 @@ def export_data(
 
         coterie export data runs/optima-isft --to verl --out tasks
     """
-    from coterie.cli.export_data import DataExport, export
+    from coterie.cli.export_data import export
 
-    exported = export(DataExport(folder, to.value, out, iteration, role, secrets))
-    for name, count in exported.counts.items():
+    written, counts = export(folder, to.value, out, iteration=iteration, role=role, secrets=secrets)
+    for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
-    print(exported.folder)
+    print(written)
 
 
 @app.command("model")

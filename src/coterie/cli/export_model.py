@@ -30,7 +30,7 @@ from coterie.terminal import notes
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
+def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = next(one.model for one in recipe.roles() if one.name == role)
@@ -113,7 +113,7 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
     check_new_folder(what.out, "remove it, or give --out another name")
     api = None if push is None else _hub(push)
     with recorded_run(what.folder, recipe_of) as (recipe, run):
-        role = _role(recipe, what.role)
+        role = checked_role(recipe, what.role)
         version = exported_version(recipe, run, role, what.iteration)
         path = recipe.policy_path(run, version, role)
         if what.merge and not is_adapter(path):
@@ -122,17 +122,18 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
                 "leave --merge out",
             )
         with whole_folder(what.out) as partial:
-            _write(recipe, run, what, (role, version), partial)
-            card = model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            _write(recipe, run, role, version, partial, merge=what.merge)
+            card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
     if api is not None and push is not None:
         _upload(api, push, what.out, private)
 
 
-def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], partial: Path) -> None:
-    role, version = which
+def _write(
+    recipe: Recipe, run: Run, role: str, version: int, partial: Path, *, merge: bool
+) -> None:
     path = recipe.policy_path(run, version, role)
-    if version and not what.merge:
+    if version and not merge:
         for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
             shutil.copyfile(file, partial / file.name)
         if is_adapter(path):
@@ -145,7 +146,8 @@ def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], parti
     loaded.tokenizer.save_pretrained(partial)
 
 
-def _role(recipe: Recipe, name: str | None) -> str:
+def checked_role(recipe: Recipe, name: str | None) -> str:
+    """Return the name of a role, by default the first. Raise ``UserError`` if it is unknown."""
     names = [role.name for role in recipe.roles()]
     if name is not None and name not in names:
         raise UserError(
@@ -184,10 +186,7 @@ def _hub(name: str) -> HfApi:
     if get_token() is None:
         raise UserError("--push needs a token of the Hugging Face hub", TOKEN)
     if not hub_answers():
-        raise UserError(
-            "--push: the Hugging Face hub can't be reached",
-            "leave --push out, and upload the folder later: hf upload NAME FOLDER",
-        )
+        raise UserError("--push: the Hugging Face hub can't be reached", "leave --push out")
     api = HfApi()
     try:
         account = api.whoami()

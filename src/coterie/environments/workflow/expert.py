@@ -11,8 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from coterie.datasets.answers import Hop, MusiqueRow
-from coterie.datasets.rows import Evidence, HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import (
+    Evidence,
+    Hop,
+    HotpotRow,
+    MusiqueRow,
+    QuestionRow,
+    TwoWikiRow,
+)
 from coterie.environments.workflow.trace import (
     NoTrace,
     Step,
