@@ -1,8 +1,7 @@
 """``coterie export`` and ``coterie import``: rows, pairs, trajectories, tasks and weights of a run."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,19 +13,12 @@ app = typer.Typer(
 )
 
 
-class DataForm(StrEnum):
-    """File format of exported data."""
-
-    jsonl = "jsonl"
-    trl = "trl"
-    llamafactory = "llamafactory"
-    verl = "verl"
-
-
 @app.command("data")
 def export_data(
     folder: RunArgument,
-    to: Annotated[DataForm, typer.Option(help="Format of the files.")],
+    to: Annotated[
+        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
     ] = None,
@@ -52,7 +44,7 @@ def export_data(
     """
     from coterie.cli.export_data import export
 
-    written, counts = export(folder, to.value, out, iteration=iteration, role=role, secrets=secrets)
+    written, counts = export(folder, to, out, iteration=iteration, role=role, secrets=secrets)
     for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
     print(written)

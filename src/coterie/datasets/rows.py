@@ -173,10 +173,7 @@ def parsed_json(value: Any, name: str) -> Any:
 def _records(value: Any, names: Keys, lists: Keys = ()) -> Any:
     """Convert tuples, or the hub's parallel ``lists``, into objects with ``names``."""
     if isinstance(value, Mapping):
-        columns = [value.get(name) or () for name in lists]
-        if len(set(map(len, columns))) != 1:
-            raise ValueError(f"expected lists {' and '.join(lists)} of equal lengths")
-        value = list(zip(*columns, strict=True))
+        value = list(zip(*(value.get(name) or () for name in lists), strict=True))
     if not isinstance(value, list | tuple):
         return value
     return [
@@ -499,12 +496,6 @@ class TriviaRow(AnswerRow):
         texts = [text for _, text in snippets]
         return {**raw, "snippets": texts, "titles": titles if any(titles) else ()}
 
-    @model_validator(mode="after")
-    def _titled(self) -> "TriviaRow":
-        if self.titles and len(self.titles) != len(self.snippets):
-            raise ValueError("it has different numbers of titles and snippets")
-        return self
-
 
 def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (title, text) of each non-blank snippet; unknown titles are empty."""
@@ -567,8 +558,6 @@ class MusiqueRow(AnswerRow):
             isinstance(one, Mapping) and isinstance(one.get("idx"), int) for one in value
         ):
             value = sorted(value, key=lambda one: one["idx"])
-            if [one["idx"] for one in value] != list(range(len(value))):
-                raise ValueError("the numbers of its paragraphs (idx) have a gap")
         return value
 
     @model_validator(mode="after")
