@@ -111,11 +111,7 @@ def filter_rows(
     file: Path | None,
     console: Console,
 ) -> None:
-    """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows.
-
-    Raises:
-        UserError: The evaluation is impossible, the folder exists, or no row is kept.
-    """
+    """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows."""
     check_new_folder(out, "give another folder")
     settings: PlayedSettings
     if file is None:
@@ -135,11 +131,7 @@ def filter_rows(
 
 
 def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> None:
-    """Filter a run's training rows by its reinforcement learning, and write a folder of rows.
-
-    Raises:
-        UserError: The run has no such steps, the folder exists, or no row is kept.
-    """
+    """Filter a run's training rows by its reinforcement learning, and write a folder of rows."""
     check_new_folder(out, "give another folder")
     name, stored = read_config(folder)
     file = folder / "store.sqlite"

@@ -104,14 +104,9 @@ def _hash(value: object) -> str:
 
 
 def parse_messages(value: Any, system: Any = None) -> Messages:
-    """Parse messages in the format of OpenAI or ShareGPT.
+    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own.
 
-    Args:
-        value: List of objects with ``role`` and ``content``, or ``from`` and ``value``.
-        system: Text of a system message in a column of its own.
-
-    Raises:
-        ValueError: If the list is invalid.
+    Raises ``ValueError`` for an invalid list.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
@@ -441,7 +436,6 @@ class Conversations:
         """Numbers of rows left out, by reason."""
 
     def rows(self, split: Split) -> list[Conversation]:
-        """Return the rows of a split. Raises ``UserError`` for rows that cannot be trained on."""
         return self._splits[split]
 
     def content(self) -> str:
@@ -459,7 +453,6 @@ class Conversations:
         }
 
     def read_file(self, file: Path) -> list[Conversation]:
-        """Return the rows of a file. Raises ``UserError`` for rows that cannot be trained on."""
         rows, first = dict[str, Conversation](), ""
         faults: dict[str, list[str]] = defaultdict(list)
         for place, raw in numbered(file):
@@ -590,7 +583,6 @@ class PublishedPreferences:
         self.left_out = Counter[str]()
 
     def rows(self, split: Split) -> list[Preference]:
-        """Return the pairs of a split."""
         return self._splits[split]
 
     def content(self) -> str:
@@ -622,7 +614,7 @@ class MixedPreferences:
         return Path(self.source).name
 
     def files(self) -> list[Path]:
-        """Return the files of the pairs. Raises ``UserError`` if they are missing and cannot be downloaded."""
+        """Return the files of the pairs; download missing files."""
         if self.source in PREFERENCE_SETS:
             return preference_files(PREFERENCE_SETS[self.source])
         file = expanded(self.source)

@@ -54,10 +54,7 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
 def numbered(
     file: Path, progress: Progress | None = None, columns: tuple[str, ...] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``.
-
-    Raises ``UserError`` like :func:`read_rows`. ``columns`` selects columns of a Parquet file.
-    """
+    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``."""
     if not file.is_file():
         where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
         raise UserError(where, "check the path")
@@ -166,10 +163,7 @@ _READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 
 
 def resume_lines(file: Path) -> bool:
-    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines.
-
-    Raises ``UserError`` if the name does not end in ``.jsonl`` or the file is not writable.
-    """
+    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines."""
     if file.suffix != ".jsonl":
         raise UserError(f"can't append to {file}", "give a file whose name ends in .jsonl")
     make_folder(file.parent)
@@ -287,18 +281,10 @@ def user_splits(
     kind: str = "",
     left_out: Counter[str] | None = None,
 ) -> dict[Split, list[Q]]:
-    """Read a user's source, and split it (:func:`divided`) if it has no held-out files.
+    """Read a user's file, folder or set of the hub, and divide it if it has no held-out files.
 
-    Args:
-        name: Name of the data set, for errors.
-        source: File, folder or name on the hub.
-        read: Function that returns the rows of a file.
-        heldout: Share of the rows to hold out if there is only one split.
-        kind: Word in the name of the preferred training split, such as ``prefs``.
-        left_out: Counter of training rows that are also in the published held-out split.
-
-    Raises:
-        UserError: There is no source, no training split, or more than one.
+    ``kind`` is a word in the name of the preferred training split, such as ``prefs``. ``left_out`` counts training rows
+    that are also in the published held-out split.
     """
     files, is_published = source_files(name, source, kind)
     rows = {split: [row for file in some for row in read(file)] for split, some in files.items()}
@@ -366,10 +352,7 @@ def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
 
 
 def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, list[str]]:
-    """Return the paths of the training split, and of its held-out split if there is one.
-
-    Raises ``UserError`` if there is no training split, or more than one and ``source`` names none.
-    """
+    """Return the paths of the only or named training split, and of its held-out split if there is one."""
     base, *named = source.split(":")
     configs = layout(paths)
     every = [(config, split) for config, splits in configs.items() for split in splits]
@@ -400,10 +383,7 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
 
 
 def divided(rows: Sequence[Q], heldout: float, source: object) -> dict[Split, list[Q]]:
-    """Hold out a share of the questions, so that no question is in both splits.
-
-    Raises ``UserError`` if no question is left to train on.
-    """
+    """Hold out a share of the questions, so that no question is in both splits."""
     keys = sorted({row.key for row in rows})
     held_out = set(keys[: max(1, round(len(keys) * heldout))])
     train = [row for row in rows if row.key not in held_out]

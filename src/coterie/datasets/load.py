@@ -162,10 +162,7 @@ def _no_training(name: str) -> UserError:
 
 
 def hub_files(data_set: DataSet) -> Files:
-    """Return the files of a data set in the hub's cache, held-out files first. Download missing files.
-
-    Raises ``UserError`` if a file can't be downloaded.
-    """
+    """Return the files of a data set in the hub's cache, held-out files first. Download missing files."""
     if not data_set.repos:
         raise UserError(
             f"{data_set.name} has no files on the Hugging Face hub",
@@ -205,7 +202,6 @@ class CatalogueSet:
         self.row, self.splits = CATALOGUE[self.name].row, CATALOGUE[self.name].splits
 
     def rows(self, split: Split) -> list[QuestionRow]:
-        """Return the usable rows of a split, in the order of the files."""
         return self._loaded.rows[split]
 
     def content(self) -> str:
@@ -329,14 +325,13 @@ class Rows:
         self.splits: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
 
     def split(self, split: Split) -> list[QuestionRow]:
-        """Return the rows of a split. Raise ``UserError`` for missing or broken data and for rows in both splits."""
         if split not in self.splits:
             raise _no_training(self.name)
         return self._by_split[split]
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Return the number of dropped rows by reason, if the data set counts them."""
+        """Number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
     def has(self, split: Split) -> bool:
@@ -435,10 +430,7 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
 
 
 def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
-    """Write titles and texts atomically to a new JSONL file. Return their number.
-
-    Raises ``UserError`` without passages, or if the file exists or can't be created.
-    """
+    """Write titles and texts atomically to a new JSONL file. Return their number."""
     count = 0
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for count, (title, text) in enumerate(passages, 1):
@@ -504,16 +496,12 @@ class TableRow(AnswerRow):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def model_dump_json(self, **options: Any) -> str:
-        """Return the unchanged row of the file, so that it can be parsed again in the same way."""
+        """Return the unchanged row of the file."""
         return json.dumps(self.raw, ensure_ascii=False, default=str)
 
 
 class QuestionsAndAnswers:
-    """Rows with a question and its right answers.
-
-    Hashes of the questions decide the split of one file, so the same question is never in both splits, and the order of
-    the lines does not matter.
-    """
+    """Rows with a question and its right answers. Hashes of the questions divide a single file."""
 
     settings_type = QASettings
     row = TableRow
@@ -522,7 +510,6 @@ class QuestionsAndAnswers:
         self.settings = settings
 
     def rows(self, split: Split) -> list[TableRow]:
-        """Return the rows of a split. Raises ``UserError`` for an invalid line, and for too few questions."""
         return self._splits[split]
 
     def content(self) -> str:

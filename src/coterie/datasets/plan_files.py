@@ -436,7 +436,6 @@ class Mind2Web:
         self.settings = settings
 
     def rows(self, split: Split) -> list[Mind2WebRow]:
-        """Return the tasks of a split. Raise ``UserError`` for a broken line or too few tasks."""
         return self._splits[split]
 
     @cached_property
