@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.load import load_rows
-from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow import expert
 from coterie.environments.workflow import trace as steps
 from coterie.environments.workflow.expert import (

@@ -63,6 +63,15 @@ def with_secret_prompt() -> Tree:
     return tree
 
 
+def store_of(path: Path, tree: Tree) -> Path:
+    """A store of one tree, and the tasks."""
+    with Store.open(path) as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", tree.task), tree=tree)
+        assert store.tree(0, "rollout", tree.task) == tree
+    return path
+
+
 def export(store: Path, path: Path, **limits: object) -> list[dict]:
     with Store.open(store, read_only=True) as opened:
         jsonl.export(opened, path, **limits)
@@ -92,8 +101,7 @@ def test_an_export_has_the_whole_record(tmp_path):
 @pytest.mark.parametrize("seed", range(8))
 def test_any_tree_goes_round(tmp_path, seed):
     tree = whole(seed, "t")
-    with Store.open(tmp_path / "a.db") as store:
-        store.finish(ItemKey(0, "rollout", "t"), tree=tree)
+    store_of(tmp_path / "a.db", tree)
     export(tmp_path / "a.db", tmp_path / "a.jsonl")
     read_back(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
@@ -120,10 +128,7 @@ def test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not(tmp_p
     tree.add(short)
     tree.add(cut)
     assert short.id != cut.id and sampled.truncated
-    with Store.open(tmp_path / "a.db") as store:
-        store.put_tasks(TASKS)
-        store.finish(ItemKey(0, "rollout", "a"), tree=tree)
-        assert store.tree(0, "rollout", "a") == tree
+    store_of(tmp_path / "a.db", tree)
     for secrets in (True, False):
         export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
         read_back(tmp_path / f"{secrets}.jsonl", tmp_path / f"{secrets}.db")
@@ -143,9 +148,7 @@ def test_an_image_that_only_a_secret_shows_stays_home(tmp_path):
     request = Request.make("critic", asked.id, None, (1,), (Message("user", (secret,)),))
     sample = Sample(request.id, (9,), (-1.0,), "end", "policy", "1", 1, 1.0, 1.0)
     tree.add(make_turn(asked.id, Speaker("agent", "critic"), [Part("y")], sample=sample), request)
-    with Store.open(tmp_path / "a.db") as store:
-        store.put_tasks(TASKS)
-        store.finish(ItemKey(0, "rollout", "a"), tree=tree)
+    store_of(tmp_path / "a.db", tree)
     for secrets, expected in ((True, {b"the answer", b"the question"}), (False, {b"the question"})):
         lines = export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
         found = {b64decode(line["base64"]) for line in lines if line["kind"] == "blob"}
@@ -178,9 +181,7 @@ def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
 
 
 def test_secrets_stay_home_unless_asked_for(tmp_path):
-    with Store.open(tmp_path / "a.db") as store:
-        store.put_tasks(TASKS)
-        store.finish(ItemKey(0, "rollout", "a"), tree=with_secret_prompt())
+    store_of(tmp_path / "a.db", with_secret_prompt())
     export(tmp_path / "a.db", tmp_path / "open.jsonl", secrets=True)
     export(tmp_path / "a.db", tmp_path / "shut.jsonl")
     assert GOLD in (tmp_path / "open.jsonl").read_text()

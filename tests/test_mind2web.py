@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
+from coterie.datasets.plan_files import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
 from coterie.environments.plan_domains import ELEMENTS
 from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import WELL_FORMED, Grade, State

@@ -34,13 +34,11 @@ from coterie.config.plugins import (
 )
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
-from coterie.datasets.answers import as_text, first_of
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
-from coterie.datasets.load import Rows
+from coterie.datasets.load import Rows, TableRow
 from coterie.datasets.problems import MathRow, SvampRow
-from coterie.datasets.questions import TableRow
-from coterie.datasets.rows import Gsm8kRow, QuestionRow
+from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.answers import (
     boxed_answer,
     exact_match,

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from coterie.datasets.answers import Hop, MusiqueRow
-from coterie.datasets.rows import Evidence, HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import Evidence, Hop, HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.settings import split_words
 from coterie.environments.workflow.trace import (
     NoTrace,

@@ -31,8 +31,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.conversations import ChatMessage
-from coterie.datasets.preferences import MixedPreferences
+from coterie.datasets.conversations import ChatMessage, MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
 from coterie.environments.protocol import Openers, agents_of, most_turns
 from coterie.errors import UserError
