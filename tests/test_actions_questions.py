@@ -13,8 +13,13 @@ from coterie.engines.endpoint import Utterance
 from coterie.errors import UserError
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.questions import ChatReader, Corpus, QuestionsExecutor, extract_answer
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.actions.questions import (
+    ChatReader,
+    Corpus,
+    QuestionsExecutor,
+    extract_answer,
+)
+from coterie.tools.retrieval import build_index
 from tests.conftest import Cli
 
 PAGES = [

@@ -1,7 +1,7 @@
 """Built-in tools: ``code`` runs a program, ``python`` runs cells of a session, ``inspect_image`` asks about an image.
 
 Results of ``code`` have the format on which agents of AFM and GAP were trained. Images come from one folder, or from
-the web under the rules of :mod:`coterie.tools.web.fetch`.
+the web under the rules of :mod:`coterie.tools.web`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
 from coterie.tools.tags import Tag
-from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
+from coterie.tools.web import Fetcher, FetchSettings, PageError
 
 KILLED = 137
 """Exit status of a stopped program, as after SIGKILL."""

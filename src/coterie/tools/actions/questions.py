@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.retrieval.index import PAGES, Bm25, IndexSettings, Passages, best, check_index
+from coterie.tools.retrieval import PAGES, Bm25, IndexSettings, Passages, best, check_index
 from coterie.tools.sandbox.pool import Sandbox
 
 if TYPE_CHECKING:
