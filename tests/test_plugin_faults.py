@@ -59,7 +59,7 @@ def test_a_bug_in_a_plugin_is_told_when_a_run_is_planned(
 
 WRONG = {
     "None": "has a tasks() that returns None",
-    "['text']": " task 1",
+    "['text']": "returns ['text']",
     "[]": "returns no ",
     "super().tasks(split, 1, seed) * count": " tasks the same id",
 }

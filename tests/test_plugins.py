@@ -10,8 +10,7 @@ import pytest
 from coterie.cli.plugin_check import check_all, import_problem
 from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.load import DATASETS, Rows
-from coterie.datasets.questions import QASettings
+from coterie.datasets.load import DATASETS, QASettings, Rows
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings
@@ -192,9 +191,9 @@ PARTS = [
     (ENV, f"{WORLD}pass\n", "has no name, version, actors"),
     (ENV, f"{WORLD}settings_type = dict\n", "settings_type that is not settings"),
     (ENV, f"{WORLD}def __init__(self):\n        self.x = 1 / 0\n", "mine.py, line 3: ZeroDivisionError"),
-    (ENV, f"{WORLD}def __init__(self, more): pass\n", "missing 1 required positional"),
-    (ENV, "from tests.guess import Guess\nclass World(Guess):\n    act = None\n", "has a act that is not a method"),
-    (ENV, "from coterie.environments.talk import Talk\nclass World(Talk): pass\n", "answer, same, score"),
+    (ENV, f"{WORLD}def __init__(self, more): pass\n", "missing a required argument: 'more'"),
+    (ENV, "from tests.guess import Guess\nclass World(Guess):\n    act = None\n", "has a method act of the wrong kind"),
+    (ENV, "from coterie.environments.talk import Talk\nclass World(Talk): pass\n", "has no score, similarity"),
     (SET, "class Mine: pass\n", "has no method rows"),
     (SET, "class Mine:\n    def rows(self, split): return []\n", "has no type of rows"),
     (SET, f"{ROWS}        return []\n", "has no train rows"),

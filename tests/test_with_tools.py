@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from coterie import api
-from coterie.environments.protocol import Environment, Formats, Graded, Shared, Votes, most_turns
+from coterie.environments.protocol import Environment, Shared, Votes, most_turns
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
@@ -208,8 +208,6 @@ def test_a_session_is_forked_or_replayed_and_calls_that_only_look_are_not_run_ag
 def test_it_has_the_traits_and_the_grades_of_the_environment() -> None:
     game, task = debate()
     made = equipped(game, Looking())
-    for trait in (Votes, Graded, Formats):
-        assert isinstance(made, trait) == isinstance(game, trait)
     assert isinstance(made, Votes) and isinstance(game, Votes)
     assert made.answer_to(task, "The answer is 4.") == game.answer_to(task, "The answer is 4.")
     assert made.version != game.version != equipped(game, Looking(identity="2")).version

@@ -22,8 +22,10 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia import (
     COMPARED,
+    NAMES,
     PROMPT,
     RELATIONS,
+    VALUES,
     Encyclopedia,
     Kind,
     Question,
@@ -34,7 +36,6 @@ from coterie.environments.encyclopedia import (
     make_encyclopedia,
     rank,
     user_message,
-    words,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
@@ -118,11 +119,20 @@ _MADE = (
 _REST = (r" ?[A-Za-z]+", r"\d+", r" ?[^A-Za-z\d\s]+", r"\s+")
 
 
+def words() -> tuple[str, ...]:
+    """Return all words of names and all values as they occur in text: second words with a leading space."""
+    firsts = [word for first, _ in NAMES.values() for word in first]
+    seconds = [f" {word}" for _, second in NAMES.values() for word in second]
+    return tuple(
+        dict.fromkeys([*firsts, *seconds, *(one for row in VALUES.values() for one in row)])
+    )
+
+
 def _chunks() -> list[str]:
     """What stands around names and values in the templates, longest first."""
     found: dict[str, None] = dict.fromkeys(_FIXED)
     for one in RELATIONS:
-        for template in (one.sentence, one.question, one.phrase, one.query, *one.extremes):
+        for template in (one.sentence, one.question, one.phrase, one.query, *one.comparisons):
             found |= dict.fromkeys(re.split(r"\{[sv]\}", template))
     found |= {f"{one} ": None for one in found if one.endswith("people.")}
     return sorted(filter(None, found), key=len, reverse=True)

@@ -29,7 +29,6 @@ KILLED = 137
 MOST = 30_000
 """Bytes of each output stream; a longer one loses its middle."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
-"""Default limits, from AFM."""
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -97,7 +96,6 @@ def split_fences(text: str) -> tuple[str, str]:
 
 
 def format_result(status: int, out: str, err: str) -> str:
-    """Format the exit status and output of a program for agents."""
     if status == 0:
         return f"[EXECUTED] Code exited with status 0.{_block('STDOUT', out) or ' (no output)'}"
     blocks = _block("STDERR", err) + _block("STDOUT", out)

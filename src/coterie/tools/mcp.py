@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +27,9 @@ from pydantic import field_validator
 
 import coterie
 from coterie.config.settings import Settings, key, server_url
+from coterie.engines.child_guard import guarded
 from coterie.engines.endpoint import find_key
 from coterie.engines.protocol import EngineError
-from coterie.engines.servers import leash
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolCall, call_id
 from coterie.tools.calls import (
@@ -404,10 +403,10 @@ class Connection:
         if missing := [name for name in s.environment if name not in os.environ]:
             raise UserError(f"{missing[0]} is not set", "export it, or leave it out")
         # The guard ends the command if this process dies.
-        guard = ["-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
+        program, *arguments = guarded(shlex.split(s.server), GRACE, talk=True)
         command = StdioServerParameters(
-            command=sys.executable,
-            args=[*guard, *shlex.split(s.server)],
+            command=program,
+            args=arguments,
             env={name: os.environ[name] for name in s.environment},
             cwd=s.folder or None,
         )

@@ -233,9 +233,14 @@ class Encoder:
         import torch
         from transformers import AutoModel
 
-        from coterie.models.context import context_length
-        from coterie.models.loading import check_context, check_safetensors, load_tokenizer, resolve
-        from coterie.models.saved import with_weights
+        from coterie.models.loading import (
+            check_context,
+            check_safetensors,
+            context_length,
+            load_tokenizer,
+            resolve,
+            with_weights,
+        )
 
         self.settings = settings
         source = resolve(settings.model)

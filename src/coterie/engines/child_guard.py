@@ -1,7 +1,7 @@
 """Child-process guard: run a command, and end it with all its descendants when the holder is gone.
 
-    python leash.py HOLDER GRACE COMMAND...
-    python leash.py --talk HOLDER GRACE COMMAND...
+    python child_guard.py HOLDER GRACE COMMAND...
+    python child_guard.py --talk HOLDER GRACE COMMAND...
 
 The command runs in its own process group. The group gets SIGTERM, and SIGKILL after GRACE seconds, when standard input
 is closed, when the process HOLDER is no longer the parent, or on SIGTERM. So the command survives neither a clean exit
@@ -17,6 +17,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -24,6 +26,14 @@ TICK = 0.25
 """Seconds between two checks of the holder and the command."""
 REAP_SECONDS = 5.0
 """Maximum wait for killed descendants."""
+
+
+def guarded(command: Sequence[str], grace: float, *, talk: bool = False) -> list[str]:
+    """Return the command line of a guard that runs ``command`` and is held by this process."""
+    options = ["--talk"] if talk else []
+    return [
+        sys.executable, "-I", "-S", __file__, *options, str(os.getpid()), str(grace), *command
+    ]  # fmt: skip
 
 
 def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -> int:
@@ -42,7 +52,7 @@ def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -
             command,
             stdin=None if talk else subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=lambda: _control(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
         print(f"can't run {command[0]}: {error}", file=sys.stderr, flush=True)
@@ -70,26 +80,15 @@ def _end_orphans() -> None:
     """Kill and reap the command's orphans, which on Linux are now children of this process."""
     until = time.monotonic() + REAP_SECONDS
     while time.monotonic() < until:
-        for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+        # No child is reaped meanwhile, so the ids stay valid. Only Linux lists them.
+        with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            for pid in listed.read().split():
+                os.kill(int(pid), signal.SIGKILL)
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(TICK / 10)
         except ChildProcessError:
             return
-
-
-def _children() -> list[int]:
-    """Return the ids of the children, if the system lists them. None is reaped meanwhile, so the ids stay valid."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
-            return [int(pid) for pid in listed.read().split()]
-    except OSError:
-        return []
-
-
-def _die_with_parent() -> None:
-    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _control(option: int, value: int) -> None:

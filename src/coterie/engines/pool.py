@@ -1,23 +1,12 @@
 """Pool of inference servers as one engine: start, routing of prompts, retries, and checks of log-probs.
 
-Each request goes to the server with the longest cached prefix. After a transient failure it is retried after a pause,
-on another server if possible, a bounded number of times. A final failure raises
-:class:`~coterie.engines.protocol.EngineError` with the reason. A request carries its seed, so its completion does not
-depend on the server or the attempt.
-
-For routing, prompts are split into blocks (:mod:`coterie.engines.rows`), and the router records which servers have seen
-each block's key. The rule:
-
-* The servers that have seen the longest prefix of the prompt are its *holders*. The least loaded holder gets the prompt
-  if the prefix has at least ``SHARE`` of the whole blocks (a common system prompt is not enough), and if its load is at
-  most ``FACTOR`` times the load of the least loaded server, plus ``SLACK``.
-* Otherwise the least loaded server gets it; among equals the server with the fewest prompts so far.
-
-The time per prompt is linear in its blocks. Memory is bounded: least recently used prefixes are dropped first.
+After a transient failure a request is retried after a pause, on another server if possible, a bounded number of times.
+A request carries its seed, so its completion does not depend on the server or the attempt.
 """
 
 import asyncio
 import random
+import secrets
 from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
@@ -29,23 +18,31 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampling, Stats
-from coterie.engines.rows import block_keys
-from coterie.engines.servers.client import (
-    FinalFault,
+from coterie.engines.endpoint import ServerFault, TransientFault
+from coterie.engines.protocol import (
+    Completion,
+    EngineError,
+    EngineGone,
+    Sampling,
+    Stats,
+    scored_sequences,
+)
+from coterie.engines.sequence import block_keys
+from coterie.engines.server import OwnServer, ServedWeights, Server, absolute
+from coterie.engines.settings import VLLMSettings
+from coterie.engines.vllm import (
     ReportedUsage,
     ServedModel,
     ServerClient,
-    ServerFault,
-    TransientFault,
+    VLLMBackend,
+    check_vllm,
+    device_lists,
+    visible_devices,
 )
-from coterie.engines.servers.member import Member, OwnMember, ServedWeights, absolute
-from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
-from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import is_adapter, resolve
@@ -60,9 +57,9 @@ TEMPERATURE = 2.0
 async def compare_weights(clients: Sequence[ServerClient], ids: Sequence[int]) -> str:
     """Return a message if servers have different weights, else "". Raises a ``ServerFault``."""
     scores = await asyncio.gather(*(client.score(ids, 1) for client in clients))
-    first = scores[0].logprobs
-    for client, score in zip(clients[1:], scores[1:], strict=True):
-        pairs = zip(first, score.logprobs, strict=True)
+    first, _ = scores[0]
+    for client, (score, _) in zip(clients[1:], scores[1:], strict=True):
+        pairs = zip(first, score, strict=True)
         difference = sum(abs(one - other) for one, other in pairs) / len(first)
         if difference > TOLERANCE:
             return (
@@ -76,8 +73,8 @@ async def has_processed_logprobs(client: ServerClient, ids: Sequence[int]) -> bo
     """Return True if log-probs of sampled tokens are after temperature. Raises a ``ServerFault``."""
     sampling = Sampling(temperature=TEMPERATURE, max_tokens=8)
     completion, _ = await client.complete(ids, 0, sampling)
-    raw = await client.score((*ids, *completion.ids), len(ids))
-    pairs = zip(completion.logprobs, raw.logprobs, strict=True)
+    raw, _ = await client.score((*ids, *completion.ids), len(ids))
+    pairs = zip(completion.logprobs, raw, strict=True)
     return max(abs(one - other) for one, other in pairs) > TOLERANCE / 2
 
 
@@ -87,73 +84,61 @@ SLACK = 8
 
 
 class PrefixRouter:
-    """Router that records the prefixes of each server, at most ``capacity`` blocks."""
+    """Router that records which server has seen the blocks of prompts last, for at most ``capacity`` blocks.
+
+    The *holder* of a prompt has seen the longest known prefix. It gets the prompt if the prefix has at least ``SHARE``
+    of the whole blocks (a common system prompt is not enough), and if its load is at most ``FACTOR`` times the load of
+    the least loaded server, plus ``SLACK``. Otherwise the least loaded server gets it; among equals the server with the
+    fewest prompts so far. Least recently used prefixes are dropped first.
+    """
 
     def __init__(self, servers: int, capacity: int = 1 << 17) -> None:
         self._capacity = capacity
-        self._seen: OrderedDict[bytes, int] = OrderedDict()
-        """Bit set of the servers that have seen the block, by key."""
+        self._holders: OrderedDict[bytes, int] = OrderedDict()
+        """Server by the key of a block."""
         self._counts = [0] * servers
 
     def choose(self, keys: Sequence[bytes], loads: Sequence[int], among: Collection[int]) -> int:
-        """Return the server for a prompt.
+        """Return the server for a prompt with these block keys.
 
-        Args:
-            keys: Keys of the prompt's blocks.
-            loads: Requests in flight of every server.
-            among: Servers to choose from, at least one.
+        ``loads`` has the requests in flight of every server; at least one server is in ``among``.
         """
-        least = min(among, key=lambda server: (loads[server], self._counts[server], server))
-        depth, holders = self._holders(keys, among)
-        chosen = least
-        if keys and depth >= SHARE * len(keys):
-            holder = min(holders, key=lambda server: (loads[server], server))
-            if loads[holder] <= FACTOR * loads[least] + SLACK:
-                chosen = holder
+        chosen = min(among, key=lambda server: (loads[server], self._counts[server], server))
+        for depth in range(len(keys), 0, -1):
+            if depth < SHARE * len(keys):
+                break
+            holder = self._holders.get(keys[depth - 1], -1)
+            if holder in among:
+                if loads[holder] <= FACTOR * loads[chosen] + SLACK:
+                    chosen = holder
+                break
         self._counts[chosen] += 1
         return chosen
 
     def remember(self, server: int, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):  # first blocks last, so that they are dropped last
-            self._seen[key] = self._seen.get(key, 0) | 1 << server
-            self._seen.move_to_end(key)
-        while len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
+            self._holders[key] = server
+            self._holders.move_to_end(key)
+        while len(self._holders) > self._capacity:
+            self._holders.popitem(last=False)
 
     def forget(self, server: int) -> None:
-        for key in list(self._seen):
-            self._seen[key] &= ~(1 << server)
-            if not self._seen[key]:
-                del self._seen[key]
+        """Drop the routes of a server that lost its cache."""
+        for key in [key for key, holder in self._holders.items() if holder == server]:
+            del self._holders[key]
 
     def clear(self) -> None:
-        self._seen.clear()
+        self._holders.clear()
 
     def __len__(self) -> int:
-        return len(self._seen)
-
-    def _holders(self, keys: Sequence[bytes], among: Collection[int]) -> tuple[int, list[int]]:
-        allowed = sum(1 << server for server in among)
-        depth, holders = 0, allowed
-        for key in keys:
-            if not (still := self._seen.get(key, 0) & holders):
-                break
-            depth, holders = depth + 1, still
-        return depth, [server for server in among if holders >> server & 1]
+        return len(self._holders)
 
 
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 30.0
 POLL_SECONDS = 0.1
-
-
-@dataclass(slots=True)
-class PoolStats(Stats):
-    """Counts of a pool."""
-
-    retries: int = 0
-    restarts: int = 0
+_LOADING = "weights are being loaded"
 
 
 class ServerPool:
@@ -164,7 +149,7 @@ class ServerPool:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[Server],
         settings: VLLMSettings,
         weights: ServedWeights,
         *,
@@ -175,20 +160,21 @@ class ServerPool:
         self.version = weights.version
         self.members = members
         self.router = PrefixRouter(len(members))
-        self._stats = PoolStats()
+        self._stats = Stats()
         self._settings = settings
         self._weights = weights
         self._probe = probe
-        self._jitter = random.Random(settings.seed)
+        self._jitter = random.Random()
         self._calls = 0
         self._unusable = ""
         """Reason why the pool can't sample now, or ""."""
         self._adapters = 0
+        self._adapter_prefix = f"{policy}-{secrets.token_hex(4)}"
 
     @property
-    def stats(self) -> PoolStats:
-        restarts = sum(getattr(member, "restarts", 0) for member in self.members)
-        return replace(self._stats, restarts=restarts)
+    def stats(self) -> Stats:
+        self._stats.restarts = sum(member.restarts for member in self.members)
+        return self._stats
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
@@ -198,8 +184,7 @@ class ServerPool:
         Raises :class:`EngineError` for invalid requests, and after the last attempt.
         """
         with self._call():
-            if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-                raise EngineError(f"can't sample with {sampling}")
+            sampling.check()
             ids = tuple(prompt)
             self._check(ids, sampling.max_tokens)
             return await _all(self._complete(ids, seed, sampling) for seed in seeds)
@@ -212,9 +197,7 @@ class ServerPool:
         Sends one request per continuation; servers cache the prefix.
         """
         with self._call():
-            if not prefix or not continuations or not all(map(len, continuations)):
-                raise EngineError("log-probs need a prefix and non-empty continuations")
-            sequences = [(*prefix, *continuation) for continuation in continuations]
+            sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self._check(ids, 1)  # servers score only if they sample one more token
             return await _all(self._score(ids, len(prefix)) for ids in sequences)
@@ -222,42 +205,34 @@ class ServerPool:
     async def load(self, path: Path, version: str) -> None:
         """Load a checkpoint, or a LoRA adapter for the present checkpoint, on all servers concurrently.
 
-        An adapter gets a new name. Raises :class:`EngineError` while requests are in flight. After a failure on any
-        server the pool does not sample until a load succeeds.
+        Raises :class:`EngineError` while requests are in flight. After a failure on any server the pool does not sample
+        until a load succeeds.
         """
+        weights = self._new_weights(path, version)
         if self._calls or self._unusable == _LOADING:
             raise EngineError(
                 f"can't load {path}: requests of version {self.version} are in flight; await them"
             )
-        before, self._unusable = self._unusable, _LOADING
-        try:
-            weights = await self._new_weights(path, version)
-        except BaseException:
-            self._unusable = before
-            raise
+        self._unusable = _LOADING
         try:
             members = [member for member in self.members if not member.lost]
             if not members:
-                raise EngineError(f"no server is left to load {path}")
+                raise EngineError("no server is left")
             async with asyncio.timeout(self._settings.start_seconds):
                 await _all(member.serve(weights) for member in members)
                 self.router.clear()
                 reason = await compare_weights([member.client for member in members], self._probe)
             if reason:
-                raise EngineError(f"after loading {path}, {reason}")
+                raise EngineError(reason)
         except BaseException as error:
             self._unusable = (
                 f"loading {path} as version {version} failed: {str(error) or repr(error)}"
             )
-            if isinstance(error, ServerFault | TimeoutError):
+            if isinstance(error, EngineError | ServerFault | TimeoutError):
                 raise EngineError(self._unusable) from error
             raise
         self._unusable = ""
         self._weights, self.version = weights, version
-
-    def forget(self, index: int) -> None:
-        """Drop the routes of a server that lost its cache."""
-        self.router.forget(index)
 
     def _check(self, ids: Sequence[int], more: int) -> None:
         """Raise ``EngineError`` for ids that exceed the context, which some servers would truncate."""
@@ -270,69 +245,70 @@ class ServerPool:
                 f"takes {min(contexts)}"
             )
 
-    async def _new_weights(self, path: Path, version: str) -> ServedWeights:
+    def _new_weights(self, path: Path, version: str) -> ServedWeights:
+        """Return the weights of a checkpoint or adapter. An adapter gets a name that no server has used."""
         if not is_adapter(path):
             return ServedWeights(absolute(resolve(path)), version)
-        for member in self.members:
-            member.backend.check_adapter(path)
-        try:
-            models = [await member.client.models() for member in self.members if member.up]
-        except ServerFault as error:
-            raise EngineError(f"can't load {path}: {error}") from error
-        names = {card.id for cards in models for card in cards}
+        self.members[0].backend.check_adapter(path)
         self._adapters += 1
-        while (name := f"{self.policy}-{self._adapters}") in names:
-            self._adapters += 1
+        name = f"{self._adapter_prefix}-{self._adapters}"
         return replace(self._weights, version=version, adapter=path, adapter_name=name)
 
     async def _complete(self, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
-        async def ask(client: ServerClient) -> tuple[Completion, ReportedUsage]:
-            return await client.complete(prompt, seed, sampling)
-
-        keys = block_keys(prompt)
-        index, (completion, usage) = await self._answer(keys, sampling.timeout, ask)
+        index, completion = await self._answer(
+            block_keys(prompt),
+            sampling.timeout,
+            lambda client: client.complete(prompt, seed, sampling),
+        )
         self.router.remember(index, block_keys(prompt + completion.ids))
-        self._count(usage)
         self._stats.sampled_tokens += len(completion.ids)
         return completion
 
     async def _score(self, ids: tuple[int, ...], start: int) -> list[float]:
         timeout = self._settings.stall_seconds * self._settings.attempts
-        _, scored = await self._answer(block_keys(ids), timeout, lambda c: c.score(ids, start))
-        self._count(scored.usage)
-        self._stats.scored_tokens += len(scored.logprobs)
-        return scored.logprobs
-
-    def _count(self, usage: ReportedUsage) -> None:
-        self._stats.prompt_tokens += usage.prompt_tokens
-        self._stats.cached_tokens += usage.cached_tokens
+        _, logprobs = await self._answer(
+            block_keys(ids), timeout, lambda client: client.score(ids, start)
+        )
+        self._stats.scored_tokens += len(logprobs)
+        return logprobs
 
     async def _answer(
         self,
         keys: Sequence[bytes],
         timeout: float,
-        ask: Callable[[ServerClient], Awaitable[Result]],
+        ask: Callable[[ServerClient], Awaitable[tuple[Result, ReportedUsage]]],
     ) -> tuple[int, Result]:
         """Return the index of a server and its valid answer; ``timeout`` counts from the first attempt."""
         loop = asyncio.get_running_loop()
-        deadline: float | None = None
+        deadline = 0.0
         failed: int | None = None
         fault: TransientFault | None = None
         for attempt in range(self._settings.attempts):
             if fault is not None:
                 self._stats.retries += 1
-                await asyncio.sleep(self._pause(attempt, fault))
+                pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * self._jitter.uniform(0.5, 1.0)
+                await asyncio.sleep(pause if fault.retry_after is None else fault.retry_after)
             index = await self._choose(keys, failed)
             member = self.members[index]
-            with member.assign():
+            member.load += 1
+            try:
                 async with member.slots:
                     deadline = deadline or loop.time() + timeout
-                    try:
-                        return index, await self._ask(member, deadline, ask)
-                    except TransientFault as error:
-                        fault, failed = error, index
-                    except FinalFault as error:
-                        raise EngineError(f"{self.policy}: {error}") from error
+                    stall = loop.time() + self._settings.stall_seconds
+                    async with asyncio.timeout_at(min(deadline, stall)):
+                        answer, usage = await ask(member.client)
+                self._stats.prompt_tokens += usage.prompt_tokens
+                self._stats.cached_tokens += usage.cached_tokens
+                return index, answer
+            except TimeoutError:
+                member.report_stall()
+                fault, failed = TransientFault(f"{member.name} stalled"), index
+            except TransientFault as error:
+                fault, failed = error, index
+            except ServerFault as error:
+                raise EngineError(f"{self.policy}: {error}") from error
+            finally:
+                member.load -= 1
             if loop.time() >= deadline:
                 raise EngineError(
                     f"{self.policy}: no answer within {timeout:g} s: {fault}"
@@ -341,21 +317,6 @@ class ServerPool:
             f"{self.policy}: failed after {self._settings.attempts} attempts, the last on "
             f"{member.name}: {fault}"
         ) from fault
-
-    async def _ask(
-        self,
-        member: Member,
-        deadline: float,
-        ask: Callable[[ServerClient], Awaitable[Result]],
-    ) -> Result:
-        """Send a request to one server; a timeout is a transient fault."""
-        stall = asyncio.get_running_loop().time() + self._settings.stall_seconds
-        try:
-            async with asyncio.timeout_at(min(deadline, stall)):
-                return await ask(member.client)
-        except TimeoutError as error:
-            member.report_stall()
-            raise TransientFault(f"{member.name} stalled") from error
 
     async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:
         while True:
@@ -370,31 +331,20 @@ class ServerPool:
                 raise EngineGone(f"{self.policy}: no server is left: " + "; ".join(lost))
             await asyncio.sleep(POLL_SECONDS)
 
-    def _pause(self, attempt: int, fault: TransientFault) -> float:
-        """Return the pause in seconds before an attempt: requested by the server, or doubled each time."""
-        if fault.retry_after is not None:
-            return fault.retry_after
-        pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE)
-        return pause * self._jitter.uniform(0.5, 1.0)
-
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Count a call of the engine. Raises ``EngineError`` while weights are loading or after a failed load."""
         self._stats.requests += 1
+        self._calls += 1
         try:
             if self._unusable:
                 raise EngineError(f"{self.policy}: {self._unusable}")
-            self._calls += 1
-            try:
-                yield
-            finally:
-                self._calls -= 1
+            yield
         except BaseException:
             self._stats.failures += 1
             raise
-
-
-_LOADING = "weights are being loaded"
+        finally:
+            self._calls -= 1
 
 
 async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -417,70 +367,41 @@ async def vllm_pool(
     *,
     policy: str,
     version: str,
+    backend: VLLMBackend | None = None,
 ) -> AsyncIterator[ServerPool]:
-    """Open an engine over vLLM servers of a model; servers that it starts are stopped at the end.
+    """Open an engine over vLLM servers of ``model``, a folder or hub name; its own servers are stopped at the end.
 
-    Raises ``UserError`` for problems that the user can fix.
-
-    Args:
-        model: Folder or hub name of the model.
-        renderer: Renderer of the model.
-        settings: Settings of the servers.
-        log_folder: Folder of the servers' logs.
-        policy: Role of the policy.
-        version: Version of the weights.
+    Servers run ``vllm serve`` on the visible devices unless a ``backend`` is given. Raises ``UserError`` for problems
+    that the user can fix.
     """
     if settings.urls:
-        servers = running_servers(renderer, settings, policy=policy, version=version)
-    else:
+        async with running_servers(renderer, settings, policy=policy, version=version) as pool:
+            yield pool
+        return
+    if backend is None:
         check_vllm(settings)
         backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
-        servers = own_servers(backend, model, renderer, log_folder, policy=policy, version=version)
-    async with servers as pool:
-        yield pool
-
-
-@asynccontextmanager
-async def own_servers(
-    backend: VLLMBackend,
-    model: str | Path,
-    renderer: ChatRenderer,
-    log_folder: Path,
-    *,
-    policy: str,
-    version: str,
-) -> AsyncIterator[ServerPool]:
-    """Start all servers of ``model`` concurrently, and stop them at the end. Logs go to ``log_folder``.
-
-    Raises ``UserError`` if a server can't be started.
-    """
-    settings = backend.settings
     weights = ServedWeights(absolute(resolve(model)), version)
 
-    def connect(url: str, name: str) -> ServerClient:
-        return ServerClient(url, name, renderer.decode, renderer.end_ids)
+    def connect(url: str) -> ServerClient:
+        return ServerClient(url, policy, renderer.decode, renderer.end_ids)
 
     def went_down(index: int) -> None:
-        pool.forget(index)
+        pool.router.forget(index)
 
     members = [
-        OwnMember(index, policy, backend, weights, connect, log_folder.resolve(), went_down)
+        OwnServer(index, policy, backend, weights, connect, log_folder.resolve(), went_down)
         for index in range(settings.servers)
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
     try:
-        starts = [asyncio.ensure_future(member.start()) for member in members]
         try:
-            await asyncio.gather(*starts)
+            await _all(member.start() for member in members)
         except EngineError as error:
             raise UserError(
                 f"a server of {weights.model} did not start: {error}",
                 "fix the problem in its log, or change the settings of the servers",
             ) from error
-        finally:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
         yield pool
     finally:
         await asyncio.shield(asyncio.gather(*(member.close() for member in members)))
@@ -495,28 +416,22 @@ async def running_servers(
     Raises ``UserError`` if a server does not answer, lacks the model, has other weights than the first server, or
     returns log-probs before temperature.
     """
-    urls = settings.urls
-    cards = [
-        await _card(url, settings.served_name, renderer, settings.stall_seconds) for url in urls
-    ]
-    if len({card.id for card in cards}) > 1:
-        models = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
-        raise UserError(
-            f"the servers serve different models: {models}",
-            "use servers of one model, or set served_name to a model of all servers",
-        )
-    weights = ServedWeights(cards[0].root or cards[0].id, version)
+    served, probe, backend = settings.served_name, probe_ids(renderer), VLLMBackend(settings, [])
     clients = [
-        ServerClient(url, card.id, renderer.decode, renderer.end_ids)
-        for url, card in zip(urls, cards, strict=True)
+        ServerClient(url, served or "", renderer.decode, renderer.end_ids) for url in settings.urls
     ]
-    backend = VLLMBackend(settings, [])
-    members = [Member(client.url, client.model, backend, weights, client) for client in clients]
     try:
-        await _check(members, probe_ids(renderer), settings.stall_seconds)
-        yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+        cards = [await _card(client, settings) for client in clients]
+        weights = ServedWeights(cards[0].root or cards[0].id, version)
+        members = []
+        for client, card in zip(clients, cards, strict=True):
+            client.model = card.id
+            members.append(Server(client.url, card.id, backend, weights, client))
+            members[-1].context = card.max_model_len
+        await _check(clients, probe, settings.stall_seconds)
+        yield ServerPool(members, settings, weights, policy=policy, probe=probe)
     finally:
-        await asyncio.gather(*(member.close() for member in members))
+        await asyncio.gather(*(client.close() for client in clients))
 
 
 def probe_ids(renderer: ChatRenderer) -> list[int]:
@@ -525,38 +440,35 @@ def probe_ids(renderer: ChatRenderer) -> list[int]:
     return ids[:PROBE_IDS]
 
 
-async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ServedModel:
-    client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
+async def _card(client: ServerClient, settings: VLLMSettings) -> ServedModel:
+    """Return the entry of the served model."""
+    model = settings.served_name
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(settings.stall_seconds):
             cards = await client.models()
     except (ServerFault, TimeoutError) as error:
         raise UserError(
-            f"no inference server answers at {url}: {error!r}", "start it, or correct the address"
+            f"no inference server answers at {client.url}: {error!r}",
+            "start it, or correct the address",
         ) from error
-    finally:
-        await client.close()
     matches = [card for card in cards if card.id == model or (model is None and not card.parent)]
     if len(matches) != 1:
         names = ", ".join(card.id for card in cards)
         what = f"not {model}" if model else "not one model"
-        raise UserError(f"{url} serves {names}, {what}", "set served_name to one of its models")
+        raise UserError(
+            f"{client.url} serves {names}, {what}", "set served_name to one of its models"
+        )
     return matches[0]
 
 
-async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float) -> None:
-    clients = [member.client for member in members]
+async def _check(clients: Sequence[ServerClient], probe: Sequence[int], seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            for member in members:
-                await member.card(member.client)
             different = await compare_weights(clients, probe)
             exact = [await has_processed_logprobs(client, probe) for client in clients]
-    except (TransientFault, TimeoutError) as error:
-        raise UserError(f"a server does not work: {error!r}", "see its log") from error
-    except ServerFault as error:
+    except (ServerFault, TimeoutError) as error:
         raise UserError(
-            f"a server refuses token ids or log-probs: {error}", "see its log"
+            f"a server does not answer, or refuses token ids or log-probs: {error!r}", "see its log"
         ) from error
     if different:
         raise UserError(

@@ -1,12 +1,8 @@
 """Llama-shaped models in float32 on CPU, by compiled loops over pages of keys and values.
 
-Every call of torch or Transformers costs some microseconds and each product wakes threads, which dominates the step of
-a small model. Here a step is one call per thread (:mod:`coterie.engines.compiled.kernels`) with a share of the rows.
-The loops release the interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the
-memory.
-
-A shared prefix is read once: of the prompts of a call, of earlier prompts with their completions, and of sequences to
-score. Prefill and decode give bitwise the same results.
+A step is one call per thread (:mod:`coterie.engines.kernels`) with a share of the rows. The loops release the
+interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the memory. A shared prefix
+is read once, and prefill and decode give bitwise the same results.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.engines.compiled import kernels
-from coterie.engines.rows import BLOCK, BlockIndex, PrefixCache, block_keys, same
+from coterie.engines.sequence import BLOCK, BlockIndex, PrefixCache, block_keys, same
+from coterie.models.adapters import NUMBA_ERROR
 from coterie.models.logprobs import body
 
-# Keys and values are in pages of ``BLOCK`` tokens, which sequences with a common prefix share.
-#
-# A row is a running sequence, a list of pages. Pages are reference-counted: users are rows and the prefix cache.
+if not NUMBA_ERROR:
+    from coterie.engines import kernels
 
 FIRST = 16
 """Initial number of rows and pages; it is multiplied by four when there are too few."""
 
 
 class Pages:
-    """Keys ``[pages, layers, heads, width, BLOCK]``, values ``[pages, layers, heads, BLOCK, width]``."""
+    """Keys ``[pages, layers, heads, width, BLOCK]``, values ``[pages, layers, heads, BLOCK, width]``.
+
+    A row is a running sequence, a list of pages, which sequences with a common prefix share. Pages are
+    reference-counted: users are rows and the prefix cache.
+    """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
         self._shape = layers, heads, width
@@ -179,9 +178,9 @@ class CompiledLlama:
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Return True if the compiled loops support a model: Llama-shaped, float32 on CPU, no adapters."""
+        """Return True if the compiled loops support a model as it is: Llama-shaped, float32 on CPU, no adapters."""
         weight, config = model.get_input_embeddings().weight, model.config
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        if NUMBA_ERROR or weight.device.type != "cpu" or weight.dtype != torch.float32:
             return False
         if config.model_type not in KINDS or config.hidden_act != "silu":
             return False
@@ -285,7 +284,7 @@ class CompiledLlama:
             done += len(outputs)
         return hidden
 
-    def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> kernels.Tokens:
+    def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> "kernels.Tokens":
         weights = self._weights
         return kernels.Tokens(
             ids=np.array(ids, np.int64),
@@ -308,7 +307,7 @@ class CompiledLlama:
         ends = [count * n // threads for n in range(threads + 1)]
         self._together([(work, *pair) for pair in pairwise(ends)])
 
-    def _layer(self, tokens: kernels.Tokens, layer: int) -> None:
+    def _layer(self, tokens: "kernels.Tokens", layer: int) -> None:
         tiles = -(-len(tokens.ids) // kernels.TILE)
         threads = min(self._threads, tiles)
         chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
@@ -370,13 +369,11 @@ def _array(values: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values.detach().numpy())
 
 
-NO_KEY = b""
-"""Key before the first block."""
 SCORED = 32
 
 
 class PagedRows:
-    """:class:`~coterie.engines.rows.ScoringRows` with compiled loops."""
+    """Rows computed by compiled loops. The first rows are in use, the others are free."""
 
     def __init__(self, model: CompiledLlama, cache_bytes: int) -> None:
         self.model = model
@@ -421,7 +418,7 @@ class PagedRows:
         """Cache the pages of a row with the tokens ``ids``, free it, and move the last row into its place."""
         keys = block_keys(ids, part=True)
         self._keep(row, keys, 0)
-        for block, (before, key) in enumerate(pairwise((NO_KEY, *keys))):
+        for block, (before, key) in enumerate(pairwise((b"", *keys))):
             page = self.pages.page(row, block)
             if self._prefixes.known([key]) == [page]:
                 self._index.add(page, before, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
@@ -475,9 +472,8 @@ class PagedRows:
     def _copy_partial(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
         """Copy the longest cached match for the block after the known ones. Return its number of tokens."""
         place = len(known) * BLOCK
-        page, count = self._index.closest(
-            known[-1] if known else NO_KEY, ids[place : place + BLOCK]
-        )
+        before = known[-1] if known else b""
+        page, count = self._index.closest(before, ids[place : place + BLOCK])
         if count:
             self.pages.copy(page, self.pages.page(row, len(known)))
         return count

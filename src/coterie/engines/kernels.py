@@ -1,13 +1,8 @@
-"""Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
+"""Compiled loops (numba) of a Llama-shaped model's steps on CPU in float32; :mod:`coterie.engines.llama` calls them.
 
-:func:`decode` runs rows through the whole model, from ids to logits, independently of other rows, so threads
-synchronize once per step. :func:`read` runs the tokens of prompts, which attend to each other, through one layer. The
-order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any number
-of threads.
-
-Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product` reads
-sequentially. :mod:`coterie.engines.compiled.llama` packs them and calls these functions. All kernels are in one file,
-because numba's cache of a function depends only on the function's own file.
+The order of each sum depends only on the sequence itself, so results are bitwise the same in any batch and with any
+number of threads. Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product`
+reads sequentially. All kernels are in one file, because numba's cache of a function depends only on its own file.
 """
 
 from contextlib import suppress
@@ -20,7 +15,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from coterie.engines.rows import BLOCK
+from coterie.engines.sequence import BLOCK
 
 
 def drop_stale(source: Path, cache: str | None) -> None:
@@ -299,25 +294,20 @@ def mix(
     """Add to ``y`` the sums of ``depth`` values ``w`` of this width, weighted by each row of ``x``."""
     done = 0
     while done + PANEL <= width:
-        row = 0
+        at, to, row = w0 + done, y0 + done, 0
         while row + TILE <= rows:
-            _more_many(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_many(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
             row += TILE
         while row + 2 <= rows:
-            _more_two(x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth)
+            _more_two(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
             row += 2
         if row < rows:
-            _more_single(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_single(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
         done += PANEL
     while done < width:
+        at, to = w0 + done, y0 + done
         for row in range(rows):
-            _more_narrow(
-                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
-            )
+            _more_narrow(x, x0 + row * dx, dx, w, at, width, y, to + row * dy, dy, depth)
         done += SPAN
 
 
@@ -326,35 +316,6 @@ def start_of(pages: np.ndarray, block: int, layer: int, head: int, store: np.nda
     """Return the start index of a key head's block in ``store`` (keys or values)."""
     _, layers, heads, width, length = store.shape
     return ((pages[block] * layers + layer) * heads + head) * width * length
-
-
-@njit(cache=True, nogil=True, fastmath=_FUSED)
-def attend(
-    joined: np.ndarray, places: np.ndarray, pages: np.ndarray, keys: np.ndarray, values: np.ndarray,
-    layer: int, scaling: np.float32, mixed: np.ndarray,
-) -> None:  # fmt: skip
-    """Compute causal attention of several tokens of one row over its pages."""
-    shared, width = keys.shape[2:4]
-    heads, length, rows = mixed.shape[1] // width, places[-1] + 1, len(places)
-    blocks, dx, dy = -(-length // BLOCK), joined.shape[1], mixed.shape[1]
-    scores = np.empty((rows, blocks * BLOCK), np.float32)
-    reach = scores.shape[1]
-    mixed[:] = _ZERO
-    for head in range(heads):
-        group, own = head * shared // heads, head * width
-        for block in range(blocks):
-            at = start_of(pages, block, layer, group, keys)
-            for to in range(0, BLOCK, PANEL):
-                target = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
-                product(joined, own, dx, rows, *target)
-        for row in range(rows):
-            soften(scores[row, : places[row] + 1], scaling)
-            scores[row, places[row] + 1 :] = _ZERO
-        for block in range(blocks):
-            depth = min(BLOCK, length - block * BLOCK)
-            at = start_of(pages, block, layer, group, values)
-            source = values, at, width, mixed, own, dy, depth
-            mix(scores, block * BLOCK, reach, rows, *source)
 
 
 @njit(cache=True, nogil=True)
@@ -420,13 +381,13 @@ def gather(
 
 
 @njit(cache=True, nogil=True)
-def attend_once(
+def attend(
     joined: np.ndarray, tokens: Tokens, first: int, shared: int, layer: int, scaling: np.float32,
     mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute the attention of one token each of several rows from ``first``, which share their first blocks.
+    """Compute causal attention of tokens from ``first``, of one row or of several, which share their first blocks.
 
-    The shared blocks are read once for all rows. Memory bandwidth is the limit, so all heads process a page together,
+    The shared blocks are read once for all tokens. Memory bandwidth is the limit, so all heads process a page together,
     because they are adjacent in memory, or fewer if their scores would not fit into the cache.
     """
     keys, values, count = tokens.keys, tokens.values, len(joined)
@@ -506,14 +467,14 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
     """Return the end of the tokens from ``begin`` that attend together, and their number of shared blocks.
 
-    These are the tokens of one row (with 0), or single tokens of rows that share the number of blocks that
-    the first two rows share.
+    These are the tokens of one row, or single tokens of rows that share the number of blocks that the first two rows
+    share.
     """
     rows, common, end = tokens.rows, tokens.common, begin + 1
     if end == stop or rows[end] == rows[begin]:
         while end < stop and rows[end] == rows[begin]:
             end += 1
-        return end, 0
+        return end, tokens.places[begin] // BLOCK
     shared = common[end]
     while (
         end < stop and 0 < common[end] == shared and (end + 1 == stop or common[end + 1] <= shared)
@@ -543,14 +504,8 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
     while begin < count:
         end, shared = company(tokens, first + begin, stop)
         end -= first
-        own = joined[begin:end]
-        if end == begin + 1 or tokens.rows[first + begin] != tokens.rows[first + begin + 1]:
-            arguments = first + begin, shared, layer, weights.scaling
-            attend_once(own, tokens, *arguments, mixed[begin:end])
-        else:
-            at, row = tokens.places[first + begin : first + end], tokens.rows[first + begin]
-            row_arguments = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
-            attend(own, at, *row_arguments, mixed[begin:end])
+        arguments = first + begin, shared, layer, weights.scaling
+        attend(joined[begin:end], tokens, *arguments, mixed[begin:end])
         begin = end
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
     multiply(mixed, weights.out[layer], back)
@@ -640,7 +595,7 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """Implement :func:`~coterie.engines.sequence.draw` with output arrays ``ids`` and ``logprobs``."""
+    """Implement :func:`~coterie.engines.inprocess.draw` with output arrays ``ids`` and ``logprobs``."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]
