@@ -164,6 +164,8 @@ def test_an_index_that_does_not_fit_is_refused(dense: Path, tmp_path: Path) -> N
     file = tmp_path / "x.index"
     with pytest.raises(UserError, match="has 6 vectors, and the corpus 5 passages"):
         Retriever(outside(dense, flat(file, 6, 16)))
+    with pytest.raises(UserError, match="vectors of size 8, but its encoder has size 16"):
+        Retriever(outside(dense, flat(file, 5, 8)))
     with pytest.raises(UserError, match="inner products"):
         Retriever(outside(dense, flat(file, 5, 16, metric=faiss.METRIC_L2)))
     file.write_bytes(file.read_bytes()[:200])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ from mcp.client.stdio import StdioServerParameters
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 from coterie.tools.calls import CallLimits, Function, ToolError, ToolUnavailable
-from coterie.tools.mcp import McpSettings, McpSource, ToolServer
+from coterie.tools.mcp import ToolServer
 from coterie.tools.registry import sources_in
 from coterie.tools.tags import Tag
 from tests.conftest import Cli
@@ -157,20 +156,6 @@ def test_the_sdks_client_and_our_agents_reach_all_tools_over_http(served: Path, 
         assert row["calls"] > row["call_errors"] and row["failed"] == 0
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
-
-
-def test_our_agents_start_it_by_its_command(served: Path) -> None:
-    command = [sys.executable, "-m", "coterie", "serve", "tools", "--config", str(served)]
-    place = tuple({"PYTHONPATH", "COTERIE_HOME"} & os.environ.keys())
-    source = McpSource(McpSettings(server=shlex.join([*command, "--stdio"]), environment=place))
-    assert [one.alone for one in source.tools] == [True, False, False, False]
-    assert source.tags["web_search"] == Tag("query")
-
-    async def use() -> str:
-        async with source.open() as functions:
-            return await functions["web_search"]({"query": "Oslo"})
-
-    assert "[Oslo](https://e.org/oslo)" in asyncio.run(use())
 
 
 def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:

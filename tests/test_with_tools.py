@@ -77,27 +77,23 @@ class Heard:
     messages: list[tuple[str, str]]
 
 
-async def spoken(
-    game: Environment, source: Looking, task: Task, *lines: str, **keys: Any
-) -> tuple[Position, list[Heard], Tree]:
-    """Where a branch stands after these lines, each of which is asked for."""
-    made, left, heard = equipped(game, source, **keys), list(lines), []
+@dataclass
+class Played:
+    """Where a branch stands after some lines, and what its actors were shown."""
 
-    def line(prompt: Prompt) -> str:
-        shown = [utterance(message, prompt) for message in prompt.messages]
-        heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
-        return left.pop(0)
+    source: Looking
+    made: Any
+    at: Position
+    heard: list[Heard]
 
-    async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
-        cast, tree = dict.fromkeys(made.actors, Script(line)), Tree(task.id, "r", 0)
-        grown = Branches(
-            made, cast, task, tree, seed=0, shared=Shared(box), sessions=kept, seconds=5.0
-        )
-        at = await grown.start()
-        while left:
-            assert at.state.end is None, f"over before {left[0]!r}"
-            at = await go_on(grown, at)
-        return at, heard, tree
+    @property
+    def inner(self) -> list[str]:
+        """The texts that the environment knows."""
+        return [turn.text for turn in self.made._inner(self.at.state).turns]
+
+    @property
+    def results(self) -> list[tuple[str, bool]]:
+        return [(one.text, one.error) for turn in self.at.state.turns for one in turn.results]
 
 
 def debate() -> tuple[Environment, Task]:
@@ -105,87 +101,84 @@ def debate() -> tuple[Environment, Task]:
     return game, game.tasks("heldout", 1, 0)[0]
 
 
+def speak(
+    *lines: str,
+    source: Looking | None = None,
+    played: tuple[Environment, Task] | None = None,
+    **keys: Any,
+) -> Played:
+    """Say these lines, each of which is asked for, in a debate."""
+    source, (game, task) = source or Looking(), played or debate()
+    made, left, heard = equipped(game, source, **keys), list(lines), []
+
+    def line(prompt: Prompt) -> str:
+        shown = [utterance(message, prompt) for message in prompt.messages]
+        heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
+        return left.pop(0)
+
+    async def play_all() -> Position:
+        async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
+            cast, tree = dict.fromkeys(made.actors, Script(line)), Tree(task.id, "r", 0)
+            grown = Branches(
+                made, cast, task, tree, seed=0, shared=Shared(box), sessions=kept, seconds=5.0
+            )
+            at = await grown.start()
+            while left:
+                assert at.state.end is None, f"over before {left[0]!r}"
+                at = await go_on(grown, at)
+            return at
+
+    return Played(source, made, asyncio.run(play_all()), heard)
+
+
 def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hears_of_them() -> None:
-    game, task = debate()
-    source = Looking()
-    lines = (
-        "<look>a | b</look>",
-        "<look>c</look>",
-        "Perhaps 3.",
-        "No, 4.",
-        "<look>d</look>",
-        "It is 4.",
+    got = speak(
+        *("<look>a | b</look>", "<look>c</look>", "Perhaps 3."),
+        *("No, 4.", "<look>d</look>", "It is 4."),
     )
-    at, heard, _ = asyncio.run(spoken(game, source, task, *lines))
-    first, second = (name for name in game.actors)
-    assert [one.actor for one in heard] == [first, first, first, second, first, first]
-    assert sorted(source.made) == ["look a", "look b", "look c", "look d"]
-    said = "\n".join(text for _, text in heard[3].messages)
-    assert "look" in heard[3].messages[0][1], "all agents are told of the tools"
+    first, second = got.made.actors
+    assert [one.actor for one in got.heard] == [first, first, first, second, first, first]
+    assert sorted(got.source.made) == ["look a", "look b", "look c", "look d"]
+    said = "\n".join(text for _, text in got.heard[3].messages)
+    assert "look" in got.heard[3].messages[0][1], "all agents are told of the tools"
     assert "is there" not in said and "a | b" not in said and "Perhaps 3." in said
-    own = [text for _, text in heard[5].messages]
+    own = "\n".join(text for _, text in got.heard[5].messages)
     order = ("a is there", "b is there", "c is there", "Perhaps 3.", "No, 4.", "d is there")
-    places = ["\n".join(own).index(text) for text in order]
+    places = [own.index(text) for text in order]
     assert places == sorted(places), "the agent's own calls stand where they were made"
-    assert [turn.text for turn in _inner(game, source, at).turns] == [
-        "Perhaps 3.",
-        "No, 4.",
-        "It is 4.",
-    ]
-
-
-def _inner(game: Environment, source: Looking, at: Position) -> Any:
-    made: Any = equipped(game, source)
-    return made._inner(at.state)
+    assert got.inner == ["Perhaps 3.", "No, 4.", "It is 4."]
 
 
 def test_the_environments_own_limit_counts_answers_alone() -> None:
-    game, task = debate()
-    source = Looking()
-    lines = [text for n in range(4) for text in (f"<look>{n}</look>", f"Perhaps {n}.")]
-    at, _, _ = asyncio.run(spoken(game, source, task, *lines))
-    assert at.state.end == TURNS and len(source.made) == 4
-    assert most_turns(equipped(game, source, rounds=8)) == 9 * most_turns(game)
+    got = speak(*(text for n in range(4) for text in (f"<look>{n}</look>", f"Perhaps {n}.")))
+    assert got.at.state.end == TURNS and len(got.source.made) == 4
+    game, _ = debate()
+    assert most_turns(equipped(game, Looking(), rounds=8)) == 9 * most_turns(game)
 
 
 def test_after_its_last_calls_an_agent_is_told_to_answer_and_what_it_says_is_the_answer() -> None:
-    game, task = debate()
-    source = Looking()
-    lines = "<look>a</look>", "<look>b</look>", "<look>c</look>", "I agree."
-    at, heard, _ = asyncio.run(spoken(game, source, task, *lines, rounds=2))
-    assert heard[2].messages[-1] == ("user", LAST) and LAST not in str(heard[1].messages)
-    assert source.made == ["look a", "look b"]
-    assert [turn.text for turn in _inner(game, source, at).turns] == ["<look>c</look>", "I agree."]
+    got = speak("<look>a</look>", "<look>b</look>", "<look>c</look>", "I agree.", rounds=2)
+    assert got.heard[2].messages[-1] == ("user", LAST) and LAST not in str(got.heard[1].messages)
+    assert got.source.made == ["look a", "look b"]
+    assert got.inner == ["<look>c</look>", "I agree."]
 
 
 def test_repeated_calls_and_those_over_the_total_are_answered_and_not_run() -> None:
-    game, task = debate()
-    source = Looking()
     lines = "<look>a | a</look>", "<look>b</look>", "<look>a | c | d</look>", "Perhaps."
-    at, _, _ = asyncio.run(spoken(game, source, task, *lines, total=3))
-    results = [(one.text, one.error) for turn in at.state.turns for one in turn.results]
-    assert results == [
+    assert speak(*lines, total=3).results == [
         *(("a is there", False), (REPEATED, True), ("b is there", False)),
         *((REPEATED, True), ("c is there", False), (SPENT, True)),
     ]
-    again = Looking()
-    asyncio.run(spoken(game, again, task, *lines, repeats="run"))
-    assert sorted(again.made) == ["look a", "look a", "look a", "look b", "look c", "look d"]
+    again = speak(*lines, repeats="run").source.made
+    assert sorted(again) == ["look a", "look a", "look a", "look b", "look c", "look d"]
 
 
 def test_what_changes_something_may_be_called_again_with_json_between_its_tags() -> None:
-    game, task = debate()
-    source = Looking()
-    lines = (
-        '<push>{"what": "x"}</push>',
-        '<push>{"what": "x"}</push>',
-        "<push>x</push>",
-        "Perhaps.",
-    )
-    at, _, _ = asyncio.run(spoken(game, source, task, *lines))
-    assert source.made == ["push x", "push x"]
-    errors = [one.text for turn in at.state.turns for one in turn.results if one.error]
-    assert len(errors) == 1 and "not JSON" in errors[0]
+    push = '<push>{"what": "x"}</push>'
+    got = speak(push, push, "<push>x</push>", "Perhaps.")
+    assert got.source.made == ["push x", "push x"]
+    (error,) = (text for text, is_error in got.results if is_error)
+    assert "not JSON" in error
 
 
 @pytest.mark.parametrize("forks", [True, False])
@@ -223,16 +216,9 @@ def test_it_has_the_traits_and_the_grades_of_the_environment() -> None:
 
 
 def test_the_grade_counts_calls() -> None:
-    async def test() -> Mapping[str, object]:
-        game, task = debate()
-        source = Looking()
-        made = equipped(game, source)
-        at, _, _ = await spoken(
-            game, source, task, "<look>a|a</look>", *(f"Maybe {n}." for n in range(4))
-        )
-        return (await made.grade(at.state, Shared(Toolbox({}, ToolsSettings())))).metrics
-
-    found = asyncio.run(test())
+    got = speak("<look>a|a</look>", *(f"Maybe {n}." for n in range(4)))
+    shared = Shared(Toolbox({}, ToolsSettings()))
+    found = asyncio.run(got.made.grade(got.at.state, shared)).metrics
     assert (found["calls"], found["call_errors"], found["rounds"]) == (2, 1, 1)
 
 
@@ -254,11 +240,8 @@ def _state(game: Environment) -> Any:
 
 
 def test_agents_who_act_at_the_same_time_are_told_that_they_cannot_call() -> None:
-    async def test() -> None:
-        with pytest.raises(Exception, match="simultaneous agents"):
-            await spoken(Rounds(), Looking(), Task("t", {}), "<look>a</look>", "Ben")
-
-    asyncio.run(test())
+    with pytest.raises(Exception, match="simultaneous agents"):
+        speak("<look>a</look>", "Ben", played=(Rounds(), Task("t", {})))
 
 
 def test_an_environment_with_tools_of_its_own_is_refused() -> None:
@@ -388,11 +371,8 @@ def test_a_call_that_failed_may_be_made_again() -> None:
 
                 yield {**functions, "look": look}
 
-    game, task = debate()
-    source = Failing()
     lines = "<look>a</look>", "<look>a</look>", "<look>a</look>", "Perhaps."
-    at, _, _ = asyncio.run(spoken(game, source, task, *lines))
-    results = [one.text for turn in at.state.turns for one in turn.results]
+    results = [text for text, _ in speak(*lines, source=Failing()).results]
     assert results == ["the page is not there yet", "a is there", REPEATED]
 
 

@@ -458,6 +458,12 @@ class Retriever:
             _need_faiss()
             self._vectors = _open_vectors(_vector_file(settings), len(self._passages))
             self._encoder = Encoder(_encoder(settings, manifest))
+            width = self._encoder.queries(["x"]).shape[1]
+            if width != self._vectors.d:
+                raise UserError(
+                    f"the index has vectors of size {self._vectors.d}, but its encoder has size {width}",
+                    "give the encoder of the index",
+                )
 
     def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
         """Return at most ``count`` passages for each query, best first; by words, they share a word with the query."""
