@@ -1,6 +1,5 @@
 """Plans made of worked solutions (GSM8K) and of questions taken apart (StrategyQA)."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,18 +88,18 @@ def test_results_of_earlier_lines_are_not_told_unless_the_question_tells_them() 
     assert row.subgoals[1] == "His ? pens and 3 more are ?."
 
 
-def test_an_operand_refers_to_the_newest_result_that_it_equals() -> None:
-    row = solved("<<2+2=4>>4\n<<8/2=4>>4\n<<4*10=40>>40\n#### 40", "2 and 8 and 10?")
-    assert row.actions[2] == "R3 = Calculator(R2 * 10)"
-
-
-def test_a_number_of_the_question_is_not_taken_for_a_result_that_was_used() -> None:
-    row = solved(
-        "<<1+6=7>>7\n<<7*3=21>>21\n<<21*7=147>>147\n#### 147", "1, 6, 3, in 7 days of a week?"
-    )
-    assert row.actions == (
-        "R1 = Calculator(1 + 6)", "R2 = Calculator(R1 * 3)", "R3 = Calculator(R2 * 7)",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "solution, question, last",
+    [
+        ("<<2+2=4>>4\n<<8/2=4>>4\n<<4*10=40>>40\n#### 40", "2 and 8 and 10?", "R2 * 10"),
+        # a number of the question is not taken for a result that was used
+        ("<<1+6=7>>7\n<<7*3=21>>21\n<<21*7=147>>147\n#### 147", "1, 6, 3, in 7 days of a week?", "R2 * 7"),
+    ],
+)  # fmt: skip
+def test_an_operand_refers_to_the_newest_result_that_it_equals(
+    solution: str, question: str, last: str
+) -> None:
+    assert solved(solution, question).actions[2] == f"R3 = Calculator({last})"
 
 
 def test_a_rounded_result_is_referred_to_and_must_still_lead_to_the_answer() -> None:
@@ -132,17 +131,18 @@ def test_a_solution_without_a_plan_is_left_out_with_the_reason(answer: str, why:
     assert (row.left_out, row.flaw, row.steps, row.usable) == (why, why, (), False)
 
 
-def test_broken_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
-    good = {"question": "What?", "answer": "<<1+1=2>>2\n#### 2"}
-    file = jsonl(tmp_path / "train.jsonl", good, good | {"answer": "two"})
-    with pytest.raises(UserError, match=r"line 2 is broken: .*no '####'"):
-        load("gsm8k_plans", file)
-    file.write_text(json.dumps(good) + "\n" + json.dumps(good)[:20] + "\n")
-    with pytest.raises(UserError, match=r"line 2 is broken: not JSON"):
-        load("gsm8k_plans", file)
-    jsonl(file, {"qid": "a", "question": "Is it?", "decomposition": []})
-    with pytest.raises(UserError, match=r"line 1 is broken: answer: is missing"):
-        load("strategyqa_plans", file)
+@pytest.mark.parametrize(
+    "name, row, said",
+    [
+        ("gsm8k_plans", {"question": "What?", "answer": "two"}, "no '####'"),
+        ("strategyqa_plans", {"qid": "a", "question": "Is it?"}, "answer: is missing"),
+    ],
+)
+def test_broken_rows_are_named_by_file_and_line(
+    name: str, row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"line 1 is broken: .*{said}"):
+        load(name, jsonl(tmp_path / "train.jsonl", row))
 
 
 # StrategyQA
