@@ -35,8 +35,8 @@ def task(text: str = "What do I owe?", **change: Any) -> dict[str, Any]:
     return row | change
 
 
-def checked(rows: Sequence[CodeRow]) -> list[list[Finding]]:
-    async def run() -> list[list[Finding]]:
+def checked(rows: Sequence[CodeRow]) -> list[Finding | None]:
+    async def run() -> list[Finding | None]:
         limits = SandboxSettings(workers=2, wall_seconds=1.0, cpu_seconds=0.5, total_seconds=3.0)
         async with Sandbox(limits) as sandbox:
             return await check_rows(rows, sandbox)
@@ -106,8 +106,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "random": {"ground_truth": "import random\ndef fee(days):\n    return random.random()"},
     "not plain, function": {"ground_truth": "def fee(days):\n    return lambda: days"},
     "not plain, nan": {"ground_truth": "def fee(days):\n    return {'a': [days, float('nan')]}"},
-    "constant": {"ground_truth": "def fee(days):\n    return 'five'"},
-    "none": {"ground_truth": "def fee(days):\n    return days if days > 1 else None"},
     "empty, reference": {"ground_truth": None},
     "empty, tests": {"test_cases": {}},
 }
@@ -116,24 +114,25 @@ FAULTS: dict[str, dict[str, Any]] = {
 def test_each_fault_is_found() -> None:
     findings = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
     found = dict(zip(FAULTS, findings, strict=True))
-    for name, some in found.items():
-        assert [kind for kind, _ in some] == ([name.partition(",")[0]] if name else []), name
-    why = {name: some[0][1] for name, some in found.items() if name}
+    assert found.pop("") is None
+    why = {}
+    for name, finding in found.items():
+        assert finding is not None and finding[0] == name.partition(",")[0]
+        why[name] = finding[1]
     assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
-    assert "too long" in why["fails, endless"] and why["constant"] == "all give 'five'"
-    assert "nan" in why["not plain, nan"]
+    assert "too long" in why["fails, endless"] and "nan" in why["not plain, nan"]
 
 
 def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
-    constant = task("Two?", ground_truth="def fee(days):\n    return 5")
-    file = jsonl(tmp_path / "rows.jsonl", task("One?"), constant, task("Three?", ground_truth=""))
+    broken = task("Two?", ground_truth="def fee(days) return 5")
+    file = jsonl(tmp_path / "rows.jsonl", task("One?"), broken, task("Three?", ground_truth=""))
     said = cli("data", "check", "colbench_code", "--source", file)
-    assert said.code == 0 and "constant passes" in said.out
+    assert said.code == 0 and "does not run" in said.out
     told = json.loads(said.out.splitlines()[-1])
     [split] = told["splits"]
-    assert (split["rows"], split["unusable"]) == (3, 1)
-    assert split["findings"] == {"empty": [3], "constant": [2]}
-    assert "rows.jsonl: 3 rows, 2 with findings, 1 can't be tasks" in said.out
+    assert (split["rows"], split["unusable"]) == (3, 2)
+    assert split["findings"] == {"empty": [3], "fails": [2]}
+    assert "rows.jsonl: 3 rows, 2 can't be tasks" in said.out
     said = cli("data", "check", "gsm8k", "--source", "sample")
     assert said.code == 2 and "have no code to run" in said.err
 

@@ -140,7 +140,7 @@ def test_what_cannot_play_is_refused(cli: Cli, run: Path) -> None:
         ((), "no policy is given"),
         (("policy=tiny-exchange", "policy.grounder=http://127.0.0.1:9/v1"), "a server plays all agents"),
         (("policy=http://127.0.0.1:9/v1", "policy.grounder=tiny-exchange"), "a server plays all agents"),
-        (("policy.planner=tiny-exchange", f"policy.grounder={run}", "--checkpoints", "all"), "several policies"),
+        (("policy.planner=tiny-exchange", f"policy.grounder={run}", "--checkpoints", "all"), "is not one run folder"),
     ):  # fmt: skip
         assert says in refused(cli, "evaluate", SET, *words)
     web = refused(cli, "evaluate", "lumos_web", "dataset.source=sample", "policy=tiny-exchange")

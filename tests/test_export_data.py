@@ -79,10 +79,7 @@ def test_trl_takes_rows_and_pairs(run: Path, tmp_path: Path) -> None:
             text = apply_chat_template(row, tokenizer)
             assert text["prompt"].endswith("<|assistant|>")
             for side in sides:
-                assert (
-                    text[side]
-                    == row[side][0]["content"] + text[side][len(row[side][0]["content"]) :]
-                )
+                assert text[side].startswith(row[side][0]["content"])
 
 
 def test_llama_factory_has_its_entries(run: Path, tmp_path: Path) -> None:

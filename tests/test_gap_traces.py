@@ -12,13 +12,7 @@ from coterie.recipes.gap.traces import flaw, observations, read_traces
 TRACE = "<plan>\nT1: look\n</plan>\n<observation>\nÖslo\n</observation>\n\n<answer>Oslo</answer>"
 ROWS = [
     {"instruction": "Use tools.\n\nQuestion: Where?", "input": "", "output": TRACE},
-    {
-        "instruction": "Use tools.",
-        "input": "When?",
-        "output": TRACE,
-        "conversion_status": "success",
-        "original_output": "old",
-    },
+    {"instruction": "Use tools.", "input": "When?", "output": TRACE, "original_output": "old"},
 ]
 
 

@@ -1,6 +1,5 @@
 """Plans made of worked solutions (GSM8K) and of questions taken apart (StrategyQA)."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,6 @@ def test_each_line_that_computes_is_a_subgoal_with_its_action() -> None:
     assert (row.answer, row.domain, row.usable, run(row)) == ("72", "maths", True, "72")
 
 
-def test_a_socratic_question_is_the_subgoal() -> None:
-    row = solved("How many eggs are sold? ** She sells 16 - 3 = <<16-3=13>>13 eggs.\n#### 13")
-    assert row.subgoals == ("How many eggs are sold?",)
-
-
 @pytest.mark.parametrize(
     "line, subgoal",
     [
@@ -74,6 +68,7 @@ def test_a_socratic_question_is_the_subgoal() -> None:
         ("He gets $<<5*7=35>>35, and 35 is enough.", "He gets ?, and ? is enough."),
         ("From 4 cows: 6 x 9 = <<6*9=54>>54", "From 4 cows: ?"),
         ("A 12-mile walk takes <<12/4=3>>3 hours", "A 12-mile walk takes ? hours"),
+        ("How many eggs are sold? ** She sells 16 - 3 = <<16-3=13>>13 eggs.", "How many eggs are sold?"),
     ],
 )  # fmt: skip
 def test_a_subgoal_tells_neither_the_formula_nor_the_result(line: str, subgoal: str) -> None:
@@ -89,31 +84,24 @@ def test_results_of_earlier_lines_are_not_told_unless_the_question_tells_them() 
     assert row.subgoals[1] == "His ? pens and 3 more are ?."
 
 
-def test_an_operand_refers_to_the_newest_result_that_it_equals() -> None:
-    row = solved("<<2+2=4>>4\n<<8/2=4>>4\n<<4*10=40>>40\n#### 40", "2 and 8 and 10?")
-    assert row.actions[2] == "R3 = Calculator(R2 * 10)"
-
-
-def test_a_number_of_the_question_is_not_taken_for_a_result_that_was_used() -> None:
-    row = solved(
-        "<<1+6=7>>7\n<<7*3=21>>21\n<<21*7=147>>147\n#### 147", "1, 6, 3, in 7 days of a week?"
-    )
-    assert row.actions == (
-        "R1 = Calculator(1 + 6)", "R2 = Calculator(R1 * 3)", "R3 = Calculator(R2 * 7)",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "solution, question, last",
+    [
+        ("<<2+2=4>>4\n<<8/2=4>>4\n<<4*10=40>>40\n#### 40", "2 and 8 and 10?", "R2 * 10"),
+        # a number of the question is not taken for a result that was used
+        ("<<1+6=7>>7\n<<7*3=21>>21\n<<21*7=147>>147\n#### 147", "1, 6, 3, in 7 days of a week?", "R2 * 7"),
+    ],
+)  # fmt: skip
+def test_an_operand_refers_to_the_newest_result_that_it_equals(
+    solution: str, question: str, last: str
+) -> None:
+    assert solved(solution, question).actions[2] == f"R3 = Calculator({last})"
 
 
 def test_a_rounded_result_is_referred_to_and_must_still_lead_to_the_answer() -> None:
     fine = solved("<<10/3=3.33>>3.33\n<<3.33*3=10>>10\n#### 10", "10 in 3?")
     assert fine.actions[1] == "R2 = Calculator(R1 * 3)" and run(fine) == "10"
     assert solved("<<10/3=3.33>>3.33\n<<3.33*100=333>>333\n#### 333").left_out == OTHER_ANSWER
-
-
-def test_several_formulas_of_a_line_are_actions_of_one_subgoal() -> None:
-    row = solved("Two rows of 3 are <<2*3=6>>6 and with 4 it is <<6+4=10>>10.\n#### 10", "2, 3, 4")
-    (step,) = row.steps
-    assert step.actions == ("R1 = Calculator(2 * 3)", "R2 = Calculator(R1 + 4)")
-    assert step.result == "10"
 
 
 @pytest.mark.parametrize(
@@ -132,17 +120,18 @@ def test_a_solution_without_a_plan_is_left_out_with_the_reason(answer: str, why:
     assert (row.left_out, row.flaw, row.steps, row.usable) == (why, why, (), False)
 
 
-def test_broken_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
-    good = {"question": "What?", "answer": "<<1+1=2>>2\n#### 2"}
-    file = jsonl(tmp_path / "train.jsonl", good, good | {"answer": "two"})
-    with pytest.raises(UserError, match=r"line 2 is broken: .*no '####'"):
-        load("gsm8k_plans", file)
-    file.write_text(json.dumps(good) + "\n" + json.dumps(good)[:20] + "\n")
-    with pytest.raises(UserError, match=r"line 2 is broken: not JSON"):
-        load("gsm8k_plans", file)
-    jsonl(file, {"qid": "a", "question": "Is it?", "decomposition": []})
-    with pytest.raises(UserError, match=r"line 1 is broken: answer: is missing"):
-        load("strategyqa_plans", file)
+@pytest.mark.parametrize(
+    "name, row, said",
+    [
+        ("gsm8k_plans", {"question": "What?", "answer": "two"}, "no '####'"),
+        ("strategyqa_plans", {"qid": "a", "question": "Is it?"}, "answer: is missing"),
+    ],
+)
+def test_broken_rows_are_named_by_file_and_line(
+    name: str, row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"line 1 is broken: .*{said}"):
+        load(name, jsonl(tmp_path / "train.jsonl", row))
 
 
 # StrategyQA

@@ -1,6 +1,6 @@
 """Outside preferences: by name and from files, drawn by counts, rendered as pairs, trained on with the trees' pairs.
 
-Nothing is downloaded: the files here are our own words in the forms that UltraInteract and UltraFeedback have.
+The files are our own words in the forms that UltraInteract and UltraFeedback have.
 """
 
 import json
@@ -206,17 +206,15 @@ LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?
 
 def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> None:
     held_out = HeldOutQuestions([LONG, "What is 2+3?"])
-    asked = [
-        f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
-        LONG.replace(" ", "\n "),
-        "Solve it: What is 2+3?",
-    ]
     hello = ChatMessage(role="user", content="Hello.")
-    assert all(held_out.is_asked([hello, ChatMessage(role="user", content=text)]) for text in asked)
-    others = [
-        ChatMessage(role="assistant", content=LONG),
-        ChatMessage(role="user", content=LONG[:-8]),
-        ChatMessage(role="user", content="What is 2+3? And then?"),
-    ]
-    assert not any(held_out.is_asked([one]) for one in others)
+    for role, text, is_asked in (
+        ("user", f"Solve this.\n\n{LONG.upper()}\n\nUse Python.", True),
+        ("user", LONG.replace(" ", "\n "), True),
+        ("user", "Solve it: What is 2+3?", True),
+        ("assistant", LONG, False),
+        ("user", LONG[:-8], False),
+        ("user", "What is 2+3? And then?", False),
+    ):
+        message = ChatMessage(role=role, content=text)  # type: ignore[arg-type]
+        assert held_out.is_asked([hello, message]) == is_asked, text
     assert not HeldOutQuestions(()).is_asked([hello])

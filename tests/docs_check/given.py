@@ -80,17 +80,9 @@ def text(said: str) -> Make:
     return lambda _, path: path.write_text(said)
 
 
-def copied(file: Path) -> Make:
-    return lambda _, path: (shutil.copytree if file.is_dir() else shutil.copy)(file, path)
-
-
 def whole(rows: Path) -> Make:
     """The rows of a file of lines as one list."""
     return lambda _, path: path.write_text(f"[{','.join(rows.read_text().splitlines())}]")
-
-
-def settings_of_a_run(house: House, path: Path) -> None:
-    shutil.copy(house.prepared("isft") / "config.yaml", path)
 
 
 def upstream_tasks(_: House, path: Path) -> None:
@@ -106,11 +98,6 @@ def worked(start: int, stop: int) -> list[dict[str, str]]:
         {"question": f"How much is {n} and 1?", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"}
         for n in range(start, stop)
     ]  # fmt: skip
-
-
-def web_tasks(_: House, path: Path) -> None:
-    """Errands on made-up web pages."""
-    write(path)
 
 
 def index_of_pages(_: House, path: Path) -> None:
@@ -140,7 +127,9 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
             "def score(question, reply, answer, row):\n    return float(answer in reply)\n"
         ),
     },
-    "docs/concepts.md": {"mine.yaml": settings_of_a_run},
+    "docs/concepts.md": {
+        "mine.yaml": lambda house, path: shutil.copy(house.prepared("isft") / "config.yaml", path)
+    },
     "docs/howto/action-lines.md": {
         "pages.jsonl": lines({"title": "Norway", "text": "Oslo is the capital of Norway."}),
     },
@@ -150,13 +139,13 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/howto/data-and-models.md": {
         "hotpot_dev_distractor_v1.json": whole(SAMPLES / "hotpot_qa/heldout.jsonl"),
-        "errands.jsonl": web_tasks, "backend_tasks": upstream_tasks,
+        "errands.jsonl": lambda _, path: write(path), "backend_tasks": upstream_tasks,
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"),
     },
     "docs/recipes/moat.md": {
-        "runs/moat": run("moat"), "errands.jsonl": web_tasks, "pages": index_of_pages,
+        "runs/moat": run("moat"), "errands.jsonl": lambda _, path: write(path), "pages": index_of_pages,
     },
     "docs/recipes/rl.md": {"runs/mine": run("rl")},
     "docs/recipes/gap.md": {
@@ -166,7 +155,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
-    "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
+    "docs/howto/first-hour.md": {"letters.py": lambda _, path: shutil.copy(ROOT / "examples/letters.py", path)},
     "docs/howto/export.md": {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },

@@ -89,22 +89,36 @@ def candidates(
     named: Mapping[str, str], engine: EngineSettings, *, every: bool
 ) -> Iterator[Candidate]:
     """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
-    first, *others = dict.fromkeys(named.values())
-    if others:
-        yield from _together(named, engine, every=every)
-    elif is_run(first):
-        with recorded_run(Path(first), recipe_of, _words(engine)) as (recipe, run):
-            for version in _versions(recipe, run, tuple(named), every=every):
-                players = _of_run(recipe, run, version, tuple(named))
-                label = f"{Path(first).name} {version or 'base'}"
-                yield Candidate(label, version, players, Path(first) / "evaluations")
-    else:
-        if every:
-            raise UserError(
-                f"--checkpoints all: {Path(first)} is not a run folder",
-                "give a run folder as policy=",
-            )
-        yield Candidate(first, 0, (_of_model(first, tuple(named), engine),), FOLDER)
+    names = list(dict.fromkeys(named.values()))
+    if every and (len(names) > 1 or not is_run(names[0])):
+        raise UserError(
+            f"--checkpoints all: {', '.join(names)} is not one run folder",
+            "give one run folder as policy=",
+        )
+    with ExitStack() as runs:
+        parts = []
+        for name in names:
+            agents = tuple(agent for agent, own in named.items() if own == name)
+            before = f"{', '.join(agents)}: " * (len(names) > 1)
+            if is_run(name):
+                opened = recorded_run(Path(name), recipe_of, _words(engine))
+                recipe, run = runs.enter_context(opened)
+                part = [
+                    (
+                        f"{before}{Path(name).name} {version or 'base'}",
+                        _of_run(recipe, run, version, agents),
+                    )
+                    for version in _versions(recipe, run, agents, every=every)
+                ]
+            else:
+                part = [(f"{before}{name}", (_of_model(name, agents, engine),))]
+            parts.append(part)
+        own_folder = len(names) == 1 and is_run(names[0])
+        folder = Path(names[0]) / "evaluations" if own_folder else FOLDER
+        for choice in zip(*parts, strict=True):
+            players = tuple(player for _, some in choice for player in some)
+            newest = max(player.version for player in players)
+            yield Candidate("; ".join(label for label, _ in choice), newest, players, folder)
 
 
 def _words(engine: EngineSettings) -> list[str]:
@@ -116,34 +130,6 @@ def _words(engine: EngineSettings) -> list[str]:
 def is_run(name: str) -> bool:
     """Return True if a policy is a run folder."""
     return (Path(name) / "config.yaml").is_file()
-
-
-def _together(
-    named: Mapping[str, str], engine: EngineSettings, *, every: bool
-) -> Iterator[Candidate]:
-    if every:
-        raise UserError(
-            "--checkpoints all does not work with several policies",
-            "give one run folder as policy=",
-        )
-    players: list[Player] = []
-    labels: list[str] = []
-    with ExitStack() as runs:
-        for name in dict.fromkeys(named.values()):
-            agents = tuple(agent for agent, own in named.items() if own == name)
-            title = name
-            if is_run(name):
-                recipe, run = runs.enter_context(
-                    recorded_run(Path(name), recipe_of, _words(engine))
-                )
-                (version,) = _versions(recipe, run, agents, every=False)
-                players += _of_run(recipe, run, version, agents)
-                title = f"{Path(name).name} {version or 'base'}"
-            else:
-                players.append(_of_model(name, agents, engine))
-            labels.append(f"{', '.join(agents)}: {title}")
-        newest = max(player.version for player in players)
-        yield Candidate("; ".join(labels), newest, tuple(players), FOLDER)
 
 
 def _versions(recipe: Recipe, run: Run, agents: Sequence[str], *, every: bool) -> list[int]:

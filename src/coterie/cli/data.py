@@ -44,14 +44,12 @@ def _table() -> Iterator[tuple[str, ...]]:
     from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
     from coterie.datasets.load import load
 
-    for name, one in CATALOGUE.items():
+    for name, one in {**CATALOGUE, **PREFERENCE_SETS}.items():
         train = "" if one.train is None else f"{one.train:,}"
         heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
         shipped = load(name, "sample").rows.values() if one.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
         yield name, one.what, one.licence, train, heldout, sample
-    for name, pairs in PREFERENCE_SETS.items():
-        yield name, pairs.what, pairs.licence, f"{pairs.train:,}", "", ""
 
 
 @app.command()

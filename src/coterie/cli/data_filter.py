@@ -187,7 +187,7 @@ def _write(
         totals = ", ".join(f"{count} {place}" for place, count in counts.items())
         raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
     parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
-    parts |= {one: rows.split(one) for one in SPLITS if one != split and rows.has(one)}
+    parts |= {one: rows.split(one) for one in SPLITS if one in rows.splits and one != split}
     parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
     with whole_folder(out) as folder:
         for name, part in parts.items():

@@ -391,7 +391,7 @@ def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
 def _fields(
     messages: Messages, tools: Sequence[Tool], start: int, place: str, rejected: Messages = ()
 ) -> dict[str, Any]:
-    """Return all fields, with those of all data sets: id, the user's last message, and the last reply."""
+    """Return the fields of a row: id, the user's last message, the last reply, and the messages."""
     question = next(one.text for one in reversed(messages) if one.role == "user")
     whole = [one.model_dump(mode="json") for one in (*messages, *rejected)]
     schemas = [[one.name, one.description, one.parameters] for one in tools]

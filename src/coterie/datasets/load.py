@@ -333,9 +333,6 @@ class Rows:
         """Number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
-    def has(self, split: Split) -> bool:
-        return split in self.splits
-
     def content(self) -> str:
         """Return an identity of the rows, independent of their location."""
         if hasattr(self._set, "content"):

@@ -155,9 +155,9 @@ class Dialogue:
         return one_line(self.request.task)
 
 
-def parse_plan(id_: str, asked: Sequence[str], replies: Sequence[str]) -> Dialogue:
+def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
     """Parse a line of a plan file. Raise ``ValueError`` for unparsable text."""
-    request = parse_request(asked[0])
+    request = parse_request(requests[0])
     if len(replies) == 1:
         return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
     *turns, end = replies
@@ -168,19 +168,19 @@ def parse_plan(id_: str, asked: Sequence[str], replies: Sequence[str]) -> Dialog
         texts += split_subgoals(text.strip().removeprefix(GO_ON).strip(), number)
     if len(texts) != len(turns):
         raise ValueError("has several subgoals in one turn")
-    matches = map(_RESULT.search, asked[1:])
+    matches = map(_RESULT.search, requests[1:])
     results = tuple(match[2].strip() if match else "" for match in matches)
     return Dialogue(id_, request, tuple(texts), results)
 
 
-def parse_ground(id_: str, asked: Sequence[str], replies: Sequence[str]) -> Dialogue:
+def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
     """Parse a line of a ground file. Raise ``ValueError`` for unparsable text."""
-    request = parse_request(asked[0])
-    at_once = PLAN_GIVEN in asked[0]
+    request = parse_request(requests[0])
+    at_once = PLAN_GIVEN in requests[0]
     if at_once:
         subgoals = split_subgoals(request.subgoals)
     else:
-        later = (one.partition(STEP_GIVEN)[2].strip() for one in asked[1:])
+        later = (one.partition(STEP_GIVEN)[2].strip() for one in requests[1:])
         subgoals = [request.subgoals, *later]
     groups, last = [], 0
     for text in replies:
@@ -222,9 +222,9 @@ def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
     dialogues = _parsed(plan_lines, parse_plan, left_out)
     actions = _parsed(ground_lines, parse_ground, left_out)
     domain = DOMAINS[plan_lines[0].dataset]
-    made = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
-    rows = [one for one in made if isinstance(one, PlanRow)]
-    left_out += [one for one in made if isinstance(one, LeftOut)]
+    items = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
+    rows = [one for one in items if isinstance(one, PlanRow)]
+    left_out += [one for one in items if isinstance(one, LeftOut)]
     if len(rows) < JOINED * max(len(plan_lines), len(ground_lines)):
         examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:3])
         raise UserError(
