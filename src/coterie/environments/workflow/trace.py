@@ -276,7 +276,6 @@ class Trace:
     levels: tuple[tuple[Query, ...], ...]
     """Queries by level of the plan, one for each task that needs a search."""
     answer: str
-    tool: str = SEARCH
     conclusion: str = ""
     """Conclusion that replaces the facts in the last thought; may be empty."""
 
@@ -298,7 +297,7 @@ class Trace:
             lines = [tagged("think", _thought(known, queries, planned=planned))]
             if planned and number == 0:
                 lines = [tagged("think", _first(self.plan)), format_plan(self.plan), *lines]
-            yield "\n".join((*lines, call(self.tool, [one.text for one in queries])))
+            yield "\n".join((*lines, call(SEARCH, [one.text for one in queries])))
             known = queries
         last = _thought(known, (), planned=planned, conclusion=self.conclusion)
         yield "\n".join((tagged("think", last), tagged("answer", self.answer)))
