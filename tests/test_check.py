@@ -21,11 +21,9 @@ from coterie.models import check as checking
 from coterie.models import logprobs
 from coterie.models.chat import ChatRenderer
 from coterie.models.check import CheckedModel, check
-from coterie.models.context import context_length, partial_attention
-from coterie.models.loading import LoadedModel, load
-from coterie.models.logprobs import body
-from coterie.models.packed import sequence_logprobs
-from coterie.models.packing import CostRule
+from coterie.models.loading import LoadedModel, context_length, load
+from coterie.models.logprobs import body, partial_attention, sequence_logprobs
+from coterie.models.prefix_trie import CostRule
 from coterie.rewards.critics import HeadCritic
 from coterie.training.reference import with_reference
 from coterie.training.trainer import train

@@ -5,7 +5,7 @@ No weights are trained here: what the recipe hands to ``train`` is looked at ins
 
 import pytest
 
-from coterie.models.heads import find_head
+from coterie.models.adapters import find_head
 from coterie.progress import Silent
 from coterie.recipes.sweet_rl.data import rewards
 from coterie.runs.folder import Run

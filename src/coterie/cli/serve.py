@@ -230,11 +230,8 @@ def tools(
 
         coterie serve tools --config tools.yaml
     """
-    from coterie.tools.mcp.source import need_sdk
+    from coterie.tools.mcp import ToolServer
     from coterie.tools.registry import sources_in
-
-    need_sdk()
-    from coterie.tools.mcp.server import ToolServer
 
     with contextlib.suppress(KeyboardInterrupt):
         if stdio:

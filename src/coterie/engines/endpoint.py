@@ -27,7 +27,7 @@ from coterie.config.settings import Settings, key, server_url
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
-from coterie.models.tool_calls import openai_tool
+from coterie.models.call_syntaxes import openai_tool
 from coterie.record.turn import Tool
 
 FILE = ".env"

@@ -24,14 +24,11 @@ from coterie.engines.padded import PaddedRows, attending, masked_attention
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats, scored_sequences
 from coterie.engines.sequence import Running, Scoring
 from coterie.errors import UserError
-from coterie.models.adapters import activate, load_adapter
+from coterie.models.adapters import NUMBA_ERROR, activate, checksums, load_adapter
 from coterie.models.check import CheckedModel, check
-from coterie.models.checksums import checksums
-from coterie.models.compiling import NUMBA_ERROR
-from coterie.models.context import context_length, partial_attention
-from coterie.models.loading import LoadedModel, reload
-from coterie.models.packed import sequence_logprobs
-from coterie.models.splitting import Splitter
+from coterie.models.loading import LoadedModel, context_length, reload
+from coterie.models.logprobs import partial_attention, sequence_logprobs
+from coterie.models.prefix_trie import Splitter
 
 if not NUMBA_ERROR:
     from coterie.engines import kernels

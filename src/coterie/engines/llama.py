@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.engines.sequence import BLOCK, BlockIndex, PrefixCache, block_keys, same
-from coterie.models.compiling import NUMBA_ERROR
+from coterie.models.adapters import NUMBA_ERROR
 from coterie.models.logprobs import body
 
 if not NUMBA_ERROR:

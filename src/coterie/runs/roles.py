@@ -18,8 +18,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, load_adapter, remove_adapter
-from coterie.models.heads import add_head, load_head
+from coterie.models.adapters import add_head, add_lora, load_adapter, load_head, remove_adapter
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.record.tree import Selection, Tree
 from coterie.runs.folder import Run

@@ -48,7 +48,7 @@ from coterie.environments.coding import AGENT, CRITIC, Coding, transcript
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from coterie.models.packing import CostRule
+from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
 from coterie.recipes.sweet_rl.data import (
     FIRST,

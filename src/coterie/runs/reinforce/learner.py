@@ -16,14 +16,14 @@ from peft import PeftModel
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
-from coterie.models.heads import add_head
+from coterie.models.adapters import add_head
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import Row
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.runs.roles import Roles
 from coterie.training import checkpoint
-from coterie.training.objective import Objective
+from coterie.training.losses import Objective
 from coterie.training.reference import with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer

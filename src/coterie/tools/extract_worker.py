@@ -1,7 +1,7 @@
 """Process that extracts the text of pages, since a malicious page may take unbounded time or memory.
 
 Reads lines of JSON (``{"html": ..., "url": ...}``) and answers each with one (``{"title": ..., "text": ...}``).
-:mod:`coterie.tools.web.pages` starts it. Run by hand, it prints ``ready`` if the package trafilatura is installed.
+:mod:`coterie.tools.web` starts it. Run by hand, it prints ``ready`` if the package trafilatura is installed.
 """
 
 import json

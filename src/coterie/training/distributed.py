@@ -1,7 +1,7 @@
-"""Launch of a training with Accelerate, in this process or on several ranks.
+"""Launch of a training with Accelerate, in this process or on several ranks, and the entry point of a rank.
 
-``accelerate launch`` starts :mod:`coterie.training.rank` under the child-process guard, so that the ranks end with
-this process. They read their job from the subfolder ``job`` of the training's folder, and write their log there.
+``accelerate launch`` starts this module under the child-process guard, so that the ranks end with this process. They
+read their job from the subfolder ``job`` of the training's folder, and write their progress and log there.
 """
 
 import atexit
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import yaml
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -35,13 +35,18 @@ from coterie.config.plugins import at_place, place_of
 from coterie.config.settings import Settings
 from coterie.engines.child_guard import guarded
 from coterie.errors import UserError
-from coterie.models.adapters import save_adapter
-from coterie.models.heads import HEAD_FILE, find_head, split_head
-from coterie.models.loading import LoadedModel
-from coterie.progress import Progress
-from coterie.training.batches import precision
+from coterie.models.adapters import (
+    HEAD_FILE,
+    find_head,
+    load_adapter,
+    load_head,
+    save_adapter,
+    split_head,
+)
+from coterie.models.loading import LoadedModel, load
+from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import TrainingReport, read_report
-from coterie.training.objective import Objective
+from coterie.training.losses import Objective
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import Tracker
 
@@ -61,10 +66,11 @@ def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterat
         AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
     if alone and device.type == "cuda":
         torch.cuda.set_device(device)
-    mixed_precision = precision(settings, device)
-    if _open and _open[0].mixed_precision != mixed_precision:
+    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    precision = "bf16" if settings.autocast(on_gpu=on_gpu) else "no"
+    if _open and _open[0].mixed_precision != precision:
         raise UserError(
-            f"a training with precision {_open[0].mixed_precision!r} is open, but this one has {mixed_precision!r}",
+            f"a training with precision {_open[0].mixed_precision!r} is open, but this one has {precision!r}",
             "use the same mixed_precision for both, or finish the first training",
         )
     if alone and _open and _open[0].device.type != device.type:
@@ -72,11 +78,24 @@ def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterat
             f"a training on {_open[0].device.type} is open, but this model is on {device.type}",
             "put both models on one device, or finish the first training",
         )
-    accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=mixed_precision)
-    _shard_on_cpu(accelerator)
+    accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=precision)
+    state, is_sharded = AcceleratorState(), os.environ.get("ACCELERATE_USE_FSDP", "").lower()
+    if is_sharded == "true" and state.distributed_type == DistributedType.MULTI_CPU:
+        # Accelerate enables FSDP on GPUs only.
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
     if dist.is_initialized() and dist.get_backend() == "gloo":
-        _end_ranks_at_exit()
-    _check_backend(accelerator)
+        # A process that exits with running gloo threads may abort.
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+    kind = accelerator.distributed_type
+    if kind == DistributedType.DEEPSPEED or (
+        kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    ):
+        # DeepSpeed steps inside its backward pass, before a loss or gradient that is not finite can be detected.
+        raise UserError(
+            "DeepSpeed and FSDP 1 are not supported",
+            "launch the training with FSDP 2 (configs/accelerate/fsdp2.yaml), which shards the same tensors",
+        )
     _open.append(accelerator)
     try:
         yield accelerator
@@ -95,32 +114,6 @@ def refuse_sharded_head(kind: str) -> None:
             "a model with a value head can't be trained under FSDP",
             "train it on one GPU or with a copy on each (configs/accelerate/ddp.yaml)",
         )
-
-
-def _check_backend(accelerator: Accelerator) -> None:
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError(
-            "DeepSpeed is not supported: it steps inside its backward pass, before a loss or gradient that is not "
-            "finite can be detected",
-            "launch the training with FSDP (configs/accelerate/fsdp2.yaml), which shards the same tensors",
-        )
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise UserError("FSDP 1 is not supported", "use FSDP 2 (configs/accelerate/fsdp2.yaml)")
-
-
-def _shard_on_cpu(accelerator: Accelerator) -> None:
-    """Enable FSDP on CPU ranks if the launcher requests it; Accelerate enables it on GPUs only."""
-    is_requested = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    state = AcceleratorState()
-    if is_requested and state.distributed_type == DistributedType.MULTI_CPU:
-        state.distributed_type = DistributedType.FSDP
-        state.fsdp_plugin = FullyShardedDataParallelPlugin()
-
-
-@cache
-def _end_ranks_at_exit() -> None:
-    """Destroy the process group at exit: a process that exits with running gloo threads may abort."""
-    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
 def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[str, Any]:
@@ -144,30 +137,21 @@ def _read(file: Path, key: str) -> dict[str, Any]:
         raise UserError(f"{key}={file}: there is no such file", advice)
     try:
         parsed = load_config_from_file(str(file))
-        config = yaml.safe_load(file.read_text())
+        config: dict[str, Any] = yaml.safe_load(file.read_text())
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         last = str(error).strip().splitlines()[-1]
         raise UserError(
             f"{key}={file} is not a configuration of Accelerate: {last}", advice
         ) from error
     kind = str(getattr(parsed.distributed_type, "value", parsed.distributed_type))
-    if kind not in ("MULTI_GPU", "FSDP"):
+    ranks, machines = config.get("num_processes"), getattr(parsed, "num_machines", 1)
+    if kind not in ("MULTI_GPU", "FSDP") or machines != 1 or not ranks:
         raise UserError(
-            f"{key}={file} has the unsupported distributed_type {kind}",
-            "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml)",
+            f"{key}={file} has distributed_type {kind}, {machines} machines and {ranks} processes",
+            "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml) with num_machines: 1 "
+            "and num_processes",
         )
-    if getattr(parsed, "num_machines", 1) != 1:
-        raise UserError(
-            f"{key}={file} is for {parsed.num_machines} machines, but coterie starts ranks on one machine only",
-            "set num_machines: 1",
-        )
-    ranks = config.get("num_processes")
-    if not isinstance(ranks, int) or ranks < 1:
-        raise UserError(
-            f"{key}={file} has no valid number of ranks (num_processes: {ranks})",
-            "set num_processes to at least 1",
-        )
-    return dict(config)
+    return config
 
 
 JOB, ITEMS, HELDOUT, PROGRESS = "job.json", "items.json", "heldout.json", "progress.jsonl"
@@ -183,17 +167,8 @@ LAST_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
-class SavedSettings:
-    """Settings as JSON, and their class."""
-
-    name: str
-    """Import path from :func:`~coterie.config.plugins.place_of`, as for the other classes of a job."""
-    json: str
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """Specification that the ranks read."""
+    """Specification that the ranks read. Classes are import paths from :func:`~coterie.config.plugins.place_of`."""
 
     model: str
     """Folder or hub name of the base."""
@@ -205,10 +180,18 @@ class Job:
     """Name of the attention implementation in Transformers."""
     settings: TrainingSettings
     objective: str
-    objective_settings: SavedSettings | None
+    objective_settings: tuple[str, str] | None
+    """Class and JSON of the objective's settings."""
     item: str
     measure_every: int | None
-    timeout: float = TIMEOUT
+
+    def make_objective(self) -> Objective[Any]:
+        arguments = []
+        if self.objective_settings:
+            kind, text = self.objective_settings
+            arguments.append(at_place(kind).model_validate_json(text))
+        objective: Objective[Any] = at_place(self.objective)(*arguments)
+        return objective
 
 
 def launches(settings: TrainingSettings) -> bool:
@@ -262,8 +245,11 @@ def train_on_ranks(
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir(parents=True)
     config = accelerate_config(settings)
-    _write(job, loaded, items, settings, objective, config, measure_every)
+    spec = _write_model(job, loaded, items, settings, objective, measure_every)
+    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(spec))
+    (job / ITEMS).write_bytes(to_json(items, fallback=_plain_number))
     (job / HELDOUT).write_bytes(to_json(heldout, fallback=_plain_number))
+    (job / CONFIG).write_text(yaml.safe_dump(config))
     if device == "cuda":
         loaded.model.to("cpu")  # the ranks need the room
         torch.cuda.empty_cache()
@@ -273,19 +259,18 @@ def train_on_ranks(
     finally:
         loaded.model.to(device)
     shutil.rmtree(job)
-    _, report = read_report(folder / "final")
-    return report
+    return read_report(folder / "final")[1]
 
 
-def _write(
+def _write_model(
     job: Path,
     loaded: LoadedModel,
     items: Sequence[Any],
     settings: TrainingSettings,
     objective: Objective[Any],
-    config: dict[str, Any],
     measure_every: int | None,
-) -> None:
+) -> Job:
+    """Save adapter and head, and return a specification from which ranks can rebuild objective and items."""
     kinds = {place_of(type(item)) for item in items}
     if len(kinds) > 1:
         raise UserError(
@@ -300,9 +285,7 @@ def _write(
     if head:
         save_file(split_head(model.state_dict())[1], job / HEAD_FILE)
     own = getattr(objective, "settings", None)
-    saved = None
-    if isinstance(own, Settings):
-        saved = SavedSettings(place_of(type(own)), own.model_dump_json())
+    saved = (place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
     spec = Job(
         model=loaded.source,
         adapter=adapter,
@@ -314,36 +297,19 @@ def _write(
         item=kinds.pop(),
         measure_every=measure_every,
     )
-    _check_importable(spec, objective)
-    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(spec))
-    (job / ITEMS).write_bytes(to_json(items, fallback=_plain_number))
-    (job / CONFIG).write_text(yaml.safe_dump(config))
-
-
-def make_objective(job: Job) -> Objective[Any]:
-    arguments = []
-    if saved := job.objective_settings:
-        arguments.append(at_place(saved.name).model_validate_json(saved.json))
-    objective: Objective[Any] = at_place(job.objective)(*arguments)
-    return objective
-
-
-def _check_importable(job: Job, objective: Objective[Any]) -> None:
-    """Raise ``UserError`` unless a rank rebuilds the same objective and item class by import."""
     try:
-        rebuilt = make_objective(job)
-        item = at_place(job.item)
-    except (ImportError, AttributeError, TypeError) as error:
+        rebuilt = vars(spec.make_objective()) == vars(objective)
+        is_class = isinstance(at_place(spec.item), type)
+    except (ImportError, AttributeError, TypeError):
+        rebuilt = is_class = False
+    in_main = any(name.startswith("__main__:") for name in (spec.objective, spec.item))
+    if in_main or not is_class or not rebuilt:
         raise UserError(
-            f"ranks can't rebuild {job.objective} or {job.item}: {error}",
-            "define the class at the top level of an importable module, or train in one process",
-        ) from error
-    in_main = any(name.startswith("__main__:") for name in (job.objective, job.item))
-    if in_main or not isinstance(item, type) or _state(rebuilt) != _state(objective):
-        raise UserError(
-            f"ranks can't rebuild the objective {objective.name} from its class and its settings",
-            "define the class in an importable module, and put all its numbers into `settings`",
+            f"ranks can't rebuild the objective {spec.objective} from its class and settings, or the items {spec.item}",
+            "define the class at the top level of an importable module and put all its numbers into `settings`, or "
+            "train in one process",
         )
+    return spec
 
 
 @contextmanager
@@ -353,7 +319,7 @@ def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> 
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(job / CONFIG)),
         *("--num_cpu_threads_per_process", str(threads), "--main_process_port", "0"),
-        *("--module", "coterie.training.rank", str(job)),
+        *("--module", "coterie.training.distributed", str(job)),
     ]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     if device == "cpu":
@@ -426,12 +392,63 @@ def _advice(job: Path) -> str:
     )
 
 
-def _state(objective: object) -> dict[str, Any]:
-    return getattr(objective, "__dict__", {})
-
-
 def _plain_number(value: Any) -> Any:
     """Convert a NumPy scalar for JSON."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"items for ranks are sent as JSON, which has no {type(value).__name__}")
+
+
+class ToFile(Silent):
+    """Progress in a file that the launching process reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def start(self, total: int, description: str) -> None:
+        self._write({"total": total, "description": description})
+
+    def advance(self, n: int, **fields: float) -> None:
+        self._write({"n": n, "fields": fields})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(folder: Path) -> None:
+    """Load the model and the items of a job, and train them with the other ranks."""
+    from coterie.training.trainer import train
+
+    job = TypeAdapter(Job).validate_json((folder / JOB).read_bytes())
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
+    state = PartialState(on_cpu, timeout=timedelta(seconds=TIMEOUT))
+    (folder / f"{JOINED}{state.process_index}").touch()
+    kind: Any = list.__class_getitem__(at_place(job.item))
+    items: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        dtype = getattr(torch, job.settings.dtype)
+        model = load(job.model, dtype=dtype, device=state.device, attention=job.attention).model
+        if job.adapter is not None:
+            model = load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
+        if job.head:
+            load_head(model, folder)
+        train(
+            model,
+            items.validate_json((folder / ITEMS).read_bytes()),
+            job.settings,
+            folder.parent,
+            objective=job.make_objective(),
+            progress=ToFile(folder / PROGRESS),
+            heldout=items.validate_json((folder / HELDOUT).read_bytes()),
+            measure_every=job.measure_every,
+        )
+    except UserError as error:
+        partial = folder / f"{ERROR}.partial-{state.process_index}"
+        partial.write_text(json.dumps([error.what, error.todo]))
+        partial.replace(folder / ERROR)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""Passages on disk, indexed by words (BM25) or by vectors, and their search.
+"""Indexes of passages: search by words (BM25) or by vectors.
 
-A corpus may have tens of millions of passages, so passages are not kept as objects. A folder has the passages as JSON
-lines, the offset of each line, and the index. All files are memory-mapped.
+A corpus may have tens of millions of passages, so an index folder has JSON lines, their offsets and the index, all
+memory-mapped. A vector is the normalized mean of the last hidden states over a text's tokens; defaults follow E5.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import json
 import mmap
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from coterie.config.folders import check_new_folder, expanded, whole_folder
+from coterie.config.folders import (
+    check_new_folder,
+    expanded,
+    home,
+    new_folder,
+    sha256,
+    whole_folder,
+)
 from coterie.config.settings import Settings, key
 from coterie.datasets.files import numbered
 from coterie.errors import UserError
@@ -28,7 +35,7 @@ from coterie.record.turn import digest
 
 PASSAGES, OFFSETS, PAGES = "passages.jsonl", "offsets.npy", "pages.npy"
 MANIFEST, VECTORS = "manifest.json", "vectors.faiss"
-FORM = 2
+FORM: Literal[3] = 3
 MAX_CHARACTERS = 2000
 """Limit on a paragraph; a longer one is split."""
 SAMPLE = 1 << 16
@@ -50,7 +57,6 @@ class EncoderSettings(Settings):
     device: str = key(
         "auto",
         "Device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`. Half precision on a GPU.",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
     )
     batch: int = key(64, "Texts in a batch.", ge=1)
 
@@ -109,20 +115,24 @@ class Passage:
 
     @property
     def title(self) -> str:
-        first, line_end, _ = self.contents.partition("\n")
-        return first[1:-1] if line_end and _quoted(first) else ""
+        return self._split()[0]
 
     @property
     def text(self) -> str:
+        return self._split()[1]
+
+    def _split(self) -> tuple[str, str]:
         first, line_end, rest = self.contents.partition("\n")
-        return rest if line_end and _quoted(first) else self.contents
+        if line_end and len(first) >= 2 and first[0] == first[-1] == '"':
+            return first[1:-1], rest
+        return "", self.contents
 
 
 class Passages:
     """Sequence of the passages of a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        self._offsets: NDArray[np.int64] = np.load(folder / OFFSETS, mmap_mode="r")
+        self._offsets: Places = np.load(folder / OFFSETS, mmap_mode="r")
         with (folder / PASSAGES).open("rb") as file:
             self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if int(self._offsets[-1]) != len(self._rows):
@@ -137,62 +147,36 @@ class Passages:
         row = json.loads(self._rows[int(self._offsets[place]) : int(self._offsets[place + 1])])
         return Passage(row["id"], row["contents"])
 
-    def __iter__(self) -> Iterator[Passage]:
-        return map(self.__getitem__, range(len(self)))
-
 
 def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
     """Yield the passages of a file of rows (``datasets.files``), each with the number of its row, from 0.
 
     A row with ``contents`` is one passage. A row with ``title`` and ``text`` is a page, whose text is split at line
-    ends into paragraphs. Raises ``UserError`` for a bad row, with its line, and for an unreadable file.
+    ends into paragraphs, numbered from 0. Raises ``UserError`` for a bad row, with its line, and for a bad file.
     """
     for page, (place, row) in enumerate(numbered(file, progress)):
-        where = f"{file}, {place}"
-        if not isinstance(row, dict):
-            raise _bad(where)
-        for passage in _passages(row, page, where):
-            yield page, passage
-
-
-def _quoted(line: str) -> bool:
-    return len(line) >= 2 and line[0] == line[-1] == '"'
-
-
-def _passages(row: dict[str, Any], page: int, where: str) -> Iterator[Passage]:
-    """Yield the passages of a row. Its id is the row's id or number; paragraphs are numbered from 0."""
-    id_ = str(row.get("id", page))
-    if "contents" in row:
-        yield Passage(id_, _text(row["contents"], where))
-        return
-    title, text = row.get("title"), _text(row.get("text"), where)
-    if not isinstance(title, str):
-        raise _bad(where)
-    title = " ".join(title.split())
-    pieces = list(_paragraphs(text))
-    for count, piece in enumerate(pieces):
-        own = id_ if len(pieces) == 1 else f"{id_}-{count}"
-        yield Passage(own, f'"{title}"\n{piece}')
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        line = " ".join(line.split())
-        for begin in range(0, len(line), MAX_CHARACTERS):
-            yield line[begin : begin + MAX_CHARACTERS]
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise _bad(where)
-    return value
-
-
-def _bad(where: str) -> UserError:
-    return UserError(
-        f"{where}, is not a row with `contents`, or with the texts `title` and `text`",
-        ROW,
-    )
+        is_page = isinstance(row, dict) and "contents" not in row
+        text = row.get("text" if is_page else "contents") if isinstance(row, dict) else None
+        title = row.get("title") if is_page else ""
+        if not isinstance(text, str) or not text.strip() or not isinstance(title, str):
+            raise UserError(
+                f"{file}, {place}, is not a row with `contents`, or with the texts `title` and `text`",
+                ROW,
+            )
+        id_ = str(row.get("id", page))
+        if not is_page:
+            yield page, Passage(id_, text)
+            continue
+        title = " ".join(title.split())
+        lines = (" ".join(line.split()) for line in text.splitlines())
+        pieces = [
+            line[begin : begin + MAX_CHARACTERS]
+            for line in lines
+            for begin in range(0, len(line), MAX_CHARACTERS)
+        ]
+        for count, piece in enumerate(pieces):
+            own = id_ if len(pieces) == 1 else f"{id_}-{count}"
+            yield page, Passage(own, f'"{title}"\n{piece}')
 
 
 # -- by words -----------------------------------------------------------------------------------
@@ -211,12 +195,6 @@ class Bm25:
             return np.zeros(int(self._index.scores["num_docs"]), dtype=np.float32)
         scores: Scores = self._index.get_scores(words)
         return scores
-
-    def search(self, query: str, count: int) -> tuple[Places, Scores]:
-        """Return indices and scores of the best passages that share a word with the query, best first."""
-        scores = self.scores(query)
-        places = best(scores, count)
-        return places, scores[places]
 
 
 def known_words(index: Any, query: str) -> list[str]:
@@ -245,6 +223,104 @@ def need_bm25s() -> Any:
     return bm25s
 
 
+# -- by vectors ---------------------------------------------------------------------------------
+
+
+class Encoder:
+    """Loaded sentence encoder. Raises ``UserError`` for a model that can't be loaded."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        import torch
+        from transformers import AutoModel
+
+        from coterie.models.loading import (
+            check_context,
+            check_safetensors,
+            context_length,
+            load_tokenizer,
+            resolve,
+            with_weights,
+        )
+
+        self.settings = settings
+        source = resolve(settings.model)
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(auto if settings.device == "auto" else settings.device)
+        self._tokenizer = load_tokenizer(source)
+        check_safetensors(source)
+        dtype = torch.float16 if self._device.type == "cuda" else torch.float32
+        model = with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
+        if (context := context_length(model.config)) is not None:
+            check_context(context, settings.max_tokens, source)
+        self._model: Any = model.eval().to(device=self._device)
+
+    def queries(self, texts: Sequence[str]) -> Scores:
+        return self._encode([self.settings.query_prefix + text for text in texts])
+
+    def passages(self, texts: Sequence[str]) -> Scores:
+        return self._encode([self.settings.passage_prefix + text for text in texts])
+
+    def _encode(self, texts: Sequence[str]) -> Scores:
+        size = self.settings.batch
+        parts = [self._batch(texts[begin : begin + size]) for begin in range(0, len(texts), size)]
+        return np.concatenate(parts)
+
+    def _batch(self, texts: Sequence[str]) -> Scores:
+        import torch
+
+        inputs = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=self.settings.max_tokens,
+            return_tensors="pt",
+        ).to(self._device)
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state.float()
+            mask = inputs["attention_mask"].unsqueeze(-1).float()
+            means = (states * mask).sum(1) / mask.sum(1)
+            vectors: Scores = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+        return vectors
+
+
+def _build_vectors(passages: Passages, encoder: Encoder, file: Path, progress: Progress) -> None:
+    """Encode passages into a flat FAISS index of inner products, built in memory (float32)."""
+    import faiss
+
+    step = encoder.settings.batch
+    progress.start(len(passages), "encoding")
+    index: Any = None
+    for begin in range(0, len(passages), step):
+        places = range(begin, min(begin + step, len(passages)))
+        vectors = encoder.passages([passages[place].contents for place in places])
+        if index is None:
+            index = faiss.IndexFlatIP(vectors.shape[1])
+        index.add(vectors)
+        progress.advance(len(places))
+    faiss.write_index(index, str(file))
+
+
+def _open_vectors(file: Path, count: int) -> Any:
+    """Open a FAISS index of ``count`` passages, memory-mapped if FAISS can. Raises ``UserError`` if it does not fit."""
+    import faiss
+
+    try:
+        index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise UserError(
+            f"{file} can't be read as a FAISS index: {str(error).rpartition(': ')[2]}",
+            "download it again, or join all of its parts",
+        ) from error
+    if index.ntotal != count:
+        raise UserError(
+            f"{file} has {index.ntotal:,} vectors, and the corpus {count:,} passages",
+            "give the index of this corpus, and build the corpus from rows with `contents`, which are not split",
+        )
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise UserError(f"{file} does not use inner products", "build it with METRIC_INNER_PRODUCT")
+    return index
+
+
 def _need_faiss() -> None:
     if importlib.util.find_spec("faiss") is None:
         raise UserError("searching by vectors needs the package faiss", "pip install -e '.[dense]'")
@@ -253,42 +329,30 @@ def _need_faiss() -> None:
 # -- the folder ---------------------------------------------------------------------------------
 
 
-class VectorSource(BaseModel):
-    """Encoder of a folder's vectors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    encoder: EncoderSettings
-    identity: str
-    """Hash of the encoder (``EncoderSettings.identity``)."""
-
-
 class Manifest(BaseModel):
     """Manifest of an index folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    form: int
+    form: Literal[3]
     passages: int
     pages: int
     content: str
     """Hash of all passages in order."""
     bm25: bool
-    vectors: VectorSource | None = None
+    encoder: EncoderSettings | None = None
+    """Encoder of the folder's vectors."""
+    encoder_identity: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the manifest of a folder. Raises ``UserError`` if it is not an index."""
         try:
-            manifest = cls.model_validate_json((folder / MANIFEST).read_bytes())
+            return cls.model_validate_json((folder / MANIFEST).read_bytes())
         except (OSError, ValidationError) as error:
             raise UserError(
-                f"{folder} is not an index of pages, or has an older format",
+                f"{folder} is not an index of pages, or has another format",
                 "build one: coterie data index FILE.jsonl FOLDER",
             ) from error
-        if manifest.form != FORM:
-            raise UserError(
-                f"{folder} has format {manifest.form}, not {FORM}", "build the index again"
-            )
-        return manifest
 
 
 def build_index(
@@ -306,20 +370,16 @@ def build_index(
     """
     check_new_folder(folder, "give another folder, or remove it")
     with whole_folder(folder) as new:
-        return fill_index(new, file, bm25=bm25, encoder=encoder, progress=progress or Silent())
+        return _fill_index(new, file, bm25, encoder, progress or Silent())
 
 
-def fill_index(
-    new: Path, file: Path, *, bm25: bool, encoder: EncoderSettings | None, progress: Progress
+def _fill_index(
+    new: Path, file: Path, bm25: bool, encoder: EncoderSettings | None, progress: Progress
 ) -> int:
-    """Build an index like :func:`build_index`, in an empty folder of the caller."""
     if bm25:
         need_bm25s()
-    loaded: Any = None
     if encoder is not None:
         _need_faiss()
-        from coterie.tools.retrieval.vectors import Encoder  # loads torch
-
         loaded = Encoder(encoder)
     offsets, pages, content = array("q", [0]), array("q"), hashlib.sha256()
 
@@ -334,40 +394,46 @@ def fill_index(
                 pages.append(page)
                 yield one.contents
 
-    tokens: Any = None
     if bm25:
         tokens = need_bm25s().tokenize(contents(), show_progress=False)
-    else:
-        deque(contents(), 0)
-    if not pages:
-        raise UserError(f"{file} has no text", "give rows with `contents`, or `title` and `text`")
-    np.save(new / OFFSETS, np.frombuffer(offsets, np.int64))
-    np.save(new / PAGES, np.frombuffer(pages, np.int64))
-    if bm25:
         if not tokens.vocab:
             raise UserError("no passage has a searchable word", "build the index with vectors only")
         index = need_bm25s().BM25()
         index.index(tokens, show_progress=False)
         index.save(str(new), show_progress=False)
-    source = None
+    else:
+        deque(contents(), 0)
+    np.save(new / OFFSETS, np.frombuffer(offsets, np.int64))
+    np.save(new / PAGES, np.frombuffer(pages, np.int64))
+    identity = ""
     if encoder is not None:
-        from coterie.tools.retrieval.vectors import build_vectors
-
-        build_vectors(Passages(new), loaded, new / VECTORS, progress)
+        identity = encoder.identity()
+        _build_vectors(Passages(new), loaded, new / VECTORS, progress)
         place = expanded(encoder.model)
         model = str(place.absolute()) if place.is_dir() else encoder.model
-        absolute = encoder.model_copy(update={"model": model})
-        source = VectorSource(encoder=absolute, identity=encoder.identity())
+        encoder = encoder.model_copy(update={"model": model})
     manifest = Manifest(
         form=FORM,
         passages=len(pages),
         pages=pages[-1] + 1,
         content=content.hexdigest(),
         bm25=bm25,
-        vectors=source,
+        encoder=encoder,
+        encoder_identity=identity,
     )
     (new / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return manifest.passages
+
+
+def index_of(place: Path) -> Path:
+    """Return the index of a folder, or of a file, which is indexed on first use."""
+    if not place.is_file():
+        return place
+    target = home() / "indexes" / f"{sha256(place)}-{FORM}"
+    if not target.is_dir():
+        with new_folder(target) as new:
+            _fill_index(new, place, True, None, Silent())
+    return target
 
 
 # -- search -------------------------------------------------------------------------------------
@@ -382,23 +448,29 @@ class Hit:
 
 
 class Retriever:
-    """Open index; ``search`` returns indices of passages. Thread-safe."""
+    """Open index. Thread-safe. Raises ``UserError`` like :func:`check_index`, and for parts that do not match."""
 
-    def __init__(
-        self,
-        passages: Passages,
-        search: Callable[[Sequence[str], int], list[tuple[Places, Scores]]],
-    ) -> None:
-        self._passages, self._search = passages, search
+    def __init__(self, settings: IndexSettings) -> None:
+        manifest = Manifest.read(settings.folder)
+        self._passages = Passages(settings.folder)
+        self._words = Bm25(settings.folder) if settings.search == "bm25" else None
+        if self._words is None:
+            _need_faiss()
+            self._vectors = _open_vectors(_vector_file(settings), len(self._passages))
+            self._encoder = Encoder(_encoder(settings, manifest))
 
     def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
-        """Return at most ``count`` passages for each query, best first."""
+        """Return at most ``count`` passages for each query, best first; by words, they share a word with the query."""
+        if self._words is not None:
+            all_scores = map(self._words.scores, queries)
+            pairs = [[(place, s[place]) for place in best(s, count)] for s in all_scores]
+        else:
+            vectors = self._encoder.queries(queries)
+            scores, places = self._vectors.search(vectors, min(count, len(self._passages)))
+            pairs = [list(zip(*one, strict=True)) for one in zip(places, scores, strict=True)]
         return [
-            [
-                Hit(self._passages[int(place)], float(score))
-                for place, score in zip(places, scores, strict=True)
-            ]
-            for places, scores in self._search(queries, count)
+            [Hit(self._passages[int(place)], float(score)) for place, score in one if place >= 0]
+            for one in pairs
         ]
 
 
@@ -417,56 +489,34 @@ def check_index(settings: IndexSettings) -> str:
             )
         return digest(manifest.content, "bm25")
     _need_faiss()
-    encoder, file = _encoder(settings, manifest), _vectors(settings)
+    encoder, file = _encoder(settings, manifest), _vector_file(settings)
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")
-    return digest(manifest.content, encoder.identity(), sampled_hash(file))
-
-
-def open_retriever(settings: IndexSettings) -> Retriever:
-    """Open an index. Raises ``UserError`` like :func:`check_index`, and for parts that do not match."""
-    manifest = Manifest.read(settings.folder)
-    passages = Passages(settings.folder)
-    if settings.search == "bm25":
-        words = Bm25(settings.folder)
-        return Retriever(passages, lambda queries, count: [words.search(q, count) for q in queries])
-    _need_faiss()
-    from coterie.tools.retrieval.vectors import Encoder, VectorIndex  # loads torch
-
-    index = VectorIndex(_vectors(settings), len(passages))
-    encoder = Encoder(_encoder(settings, manifest))
-    index.check_width(encoder)
-    return Retriever(passages, lambda queries, count: index.search(encoder.queries(queries), count))
-
-
-def sampled_hash(file: Path) -> str:
-    """Return a hash of a large file's size and both of its ends."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(SAMPLE)
         stream.seek(max(0, size - SAMPLE))
-        return hashlib.sha256(b"%d " % size + head + stream.read()).hexdigest()
+        sample = hashlib.sha256(b"%d " % size + head + stream.read()).hexdigest()
+    return digest(manifest.content, encoder.identity(), sample)
 
 
-def _vectors(settings: IndexSettings) -> Path:
-    file = settings.vectors
-    return settings.folder / VECTORS if file is None else expanded(file)
+def _vector_file(settings: IndexSettings) -> Path:
+    return settings.folder / VECTORS if settings.vectors is None else expanded(settings.vectors)
 
 
 def _encoder(settings: IndexSettings, manifest: Manifest) -> EncoderSettings:
     """Return the encoder. Raises ``UserError`` if it did not make the folder's vectors."""
     if settings.vectors is not None and settings.encoder is not None:
         return settings.encoder
-    source = manifest.vectors
-    if source is None:
+    if manifest.encoder is None:
         raise UserError(
             f"{settings.index} has no vectors",
             "build the index again with --dense MODEL, or give `vectors` and `encoder`",
         )
-    encoder = settings.encoder or source.encoder
-    if encoder.identity() != source.identity:
+    encoder = settings.encoder or manifest.encoder
+    if encoder.identity() != manifest.encoder_identity:
         raise UserError(
             f"the vectors of {settings.index} are not from {encoder.model} with these settings",
-            f"use their encoder, {source.encoder.model}, or build the index again",
+            f"use their encoder, {manifest.encoder.model}, or build the index again",
         )
     return encoder
