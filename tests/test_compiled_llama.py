@@ -200,39 +200,6 @@ def test_rows_that_share_pages_attend_together_and_no_bit_changes(kind: str) -> 
             assert (said.ids, said.logprobs) == found[seed]
 
 
-def test_rows_keep_the_company_with_which_they_share_most() -> None:
-    table = np.array(
-        [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 7, 8, 9], [1, 7, 8, 10], [11, 12, 0, 0], [13, 0, 0, 0]]
-    )  # fmt: skip
-    places = np.array([96, 127, 100, 96, 96, 40, 3])
-    common = np.empty(len(places), np.int64)
-    kernels.compare(table, places, common)
-    assert common.tolist() == [0, 3, 3, 1, 3, 0, 0]
-    kernels.compare(table, np.array([70, 127, 100, 96, 96, 40, 3]), common)
-    assert common[1] == 2  # the third block of the first row is not behind it yet
-    found = []
-    for shared, rows in (([0, 3, 3, 1, 3, 0, 0], range(7)), ([0, 1, 4, 4], range(4)), ([0, 2, 1], range(3)),
-                         ([0, 0, 0], [4, 4, 5])):  # fmt: skip
-        nothing = np.empty((0, 0), np.float32)
-        counts = np.array(shared)
-        tokens = kernels.Tokens(
-            ids=counts, rows=np.array(rows), places=counts, common=counts, pages=table,
-            keys=nothing, values=nothing, hidden=nothing, joined=nothing,
-        )  # fmt: skip
-        begin, groups = 0, []
-        while begin < len(counts):
-            end, blocks = kernels.company.py_func(tokens, begin, len(counts))
-            groups.append((list(range(begin, end)), int(blocks)))
-            begin = end
-        found.append(groups)
-    assert found == [
-        [([0, 1, 2], 3), ([3, 4], 3), ([5], 0), ([6], 0)],
-        [([0], 0), ([1, 2, 3], 4)],
-        [([0, 1], 2), ([2], 0)],
-        [([0, 1], 0), ([2], 0)],
-    ]
-
-
 def test_indexes_of_compiled_loops_that_are_older_than_the_source_are_dropped(
     tmp_path: Path,
 ) -> None:

@@ -134,8 +134,7 @@ def chat(
 ) -> tuple[list[Reply], EndpointUsage]:
     async def talk() -> tuple[list[Reply], EndpointUsage]:
         async with Endpoint(one) as endpoint:
-            asked = {"max_tokens": 30, **more}
-            calls = (endpoint.chat(HELLO, **asked) for _ in range(count))
+            calls = (endpoint.chat(HELLO, **{"max_tokens": 30, **more}) for _ in range(count))
             return await asyncio.gather(*calls), endpoint.usage
 
     return asyncio.run(talk())

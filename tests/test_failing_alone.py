@@ -11,7 +11,7 @@ import torch
 
 from coterie.engines.inprocess import NONE, draw, draw_by_torch
 from coterie.engines.llama import CompiledLlama
-from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.protocol import EngineError, Sampling
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 
 POISON = 211
@@ -102,28 +102,6 @@ def test_a_listener_that_raises_fails_its_own_request(kind: str, what: BaseExcep
     assert list(fine[0].ids) == alone[0] and len(scores[0]) == 1
     assert isinstance(bad, EngineError) and "deaf" in str(bad) and bad.__cause__ is what
     assert len(heard) == 3
-
-
-def test_text_that_can_not_be_read_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = loaded(BOTH["compiled"])
-    engine = engine_of(one)
-    read = type(one.renderer).decode
-    sampling = Sampling(max_tokens=20)
-
-    def broken(self: object, ids: tuple[int, ...]) -> str:
-        if len(ids) == 7:
-            raise UnicodeError("bad bytes")
-        return read(one.renderer, ids)
-
-    monkeypatch.setattr(type(one.renderer), "decode", broken)
-
-    async def ask() -> list[Any]:
-        seven = engine.sample(PROMPT, [0], Sampling(max_tokens=7))
-        return await everything([seven, engine.sample(PROMPT, [0], sampling)])
-
-    bad, fine = asyncio.run(ask())
-    assert isinstance(bad, EngineError) and "bad bytes" in str(bad)
-    assert isinstance(fine[0], Completion) and len(fine[0].ids) == 20
 
 
 @pytest.mark.parametrize("draw", [draw, draw_by_torch])

@@ -107,18 +107,3 @@ def test_the_index_finds_the_page_that_begins_most_like_a_prompt() -> None:
     for page in held:
         index.drop(page)
     assert not index._after and not index._place and index.closest(b"a", (1,)) == (0, 0)
-
-
-def test_rows_that_begin_alike_become_neighbours() -> None:
-    store = pages()
-    store.begin(0, [], 2 * BLOCK)
-    store.begin(1, [], BLOCK)
-    store.begin(2, [store.page(0, 0)], 2 * BLOCK)
-    store.begin(3, [store.page(1, 0)], 3 * BLOCK)
-    held = [[store.page(row, n) for n in range(blocks)] for row, blocks in enumerate((2, 1, 2, 3))]
-    order = store.arrange(4)
-    assert sorted(order) == [0, 1, 2, 3] and abs(order.index(0) - order.index(2)) == 1
-    for row, before in enumerate(order):
-        assert [store.page(row, n) for n in range(len(held[before]))] == held[before]
-        assert store.table[row, : len(held[before])].tolist() == held[before]
-    assert store.arrange(4) == [0, 1, 2, 3]

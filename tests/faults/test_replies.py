@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -170,25 +169,6 @@ def test_a_server_that_fails_is_passed_over_for_one_that_works(
     played, stats, broken = asyncio.run(run())
     assert played == quiet
     assert broken.bad == stats.retries > 0 and stats.failures == 0
-
-
-def test_a_jump_of_the_clock_changes_nothing(
-    server: str, model: LoadedModel, quiet: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock that people set is a stand-in here; setting the real one would harm the machine."""
-    true, jumps = time.time, [3e7, -3e7, 1e9]
-    monkeypatch.setattr(time, "time", lambda: true() + jumps[int(true() * 20) % 3])
-
-    def plan(number: int, body: Body) -> Bad | None:
-        stall = Bad(stall=True)
-        limited = Bad(status=429, headers=(("retry-after", "1"),))
-        return {OPENING + 1: stall, OPENING + 4: limited}.get(number)
-
-    before = time.monotonic()
-    played, stats, between = asyncio.run(_play(server, model, plan, QUICK))
-    assert played == quiet
-    assert between.bad == stats.retries == 2 and stats.failures == 0
-    assert time.monotonic() - before >= QUICK.stall_seconds
 
 
 def test_a_request_asks_for_exactly_what_is_recorded(server: str, model: LoadedModel) -> None:

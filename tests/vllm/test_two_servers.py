@@ -1,22 +1,19 @@
-"""Two real vLLM servers: prompts stay where their beginnings are; weights must be the same."""
+"""Two real vLLM servers: prompts stay where their beginnings are."""
 
 import asyncio
 import random
 import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 
-from coterie.engines.pool import ServerPool, running_servers, vllm_pool
+from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.protocol import Sampling
-from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm.conftest import MODEL, SETTINGS
-from tests.vllm.references import TOLERANCE, apart, behaviour, other_checkpoint, prompts
 
 BLOCK = 32
 BLOCKS = 4
@@ -63,31 +60,3 @@ def test_a_prompt_goes_to_the_server_that_has_its_beginning(
             assert said.cached == (0 if length == 1 else BLOCK * BLOCKS)
     given = [now - then for now, then in zip(prompt_tokens(pair), before, strict=True)]
     assert given[0] == given[1] > 0
-
-
-def test_all_servers_take_new_weights(
-    runner: asyncio.Runner, pair: ServerPool, model: LoadedModel, tmp_path: Path
-) -> None:
-    prompt = prompts(model)[0]
-    runner.run(pair.load(other_checkpoint(tmp_path / "other"), "1"))
-    runner.run(pair.load(Path(model.source), "2"))
-    for said in runner.run(pair.sample(prompt, range(8), HOT)):
-        assert apart(said.logprobs, behaviour(model, prompt, said, HOT)) < TOLERANCE
-
-
-def test_two_servers_with_different_weights_are_refused(
-    runner: asyncio.Runner, pair: ServerPool, model: LoadedModel, tmp_path: Path
-) -> None:
-    folder = other_checkpoint(tmp_path / "other")
-    one, two = pair.members
-
-    async def use() -> None:
-        urls = SETTINGS.model_copy(update={"urls": (one.client.url, two.client.url)})
-        async with running_servers(model.renderer, urls, policy="talker", version="0"):
-            pass
-
-    runner.run(two.backend.reload(two.client, str(folder)))
-    with pytest.raises(UserError, match="two servers have different weights"):
-        runner.run(use())
-    runner.run(pair.load(Path(model.source), "3"))
-    runner.run(use())

@@ -72,7 +72,7 @@ class RunEngines:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process, where the model may have several adapters. ``template_args`` are by default those of the settings.
+        process, where the model may have several adapters. ``template_args`` come from the settings by default.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
