@@ -529,7 +529,7 @@ def train(
     """Train a model in place.
 
     With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
-    ``folder/final``. An objective that reads values needs a model with a value head (``models.heads``), which is
+    ``folder/final``. An objective that reads values needs a model with a value head (``models.adapters``), which is
     trained with it, and not under FSDP.
 
     Args:
