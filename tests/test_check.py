@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from coterie.engines.compiled.llama import CompiledLlama, PagedRows
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.llama import CompiledLlama, PagedRows
 from coterie.engines.padded import PaddedRows
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError

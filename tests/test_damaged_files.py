@@ -158,7 +158,7 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
             2**18,
             lambda: save_checkpoint(tmp_path, 1, dict(model.named_parameters()), optimizer, {}),
         ),
-        (2**18, lambda: save_final(model, tmp_path / "final", {}, None)),
+        (2**18, lambda: save_final(model, tmp_path / "final", {})),
         (
             64,
             lambda: with_reference(

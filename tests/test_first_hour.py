@@ -50,7 +50,6 @@ PLACES = (
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
     ("export", "data", "run", "--to", "jsonl", "--out", "{}/files"),
-    ("import", "some.jsonl", "{}/store.sqlite"),
     ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
 )  # fmt: skip
 
@@ -104,7 +103,6 @@ def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty.jsonl").touch()
     check = ("data", "check", "colbench_code", "--source", "empty.jsonl")
     assert "empty.jsonl is empty" in refused(cli, *check)
-    assert "empty.jsonl is empty" in refused(cli, "import", "empty.jsonl", "new.sqlite")
 
 
 def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: Path) -> None:

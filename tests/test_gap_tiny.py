@@ -19,7 +19,7 @@ from coterie.recipes.trainings import STAGE
 from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.reinforce.loop import step_records
-from coterie.tools.retrieval.tool import titles_in
+from coterie.tools.search import titles_in
 
 FEW = [
     "traces.tasks=24", "evaluate.tasks=8", "train.epochs=1", "train.batch_rows=8", "rollout.max_tokens=96",

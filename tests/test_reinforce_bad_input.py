@@ -47,12 +47,6 @@ class Ended(Exchange):
     def tasks(self, split, count, seed, after=()):
         return [] if after else super().tasks(split, count, seed)
 
-class Nameless(Exchange):
-    name = "nameless"
-
-    def tasks(self, split, count, seed, after=()):
-        return [replace(task, id="") for task in super().tasks(split, 1, seed, after)]
-
 class Ungraded(Exchange):
     name = "ungraded"
 
@@ -142,12 +136,6 @@ def test_a_later_draw_is_checked_as_the_first_one_is(
     own = words(tmp_path, term, "steps.count=2", environment=environment)
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert message in said and len(records) == 1
-
-
-def test_a_task_without_an_id_is_refused_before_the_run(tmp_path: Path) -> None:
-    own = words(tmp_path, environment="Nameless")
-    with pytest.raises(UserError, match="task 1 an empty id"):
-        made("rl/grpo", own).check()
 
 
 @pytest.mark.slow

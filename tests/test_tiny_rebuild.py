@@ -100,6 +100,6 @@ def test_the_acts_model_plays(rebuilt: Callable[[str], Path]) -> None:
 def test_the_encyclopedia_model_searches_for_what_it_is_asked(
     rebuilt: Callable[[str], Path],
 ) -> None:
-    from tests.test_encyclopedia_rows import share_of_right_calls
+    from tests.test_encyclopedia import share_of_right_calls
 
     assert share_of_right_calls(str(rebuilt("encyclopedia"))) > 0.5

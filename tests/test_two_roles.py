@@ -238,7 +238,7 @@ def test_a_value_head_goes_on_from_the_last_one(tmp_path: Path) -> None:
         roles = Roles([critic], recipe.settings.engine, run)
         trained = roles.load_to_train("critic", 0)
         trained.model.value_head.bias.data.fill_(0.25)
-        save_final(trained.model, Path(roles.path("critic", 1)), {}, Path(trained.source))
+        save_final(trained.model, Path(roles.path("critic", 1)), {})
         assert weight_hash(roles.load_to_train("critic", 1).model) == weight_hash(trained.model)
 
 

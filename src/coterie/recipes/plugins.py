@@ -46,7 +46,7 @@ def _settings(located: Plugin) -> "type[RecipeSettings]":
     """Return the settings of a recipe class, with the plug-in's name as the name of the method."""
     from pydantic import create_model
 
-    from coterie.config.construct import settings_type_of
+    from coterie.config.plugins import settings_type_of
     from coterie.recipes.settings import RecipeSettings
 
     own = settings_type_of(located, RecipeSettings)

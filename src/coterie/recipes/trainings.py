@@ -28,10 +28,9 @@ from coterie.runs.reinforce.sampling import BatchRules, GroupSampler, sampling_o
 from coterie.runs.reinforce.settings import ReinforceSettings
 from coterie.runs.roles import load_selections
 from coterie.training.checkpoint import TrainingReport, weight_hash
-from coterie.training.launch import launches, train_on_ranks
-from coterie.training.losses import DPO, SFT, ValueLoss
+from coterie.training.distributed import launches, train_on_ranks
+from coterie.training.losses import DPO, SFT, Objective, Reads, ValueLoss
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
-from coterie.training.objective import Objective, Reads
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings, weight_dtype

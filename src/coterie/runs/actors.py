@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.chat_model import open_chat
-from coterie.environments.protocol import (
-    Environment,
-    Openers,
-    Scripted,
-    Shared,
-    openers_of,
-    persons_of,
-)
+from coterie.environments.protocol import Environment, Openers, Shared, openers_of, persons_of
 from coterie.environments.user_simulator import (
     SCRIPT,
     ModelUserSimulator,
@@ -72,5 +65,5 @@ async def _simulator(
     stack: AsyncExitStack,
 ) -> UserSimulator:
     if settings is None or (settings.url is None and settings.model == SCRIPT):
-        return check_script(environment.script if isinstance(environment, Scripted) else None)
+        return check_script(getattr(environment, "script", None))
     return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)

@@ -20,9 +20,8 @@ from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import Credit, Item, ItemKey, Metrics, Task, Tree
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather, dialogue_tokens
-from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Search, path_tree
+from coterie.rollout.tree_search import Rollout, Search, path_tree
 from coterie.runs.evaluation_results import grade_means
 
 

@@ -45,7 +45,7 @@ from coterie.recipes.trainings import prefer, train_role
 from coterie.record.tree import ItemKey, Metrics, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rewards.critics import Correction, correction_question, read_correction
-from coterie.rollout.written_turns import WrittenTurn, write_path
+from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.loop import Stage

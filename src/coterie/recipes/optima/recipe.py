@@ -26,7 +26,7 @@ Deliberate deviations from the released code:
 * The partner's turns are ``user`` messages.
 * R_loss is computed given the turn's context, as in the paper. The code scores each turn alone.
 * The threshold is applied before the top share, as in the paper.
-* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.grower``).
+* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.tree_search``).
 * Pairs use the values of the finished tree.
 * A dialogue that reaches the turn limit keeps its last answer, as in evaluation.
 """
@@ -68,9 +68,8 @@ from coterie.rewards.dialogue_reward import (
 )
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
-from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
+from coterie.rollout.tree_search import Judgment, Rollout, TreeSearch, Value, growth, node_values
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import (
     Done,

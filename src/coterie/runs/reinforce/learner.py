@@ -23,7 +23,7 @@ from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.runs.roles import Roles
 from coterie.training import checkpoint
-from coterie.training.objective import Objective
+from coterie.training.losses import Objective
 from coterie.training.reference import with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
