@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
-from coterie.models.logprobs import entropies, sequence_entropies
+from coterie.models.logprobs import entropies, sequence_logprobs, token_entropies
 from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Piece, Row, Segment, Target, View, rows, view
 from coterie.record.turn import Part, Sample, Speaker, make_turn
@@ -253,9 +253,9 @@ def test_the_divergence_counts_where_there_is_no_advantage():
 @pytest.mark.parametrize("rule", [None, CostRule(0.0)], ids=["flat", "packed"])
 def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
     model, items = tiny_llama(), some_rows(5)
-    found = sequence_entropies(
+    found = sequence_logprobs(
         model, [row.ids for row in items], [places(row) for row in items], rule,
-        temperature=temperature, gradient=True,
+        compute=token_entropies, temperature=temperature, gradient=True,
     )  # fmt: skip
     for row, (logprobs, exact) in zip(items, (one.unbind(-1) for one in found), strict=True):
         own = (model(torch.tensor([row.ids])).logits[0] / temperature).log_softmax(-1)

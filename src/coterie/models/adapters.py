@@ -73,12 +73,9 @@ def add_lora(
             f"a LoRA adapter on {', '.join(missing)} does not fit this model: it has no such layer",
             LAYERS,
         )
+    targets = ALL_LINEAR if all_linear else list(target_modules)
     config = LoraConfig(
-        r=r,
-        lora_alpha=alpha,
-        target_modules=ALL_LINEAR if all_linear else list(target_modules),
-        lora_dropout=dropout,
-        task_type="CAUSAL_LM",
+        r=r, lora_alpha=alpha, target_modules=targets, lora_dropout=dropout, task_type="CAUSAL_LM"
     )
     with _fitting(f"a LoRA adapter on {', '.join(target_modules)}", LAYERS):
         if isinstance(model, PeftModel):
@@ -248,16 +245,12 @@ def base_fingerprint(model: Any, weights: Mapping[str, Tensor] | None = None) ->
     weights if they are sharded.
     """
     digest = hashlib.sha256()
-    base = {
-        re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX)): (
-            (weights or {}).get(name, own)
-        )
-        for name, own in model.named_parameters()
-        if ".lora_" not in name and ".modules_to_save." not in name
-    }
+    base: dict[str, Tensor] = {}
+    for name, own in model.named_parameters():
+        plain = re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX))
+        is_added = ".lora_" in name or ".modules_to_save." in name or plain.startswith(f"{HEAD}.")
+        base |= {} if is_added else {plain: (weights or {}).get(name, own)}
     for name, weight in sorted(base.items()):
-        if name.startswith(f"{HEAD}."):
-            continue
         (total,) = checksums([weight.detach().to(torch.bfloat16)])
         digest.update(f"{name} {list(weight.shape)} {total}\n".encode())
     return digest.hexdigest()

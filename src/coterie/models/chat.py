@@ -32,7 +32,15 @@ from coterie.config.folders import encoded
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import json_text, mapped, openai_call
 from coterie.models.control import ControlTokens
-from coterie.models.template import WORD, ChatTemplate, Layout, Slot, TemplateMessage, TextPiece
+from coterie.models.template import (
+    USER,
+    WORD,
+    ChatTemplate,
+    Layout,
+    Slot,
+    TemplateMessage,
+    TextPiece,
+)
 from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import (
@@ -141,8 +149,7 @@ class ChatRenderer:
 
     def format_turn(self, text: str) -> str:
         """Return the text of :meth:`encode_turn`, with a closed or empty thought as the template writes it."""
-        pieces = self._turn_pieces(text)
-        return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+        return "".join(one if isinstance(one, str) else one.text for one in self._turn_pieces(text))
 
     def parts(
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
@@ -216,9 +223,7 @@ class ChatRenderer:
 
     def _is_open(self, message: TemplateMessage) -> bool:
         """Return True if a message can continue: its last turn was sampled without an end of turn."""
-        if message.role != "assistant" or not message.slots:
-            return False
-        turn = message.slots[-1].turn
+        turn = message.slots[-1].turn if message.slots and message.role == "assistant" else None
         return _continues(message) or (turn is not None and turn.ids[-1] not in self.end_ids)
 
     def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -469,14 +474,13 @@ class ChatRenderer:
         """
         marks = self.template.thoughts
         assert marks is not None
-        thought = f"{WORD}t"
-        answer = TemplateMessage("assistant", (Slot(WORD),))
-        if thinks:
-            answer = replace(answer, thought=Slot(thought), thought_key=marks.key,
-                             before=marks.open, after=marks.close)  # fmt: skip
-        message = answer.message(WORD, lambda slot: slot.text)
+        thought, answer = f"{WORD}t", {"role": "assistant", "content": WORD}
+        if thinks and marks.key:
+            answer[marks.key] = thought
+        elif thinks:
+            answer["content"] = marks.open + thought + marks.close + WORD
         prompt = self.template.prompt
-        whole = self.template.text([{"role": "user", "content": "a"}, message], False)
+        whole = self.template.text([USER, answer], False)
         common = commonprefix([prompt, whole])  # noqa: RUF071
         rest, is_opened = whole[len(common) :], bool(prompt[len(common) :].strip())
         if not thinks:

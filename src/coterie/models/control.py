@@ -65,19 +65,19 @@ class ControlTokens:
             or (text.strip() and one in in_template)
             or (_SIGNED.search(text) and text in template.source)
         )
+        nonce = secrets.token_hex(8)
+        self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
         self._checked = self.ids - ({tokenizer.unk_token_id} - in_template)
         self._words = {  # role markers that the template writes, and that are no added tokens
             one
             for text, one, start, stop in spans
             if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
         }
-        self._markers = self._plain_markers(texts)
+        self._markers = self._plain_markers(texts, re.compile(rf"\ue000{nonce}n\d+\ue001"))
         self._signed = {
             i for i in self.ids if len(t := self._texts[i].strip()) > 1 and _SIGNED.search(t)
         }
         self._firsts = {_fold(self._texts[i].lstrip())[:1] for i in self.ids}
-        nonce = secrets.token_hex(8)
-        self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
         self._encoder = self._make_encoder()
         names = (self._texts | self._names).items()
         encoded = {self._encoder.token_to_id(name): i for i, name in names}
@@ -129,28 +129,21 @@ class ControlTokens:
     def find_ids(self, text: str) -> list[int]:
         return [one for one, *_ in self._scan(text) if one in self.ids]
 
-    def _plain_markers(self, chats: Sequence[Sequence[str]]) -> re.Pattern[str] | None:
+    def _plain_markers(
+        self, chats: Sequence[Sequence[str]], control: re.Pattern[str]
+    ) -> re.Pattern[str] | None:
         """Return a pattern of lines that separate turns where no control token does.
 
         A plain word is no marker, since breaking it up would damage contents.
         """
         markers: set[str] = set()
         for chat in chats:
-            runs = [list(self._runs(text)) for text in chat]
+            runs = [control.split(self._rename(text, self.ids)) for text in chat]
             if any(len(one) == 1 and _SIGNED.search(one[0]) for one in runs[1:]):
                 lines = (line.strip() for one in runs for run in one for line in run.split("\n"))
                 markers |= {_fold(line) for line in lines if len(line) > 1 and _SIGNED.search(line)}
         longest = sorted(markers, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest))) if markers else None
-
-    def _runs(self, text: str) -> Iterator[str]:
-        """Split a text at control tokens."""
-        at = 0
-        for one, start, stop in self._scan(text):
-            if one in self.ids:
-                yield text[at:start]
-                at = stop
-        yield text[at:]
 
     # -- encoding ---------------------------------------------------------------------------------
 

@@ -287,20 +287,6 @@ def sequence_logprobs(
     return [values_N.index_select(0, row) for row in batch.rows]
 
 
-def sequence_entropies(
-    model: Any,
-    sequences: Sequence[Ids],
-    places: Sequence[Sequence[int]],
-    rule: CostRule | None = None,
-    **options: Any,
-) -> list[Tensor]:
-    """Return log-probs of the same tokens and entropies (nats) of their distributions; ``[places, 2]`` each.
-
-    ``options`` are those of :func:`token_entropies`.
-    """
-    return sequence_logprobs(model, sequences, places, rule, compute=token_entropies, **options)
-
-
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
     """Build the mask: a node attends to itself and its ancestors, padding to itself."""
     mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)

@@ -43,7 +43,7 @@ WORD = f"word{NONCE}"
 _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 _SWITCH = re.compile(r"/(?:no_)?think\b")
 """Words that some templates act on and remove from messages (SmolLM3, Nemotron Nano 2)."""
-_USER = {"role": "user", "content": "a"}
+USER = {"role": "user", "content": "a"}
 _ANSWER = {"role": "assistant", "content": WORD}
 _MARK = re.compile(r"<[^<>]*>\s*")
 _LAST_MARK = re.compile(r"<[^<>]*>\s*$")
@@ -160,7 +160,7 @@ class ChatTemplate:
             self.text([user], True)
             problem = f"the chat template of {self.name} shows nothing of a user's message"
             raise UserError(problem, "use another template")
-        whole = self.text([_USER, _ANSWER], False)
+        whole = self.text([USER, _ANSWER], False)
         lead = whole.removeprefix(self.prompt).partition(WORD)[0]
         if not self.header and whole.startswith(self.prompt) and lead.strip():
             raise UserError(
@@ -173,12 +173,12 @@ class ChatTemplate:
 
     @cached_property
     def prompt(self) -> str:
-        return self.text([_USER], True)
+        return self.text([USER], True)
 
     @cached_property
     def header(self) -> str:
         """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
-        closed, prompt = self.text([_USER], False), self.prompt
+        closed, prompt = self.text([USER], False), self.prompt
         cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
         if cut < len(closed):  # the chat ends with other text: begin with a whole token
             tokens = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
@@ -210,7 +210,7 @@ class ChatTemplate:
         at = self.header.rfind(open_.strip())
         core = self.header if at < 0 else self.header[:at]
         opened = at >= 0 and _first_mark(close.strip()) not in self.header[at:]
-        before = self.try_text([_USER, _ANSWER], False).partition(WORD)[0]
+        before = self.try_text([USER, _ANSWER], False).partition(WORD)[0]
         answer = before[before.rfind(core) + len(core) :] if core and core in before else ""
         return Thoughts(key, open_, close, answer, opened)
 
@@ -221,7 +221,7 @@ class ChatTemplate:
         for calls in ({}, {"tool_calls": [call]}):
             for key in _THOUGHT_KEYS:
                 message = {"role": "assistant", "content": "" if calls else answer, key: thought}
-                text = self.try_text([_USER, {**message, **calls}], False)
+                text = self.try_text([USER, {**message, **calls}], False)
                 before, mark, after = text.partition(thought)
                 if not mark:
                     continue
@@ -235,7 +235,7 @@ class ChatTemplate:
                     return key, mark + rest, close
         for open_, close in _MARKS:
             content = f"{open_}{thought}{close}{answer}"
-            text = self.try_text([_USER, {"role": "assistant", "content": content}, _USER], False)
+            text = self.try_text([USER, {"role": "assistant", "content": content}, USER], False)
             opened = self.header.rstrip().endswith(open_.strip())
             named = open_.strip() in self.source and close.strip() in self.source
             if opened or named or (answer in text and thought not in text):
@@ -346,10 +346,8 @@ class TemplateMessage:
         calls = self.calls
         if self.around:
             value = json_text({"value": show(Slot("call", edge="last"))})
-            names = [
-                show(Slot(calls[0].name, edge="first")),
-                *(sign(one.name) for one in calls[1:]),
-            ]
+            first = show(Slot(calls[0].name, edge="first"))
+            names = [first, *(sign(one.name) for one in calls[1:])]
             calls, sign = tuple(ToolCall("", name, value) for name in names), str
         if calls:
             message["tool_calls"] = [
@@ -376,7 +374,7 @@ class Layout:
     a control token. The same holds for all texts of tools and calls.
 
     Some templates take results only after a message with calls. A *stand-in* message replaces an own turn there: its
-    first name and last argument are sentinels, and the turn replaces the template's text between them.
+    first name and last argument are sentinels, and the turn replaces the text around them.
 
     Raises ``UserError`` for a chat that the template refuses or does not show.
     """
@@ -407,44 +405,42 @@ class Layout:
             numbers.append(range(len(self._slots) - len(one.slots), len(self._slots)))
             whole.append(one.message(text, self._sentinel, self._sign))
         everything = range(len(chat))
-        pieces, shown = self._read(whole), list(everything)
+        pieces, indices = self._read(whole), list(everything)
         if pieces is None:
-            mixed = [[*plain[:i], whole[i], *plain[i + 1 :]] for i in everything]
-            shown = [i for i in everything if self._read(mixed[i]) is not None]
-            hidden_texts = [
-                one.message(self._with_hidden(one), self._sentinel, self._sign) for one in chat
+            trials = [[*plain[:i], whole[i], *plain[i + 1 :]] for i in everything]
+            indices = [i for i in everything if self._read(trials[i]) is not None]
+            texts = [self._hide(one, lambda text: self._sentinel(Slot(text))) for one in chat]
+            rewrites = [
+                one.message(text, self._sentinel, self._sign)
+                for one, text in zip(chat, texts, strict=True)
             ]
-            pieces = self._read([whole[i] if i in shown else hidden_texts[i] for i in everything])
+            pieces = self._read([whole[i] if i in indices else rewrites[i] for i in everything])
             if pieces is None:
-                pieces, shown = self._read(hidden_texts), []
+                pieces, indices = self._read(rewrites), []
         if pieces is None:
             raise UserError(
                 "the chat template changes what messages say so that their text can't be told from "
                 f"its own (roles {[one.role for one in chat]})",
                 "use another template, or leave out of the messages what looks like a control token",
             )
-        self._check_shown(shown, numbers)
+        self._check_shown(indices, numbers)
         self._insert_turns(pieces)
         self.pieces = pieces
 
     def _read(self, messages: Sequence[Mapping[str, Any]]) -> list[TextPiece] | None:
         """Return the pieces; ``None`` if the contents, put back, do not give the text of the plain chat."""
-        first, *parts = _SENTINEL.split(
-            self._template.text(messages, self._generation, self._tools)
-        )
+        text = self._template.text(messages, self._generation, self._tools)
+        first, *parts = _SENTINEL.split(text)
         if not self._text.startswith(first):
             return None
         pieces: list[TextPiece] = [first]
         at = len(first)
         self._order = []
         for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            is_turn = kind == "turn"
-            slot = self._slots[int(number)] if is_turn else Slot(chr(int(number)))
-            self._order.append(int(number) if is_turn else -1)
-            for form in _forms(slot.text):
-                if self._text.startswith(form + after, at):
-                    break
-            else:
+            slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
+            self._order.append(int(number) if kind == "turn" else -1)
+            forms = (one for one in _forms(slot.text) if self._text.startswith(one + after, at))
+            if (form := next(forms, None)) is None:
                 return None
             pieces += [slot if form == slot.text else replace(slot, text=form), after]
             at += len(form + after)
@@ -497,14 +493,15 @@ class Layout:
                 )
             pieces[start : stop + 1] = [before[:at], *one.slots, after[end:]]
 
-    def _with_hidden(self, message: TemplateMessage) -> str:
-        split = self._hidden(message)
-        return "".join(self._sentinel(Slot(one)) if is_hidden else one for one, is_hidden in split)
-
     def _sign(self, text: str) -> str:
         """Replace the characters of a tool's or call's text that may begin a control token by sentinels."""
-        split = self._hidden(TemplateMessage("tool", (Slot(text),)))
-        return "".join(f"sign{NONCE}n{ord(one)}z" if is_hidden else one for one, is_hidden in split)
+        message = TemplateMessage("tool", (Slot(text),))
+        return self._hide(message, lambda one: f"sign{NONCE}n{ord(one)}z")
+
+    def _hide(self, message: TemplateMessage, replace: Callable[[str], str]) -> str:
+        return "".join(
+            replace(one) if is_hidden else one for one, is_hidden in self._hidden(message)
+        )
 
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)

@@ -22,7 +22,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import token_values, using
 from coterie.models.check import check
 from coterie.models.loading import reading, writing
-from coterie.models.logprobs import sequence_entropies, sequence_logprobs
+from coterie.models.logprobs import sequence_logprobs, token_entropies
 from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.progress import Progress, Silent
 from coterie.record.rows import UNPREDICTED, Pair, Row
@@ -75,8 +75,8 @@ def read_rows(
         return token_values(model, ids, at, rule, before=reads == "states")
     if reads == "logprobs":
         return sequence_logprobs(model, ids, at, rule, temperature=temperature)
-    gradient = reads == "entropies"
-    return sequence_entropies(model, ids, at, rule, temperature=temperature, gradient=gradient)
+    options = {"temperature": temperature, "gradient": reads == "entropies"}
+    return sequence_logprobs(model, ids, at, rule, compute=token_entropies, **options)
 
 
 def row_logprobs(
