@@ -31,8 +31,8 @@ VOLATILE = re.compile("second|^began$|^settings$")
 and the settings themselves stand only in files that are not read."""
 NUMBERS = {"ids": "<i4", "logprobs": "<f4"}
 JSON = {"parts", "calls", "results", "messages"}
-ROW_NUMBERS = {"key", "tree", "toolset", "digest"}
-"""Columns of the store: numbers, JSON, and what depends on the order in which items were finished."""
+ROW_NUMBERS = {"key", "tree", "toolset", "digest", "position"}
+"""Columns of the store: numbers, JSON, and numbers of rows, of which the order is compared."""
 Values = dict[str, Any]
 steps: list[Values] = []
 
