@@ -326,8 +326,8 @@ class Trainer(Generic[Item]):
                 self._tally.parts.clear()
             counts = self._record.counts
             counts.rows += len(batch.items)
-            counts.too_long += batch.too_long
-            counts.empty += batch.empty
+            counts.dropped_too_long += batch.too_long
+            counts.dropped_empty += batch.empty
             counts.tokens += batch.tokens
             counts.targets += sum(batch.targets)
             counts.computed_tokens += sum(family.nodes for family in families)
@@ -360,8 +360,8 @@ class Trainer(Generic[Item]):
 
     def leave_out(self, too_long: int, empty: int) -> None:
         """Count items that the caller dropped."""
-        self._record.counts.too_long += too_long
-        self._record.counts.empty += empty
+        self._record.counts.dropped_too_long += too_long
+        self._record.counts.dropped_empty += empty
 
     def save(self) -> None:
         """Write a checkpoint now."""
