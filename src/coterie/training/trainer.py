@@ -215,7 +215,7 @@ class Trainer(Generic[Item]):
 
     Args:
         model: Model, with or without adapters.
-        objective: Objective to minimize. One that reads values needs a value head (``models.heads``), without FSDP.
+        objective: Objective to minimize. One that reads values needs a value head (``models.adapters``), without FSDP.
         folder: Folder of checkpoints, metrics and final weights.
         steps: Number of optimizer steps, which the schedule needs; if ``None`` the learning rate has to be constant.
         adapter: Name of the adapter to train; the active one by default.
