@@ -403,13 +403,10 @@ class Store:
             f"{where} ORDER BY iteration, stage, task, sample"
         )
         with explained(self.path):
-            rows = self._db.execute(find, values).fetchall()
-            for *names, _, _, is_whole in rows:
-                if not is_whole:
-                    raise BrokenRecord(f"item {'/'.join(map(str, names))} differs from its digest")
+            rows = self._checked(find, values, f"item {iteration}/{stage}/{task}")
             return [
                 Item(ItemKey(*names), failure, value_of(tables.METRICS, metrics))
-                for *names, failure, metrics, _ in rows
+                for *names, failure, metrics in rows
             ]
 
     def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
@@ -419,10 +416,6 @@ class Store:
         """Return the metrics of an item; ``None`` if it is not finished."""
         items = self.items(key.iteration, key.stage, key.task, key.sample)
         return items[0].metrics if items else None
-
-    def metrics_of(self, sample: str) -> list[Metrics]:
-        """Return the metrics of finished items with this sample name, in all iterations and stages."""
-        return [item.metrics for item in self.items(sample=sample)]
 
     def tree(self, iteration: int, stage: str, task: str) -> Tree:
         """Return the tree of a task; ``KeyError`` without one."""

@@ -337,8 +337,9 @@ def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
 def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     """Write the turns of an item's tree that the store does not have.
 
-    ``sample`` and ``position`` of a turn are the minimum over all items that contain it, so a tree does not depend on
-    the order in which its items finished. Raises ``ValueError`` for a contradiction to the record.
+    ``sample`` and ``position`` (among turns and requests) of a turn are the minimum over all items that contain it, so
+    a tree does not depend on the order in which its items finished. Raises ``ValueError`` for a contradiction to the
+    record.
     """
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
@@ -347,9 +348,12 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     find = "SELECT key FROM tree WHERE root = ?"
     row: int = db.execute(find, (tree.root,)).fetchone()[0]
     db.executemany("INSERT OR IGNORE INTO blob VALUES (?, ?)", tree.images.items())
-    for request in tree.requests.values():
-        _add_request(db, row, request)
-    for position, turn in enumerate(tree.turns.values()):
+    waiting, position = dict(tree.requests), -1
+    for turn in tree.turns.values():
+        position += 1
+        if turn.prompt in waiting:
+            _add_request(db, row, waiting.pop(turn.prompt))
+            position += 1
         find = "SELECT sample, position FROM turn WHERE id = ?"
         old = db.execute(find, (turn.id,)).fetchone()
         if old is None:
@@ -359,6 +363,8 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
         elif (key.sample, position) < old:
             move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
             db.execute(move, (key.sample, position, turn.id))
+    for request in waiting.values():
+        _add_request(db, row, request)
     for outcome in tree.outcomes.values():
         _add_outcome(db, row, outcome)
 

@@ -111,12 +111,9 @@ class ReplayMismatch(EngineError):
 
 
 class Branches:
-    """All branches of one tree.
+    """All branches of one tree, with a sampler for each actor.
 
-    Args:
-        samplers: One sampler for each actor.
-        sessions: Shared with other trees.
-        seconds: Time limit of each call of the environment.
+    ``sessions`` are shared with other trees; ``seconds`` is the time limit of each call of the environment.
     """
 
     def __init__(

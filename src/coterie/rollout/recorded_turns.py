@@ -24,9 +24,6 @@ async def state_after(
     """Return the state of a pure environment after a recorded turn, without the environment's observations.
 
     The state ends if the environment ends it at this turn, even if the recorded path continues.
-
-    Args:
-        shared: Resources of the environment, if it needs any.
     """
     left = left_after(state.left or environment.limits, [turn])
     now = replace(state, turns=(*state.turns, turn), left=left, end=None)
@@ -47,8 +44,7 @@ def recorded_response(
 ) -> Response:
     """Return ``text`` by ``author`` as the agent's next turn, and update ``context``.
 
-    Args:
-        end: Append the end-of-turn token. Pass ``False`` for a turn that ends with a stop string.
+    Pass ``end=False`` for a turn that ends with a stop string instead of the end-of-turn token.
     """
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)

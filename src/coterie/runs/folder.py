@@ -79,7 +79,7 @@ class RunTracker:
             self._tracker.close()
 
     def _steps(self) -> int:
-        finished = self._store.metrics_of(FINISHED)
+        finished = [item.metrics for item in self._store.items(sample=FINISHED)]
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
 
 

@@ -89,13 +89,7 @@ def prepare_model(
     """Prepare a model for training inside the block, and restore it at the end.
 
     A new adapter is removed at the end and the value head is reset: their weights are in the training's ``final``
-    folder.
-
-    Args:
-        model: Model, with or without adapters.
-        settings: Settings of the training.
-        adapter: Name of the adapter to train, if the model has several.
-        reads: Kind of values that the objective reads.
+    folder. ``adapter`` is the name of the adapter to train, if the model has several.
     """
     head = find_head(model)
     if reads in OF_A_HEAD and head is None:

@@ -267,8 +267,8 @@ class Counts:
     """Counts of a training so far, as in :class:`TrainingReport`."""
 
     rows: int
-    too_long: int
-    empty: int
+    dropped_too_long: int
+    dropped_empty: int
     tokens: int
     targets: int
     computed_tokens: int
@@ -356,7 +356,7 @@ class Record:
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
             "tokens_per_second": speed,
-            "rows_dropped": counts.too_long + counts.empty,
+            "rows_dropped": counts.dropped_too_long + counts.dropped_empty,
             **measures,
         }
         if self.total is not None:
@@ -398,16 +398,10 @@ class Record:
     def finish(self) -> TrainingReport:
         """Save the final weights and remove the checkpoints."""
         tail, final = self._losses[-max(len(self._losses) // 10, 1) :], self._folder / "final"
-        counts = self.counts
         report = TrainingReport(
             final=final,
             steps=len(self._losses),
-            rows=counts.rows,
-            dropped_too_long=counts.too_long,
-            dropped_empty=counts.empty,
-            tokens=counts.tokens,
-            targets=counts.targets,
-            computed_tokens=counts.computed_tokens,
+            **asdict(self.counts),
             first_loss=self._losses[0] if self._losses else 0.0,
             last_loss=sum(tail) / max(len(tail), 1),
             seconds=self._seconds,

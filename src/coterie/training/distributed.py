@@ -201,13 +201,9 @@ def launches(settings: TrainingSettings) -> bool:
 def check_launch(
     settings: TrainingSettings, device: str, key: str = "train", *, head: bool = False
 ) -> None:
-    """Raise ``UserError`` if the ranks can't be started.
+    """Raise ``UserError`` if the ranks can't be started; ``key`` is the name of the settings.
 
-    Args:
-        settings: Settings of the training.
-        device: Device type of the model.
-        key: Name of the settings in messages.
-        head: True if the model has a value head, which can't be trained sharded.
+    A model with a value ``head`` can't be trained sharded.
     """
     if not launches(settings):
         return

@@ -189,13 +189,9 @@ def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tenso
 def side_statistic(
     rows: Sequence[Row], values: Sequence[torch.Tensor], normalise: Normalise
 ) -> torch.Tensor:
-    """Reduce a side's values to a scalar of their dtype.
+    """Reduce a side's values of the target tokens (``Row.predicted``) to a scalar of their dtype.
 
-    Args:
-        rows: Rows of the side.
-        values: Values of each row's target tokens (``Row.predicted``).
-        normalise: ``none``: sum over tokens. ``tokens``: mean over tokens. ``turns``: sum over turns of the mean over a
-            turn's tokens (SWEET-RL, arXiv 2503.15478, equations 2 and 3).
+    ``none``: sum over tokens. ``tokens``: mean over tokens. ``turns``: sum over turns of the mean over a turn's tokens.
     """
     tokens = torch.cat(list(values))
     if normalise == "none":

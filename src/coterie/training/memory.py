@@ -295,16 +295,11 @@ def training_memory(
     references: int = 0,
     sampling: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
-    """Plan the memory of a training on one device.
+    """Plan the memory of a training on one device; ``key`` is the name of its settings.
 
-    Args:
-        key: Name of its settings.
-        models: Models that train in turn; each keeps its weights and moments. The first is the policy.
-        device: ``cpu``, or the name of a GPU.
-        ranks: Number of ranks: each has a GPU, or all share the memory of a CPU.
-        sharded: True if ranks keep slices (FSDP2), False if each keeps a copy.
-        references: Number of frozen copies of the policy.
-        sampling: Bytes of an engine that samples between steps, without the weights, which it shares.
+    ``models`` train in turn, and each keeps its weights and moments; the first is the policy. Ranks have a GPU each, or
+    share the memory of a CPU. ``references`` is the number of frozen copies of the policy, ``sampling`` the bytes of an
+    engine that samples between steps, without the weights, which it shares.
     """
     terms: Counter[str] = Counter()
     for model in models:
@@ -337,14 +332,9 @@ def training_memory(
 def cache_memory(
     shape: ModelShape, engine: EngineSettings, dtype_bytes: int, dialogues: int, length: int
 ) -> dict[str, int]:
-    """Return the bytes that the embedded engine takes beside the weights.
+    """Return the bytes that the embedded engine takes beside the weights, for dialogues of at most ``length`` tokens.
 
-    Args:
-        shape: The model that samples.
-        engine: Settings of the engine.
-        dtype_bytes: Bytes of one weight.
-        dialogues: Number of dialogues of a stage or step; ``engine.max_batch`` of them run at once.
-        length: Tokens of the longest dialogue.
+    ``engine.max_batch`` of the dialogues run at once.
     """
     on_cpu = engine.device_name == "cpu"
     rows, token = min(engine.max_batch, dialogues), shape.cache_token * dtype_bytes

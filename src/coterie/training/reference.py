@@ -191,17 +191,9 @@ def with_reference(
 ) -> list[Pair]:
     """Set ``reference`` of each pair; a pair that is too long to train gets none.
 
-    Args:
-        model: Reference model.
-        pairs: Pairs of the training.
-        settings: Settings of the training: batches are formed in the same way.
-        folder: Folder of the cache.
-        normalise: Reduction of a side's log-probs, equal to the objective's ``DPOSettings.normalise``.
-        adapter: Adapter that is the reference (a frozen copy); ``None``: the base with all adapters off.
-        progress: Progress display.
-
-    Raises:
-        UserError: A log-prob is not finite.
+    Log-probs of a side are summed, or reduced by ``normalise`` like the objective's (``DPOSettings.normalise``), and
+    stored in ``folder``. The reference is ``adapter`` (a frozen copy), or ``model`` with all adapters off. Raises
+    ``UserError`` for a log-prob that is not finite.
     """
     weights = hash_tensors(
         (name, weight)

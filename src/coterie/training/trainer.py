@@ -215,8 +215,7 @@ class Trainer(Generic[Item]):
 
     Args:
         model: Model, with or without adapters.
-        objective: Objective to minimize.
-        settings: Settings of the training.
+        objective: Objective to minimize. One that reads values needs a value head (``models.adapters``), without FSDP.
         folder: Folder of checkpoints, metrics and final weights.
         steps: Number of optimizer steps, which the schedule needs; if ``None`` the learning rate has to be constant.
         adapter: Name of the adapter to train; the active one by default.
@@ -327,8 +326,8 @@ class Trainer(Generic[Item]):
                 self._tally.parts.clear()
             counts = self._record.counts
             counts.rows += len(batch.items)
-            counts.too_long += batch.too_long
-            counts.empty += batch.empty
+            counts.dropped_too_long += batch.too_long
+            counts.dropped_empty += batch.empty
             counts.tokens += batch.tokens
             counts.targets += sum(batch.targets)
             counts.computed_tokens += sum(family.nodes for family in families)
@@ -361,8 +360,8 @@ class Trainer(Generic[Item]):
 
     def leave_out(self, too_long: int, empty: int) -> None:
         """Count items that the caller dropped."""
-        self._record.counts.too_long += too_long
-        self._record.counts.empty += empty
+        self._record.counts.dropped_too_long += too_long
+        self._record.counts.dropped_empty += empty
 
     def save(self) -> None:
         """Write a checkpoint now."""
@@ -488,26 +487,13 @@ def train(
 ) -> TrainingReport:
     """Train a model in place.
 
-    With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
-    ``folder/final``. An objective that reads values needs a model with a value head (``models.adapters``), which is
-    trained with it, and not under FSDP.
+    Other arguments, and errors, are those of :class:`Trainer`.
 
     Args:
-        model: Model, with or without adapters.
-        rows: Items of the objective: rows for SFT. Every rank gets all of them.
-        settings: Settings of the training.
-        folder: Folder of checkpoints, metrics and final weights.
-        objective: Objective to minimize; SFT by default.
-        adapter: Name of the adapter to train; the active one by default.
-        resume: False to remove the earlier training in ``folder``.
+        rows: Items of the objective: rows for SFT, the default. Every rank gets all of them.
         progress: Progress display.
-        tracker: Receives the metrics of every step.
         heldout: Items whose mean loss is in the metrics as ``heldout_loss``, at some steps and at the last one.
         measure_every: Steps between two measures of ``heldout``; an epoch by default.
-
-    Raises:
-        UserError: No row can be trained, the folder has another training, the model has dropout or lacks a head, or a
-            loss or gradient is not finite (the weights then keep their values from before the step).
     """
     objective = objective or SFT()
     batch = make_batch(rows, objective, max_row_length(model, settings))
