@@ -9,7 +9,7 @@ from coterie.cli.evaluate import ModelSettings, ServerSettings
 from coterie.config.resolve import keys, read_yaml, resolve
 from coterie.config.settings import Settings
 from coterie.errors import UserError
-from coterie.recipes.optima.settings import OptimaSettings
+from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import names, settings, settings_type
 
 PHRASES = re.compile(

@@ -7,8 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree.recipe import GROWN, DenseTree
-from coterie.recipes.dense_tree.report import dense_tree_report, histogram
+from coterie.recipes.dense_tree import GROWN, DenseTree, dense_tree_report, histogram
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings

@@ -4,7 +4,7 @@ import pytest
 
 from coterie.environments.registry import task_word
 from coterie.environments.settings import draws
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Task

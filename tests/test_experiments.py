@@ -7,7 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.evaluation_results import HeldOutResult
+from coterie.runs.items import HeldOutResult
 from experiments import moat
 from experiments.experiment import (
     Experiment,

@@ -11,7 +11,7 @@ from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.recipe import Gap, format_row
+from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
@@ -19,6 +19,7 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
+from tests.test_gap import bracketed
 
 pytestmark = pytest.mark.usefixtures("own_home")
 FENCE = "```"
@@ -70,7 +71,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         renderer, _ = load_renderer(recipe.settings.model)
         task, one = next(iter(run.store.selections(0, "select")))
         (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
-        text = format_row(renderer, row)
+        text = bracketed(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(DataExport(run.folder, "llamafactory", tmp_path / "files"))

@@ -20,17 +20,16 @@ from coterie.environments.answers import gold_answer
 from coterie.environments.workflow.environment import AnswerJudge
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.runs.actors import open_actors
 from coterie.runs.folder import open_run
-from coterie.runs.items import play
-from coterie.runs.reinforce.sampling import AgentPath, paths_of
+from coterie.runs.items import open_actors, play
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce_batch import AgentPath, paths_of
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 
@@ -54,7 +53,7 @@ def paths(
     """A path of the first held-out task for each script, with its reward."""
     renderer, _ = load_renderer("tiny-exchange")
     (task,) = recipe.environment.tasks("heldout", 1, 0)
-    stage = f"{STAGE}/00000"
+    stage = f"{REINFORCE}/00000"
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Any]:

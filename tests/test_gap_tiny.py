@@ -15,10 +15,9 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.trainings import STAGE
 from coterie.runs.folder import open_run
-from coterie.runs.loop import run_steps
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.reinforce import step_records
 from coterie.tools.retrieval.tool import titles_in
 
 FEW = [
@@ -77,8 +76,10 @@ def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent())
         assert recipe.versions(run) == [0, 1, 2]
-        (record,) = step_records(run.store, 1, STAGE).values()
-        turns = [t for tree in run.store.trees(1, f"{STAGE}/00000") for t in tree.turns.values()]
+        (record,) = step_records(run.store, 1, REINFORCE).values()
+        turns = [
+            t for tree in run.store.trees(1, f"{REINFORCE}/00000") for t in tree.turns.values()
+        ]
         assert {turn.writer for turn in turns if turn.sample} == {"policy@1"}
         assert record["samples"] >= 8 and record["policy/updates"] == 1
         titles = [section.title for section in run_report(recipe, run).sections]

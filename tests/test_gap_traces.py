@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.recipes.gap.traces import flaw, observations, read_traces
+from coterie.recipes.gap_traces import flaw, observations, read_traces
 
 TRACE = "<plan>\nT1: look\n</plan>\n<observation>\nÖslo\n</observation>\n\n<answer>Oslo</answer>"
 ROWS = [

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from coterie.progress import Silent
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
@@ -53,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[Recipe, Run]]:
-    with recorded_run(folder, recipe_of) as found:
+    with recorded_run(folder) as found:
         yield found
 
 

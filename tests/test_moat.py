@@ -15,10 +15,8 @@ from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.moat import data
-from coterie.recipes.moat import recipe as moat_recipe
-from coterie.recipes.moat.data import HALF, WHOLE
-from coterie.recipes.moat.recipe import Candidate, Moat
+from coterie.recipes import moat as moat_recipe
+from coterie.recipes.moat import HALF, WHOLE, Candidate, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
@@ -144,10 +142,10 @@ def test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out
         tree.add(turn)
     for sample, (turn, score) in enumerate(zip(acts, (1.0, 0.5), strict=True)):
         tree.end(Outcome(turn.id, sample, Ending("answered"), None, score))
-    assert [data._success(tree, plan) for plan in plans] == [0.75, 0.0]
-    found, counts = data.valid_plans(tree, task, leak_guard=True)
+    assert [moat_recipe._success(tree, plan) for plan in plans] == [0.75, 0.0]
+    found, counts = moat_recipe.valid_plans(tree, task, leak_guard=True)
     assert found == plans[:1] and counts["leaks"] == 1
-    assert data.valid_plans(tree, task, leak_guard=False)[0] == plans
+    assert moat_recipe.valid_plans(tree, task, leak_guard=False)[0] == plans
 
 
 def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows(done):
@@ -238,7 +236,7 @@ def test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checke
     recipe, run = done
     other = made("reward.success=10")
     fork(other, run.folder, tmp_path / "fork", other.settings)
-    monkeypatch.setattr(data, "_success", lambda tree, plan: float(plan.draw == 1))
+    monkeypatch.setattr(moat_recipe, "_success", lambda tree, plan: float(plan.draw == 1))
 
     class Babbles:
         name = "critic:test"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from coterie.environments.talk import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
 from coterie.recipes import trainings
-from coterie.recipes.optima.recipe import DROP_FORMAT, Optima
+from coterie.recipes.optima import DROP_FORMAT, Optima
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

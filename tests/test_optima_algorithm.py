@@ -20,7 +20,7 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.recipe import PROBE, Optima, probe
+from coterie.recipes.optima import PROBE, Optima
 from coterie.recipes.registry import recipe, settings
 from coterie.record.rows import Pair, Row, view
 from coterie.record.tree import ItemKey, Tree
@@ -315,7 +315,7 @@ def test_the_probe_of_an_iteration_leaves_those_of_others_out(
             for number, count in enumerate(tokens):
                 key = ItemKey(iteration, PROBE, f"task-{number}", "0")
                 run.store.finish(key, metrics={"tokens": count})
-        found = [asyncio.run(probe(own, run, iteration, Silent())) for iteration in lengths]
+        found = [asyncio.run(own.probe(run, iteration, Silent())) for iteration in lengths]
     assert found == [20 + 1, 2000 + 1, 2 + 1]
     assert [(one.iteration, one.stage) for one in played] == [
         (iteration, PROBE) for iteration in lengths for _ in range(3)

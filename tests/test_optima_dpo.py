@@ -12,8 +12,8 @@ from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.settings import OptimaDPOSettings
+from coterie.recipes.optima import Optima
+from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.record.rows import view
 from coterie.rollout.grower import Rollout

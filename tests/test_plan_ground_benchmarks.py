@@ -12,7 +12,7 @@ from coterie.environments.plan_ground import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.protocol import Grade, Shared, openers_of
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.runs.actors import open_actors
+from coterie.runs.items import open_actors
 from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox

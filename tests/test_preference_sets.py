@@ -18,7 +18,7 @@ from coterie.datasets.conversations import ChatMessage, Preference
 from coterie.datasets.preferences import PREFERENCE_SETS, MixedPreferences
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree.recipe import HeldOutQuestions
+from coterie.recipes.dense_tree import HeldOutQuestions
 from coterie.rollout.conversation_rows import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub

@@ -405,7 +405,7 @@ def test_the_larger_code_agent_is_three_words_away() -> None:
     words = ["train.learning_rate=1.4e-5", "train.batch_rows=64"]
     found = settings("gap/code", ["model=Qwen/Qwen2.5-Coder-32B-Instruct", *words])
     assert {key: flat(found.model_dump())[key] for key in GAP_CODE_32B} == GAP_CODE_32B
-    text = files("coterie.recipes.gap").joinpath("presets", "code.yaml").read_text()
+    text = files("coterie.recipes").joinpath("presets/gap/code.yaml").read_text()
     assert all(word in text for word in words), "the preset says so"
 
 

@@ -14,30 +14,28 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.rl.recipe import Reinforce
-from coterie.recipes.trainings import STAGE
+from coterie.recipes.rl import Reinforce
 from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import fork, run_steps
-from coterie.runs.reinforce.learner import LearnerConfig
-from coterie.runs.reinforce.loop import UpdateMetrics, minibatches, step_metrics, step_records
-from coterie.runs.reinforce.sampling import (
+from coterie.runs.loop import REINFORCE, fork, run_steps
+from coterie.runs.reinforce import minibatches, step_metrics, step_records
+from coterie.runs.reinforce_batch import (
     AgentPath,
-    BatchRules,
     StepSamples,
     informative_tasks,
     paths_of,
     prepare,
 )
-from coterie.runs.reinforce.settings import (
+from coterie.runs.reinforce_settings import (
     AdvantageSettings,
-    GroupSettings,
+    ReinforceSettings,
     StepSettings,
     UpdateSettings,
 )
+from coterie.runs.roles import LearnerConfig
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
 from coterie.training.trainer import Trainer
@@ -61,7 +59,7 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
         for step in range(3):
             turns = [
                 turn
-                for tree in run.store.trees(0, f"{STAGE}/{step:05d}")
+                for tree in run.store.trees(0, f"{REINFORCE}/{step:05d}")
                 for turn in tree.turns.values()
             ]
             said = {turn.writer for turn in turns if turn.sample}
@@ -184,7 +182,7 @@ def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path)
     draws = [int(records[n]["draws"]) for n in (0, 1)]
     assert draws == [records[0]["rounds"], int(records[0]["rounds"]) + int(records[1]["rounds"])]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        tasks = [run.store.tree_tasks(0, f"{STAGE}/{step:05d}") for step in (0, 1)]
+        tasks = [run.store.tree_tasks(0, f"{REINFORCE}/{step:05d}") for step in (0, 1)]
     assert not set(tasks[0]) & set(tasks[1]), "a later step goes on in the data"
 
 
@@ -198,14 +196,14 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
         run_whole(recipe, tmp_path / "run")
     assert "too easy or too hard" in str(caught.value)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        records = step_records(run.store, 0, STAGE)
+        records = step_records(run.store, 0, REINFORCE)
     assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
     assert all(one["policy/updates"] == 0 for one in records.values())
     again = made("rl/dapo", [*SMALL, term, "steps.count=2", "steps.patience=1", "rollout.rounds=2"])
     with pytest.raises(UserError, match="all advantages are zero"):
         run_whole(again, tmp_path / "again")
     with open_run(tmp_path / "again", again.name, again.settings) as run:
-        (record,) = step_records(run.store, 0, STAGE).values()
+        (record,) = step_records(run.store, 0, REINFORCE).values()
     assert record["rounds"] == 2, "and no more, though none told anything"
 
 
@@ -261,10 +259,10 @@ def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, .
     recipe = made("rl/grpo", [*words, "steps.count=1"])
     run_whole(recipe, tmp_path / "run")
     other = made("rl/grpo", [*words, "steps.count=1", "evaluate.tasks=3"])
-    assert Step(0, STAGE) in fork(other, tmp_path / "run", tmp_path / "fork", other.settings)
+    assert Step(0, REINFORCE) in fork(other, tmp_path / "run", tmp_path / "fork", other.settings)
     with open_run(tmp_path / "fork", other.name, other.settings) as run:
-        assert len(run.store.tree_tasks(0, f"{STAGE}/00000")) == 2
-        assert sorted(step_records(run.store, 0, STAGE)) == [0]
+        assert len(run.store.tree_tasks(0, f"{REINFORCE}/00000")) == 2
+        assert sorted(step_records(run.store, 0, REINFORCE)) == [0]
 
 
 REFUSED = [
@@ -390,7 +388,7 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
             pass  # all rewards may have been equal: what was sampled is there all the same
         finally:
             recipe.close()
-        stage = f"{STAGE}/00000"
+        stage = f"{REINFORCE}/00000"
         task = run.store.tree_tasks(0, stage)[0]
         tree = run.store.tree(0, stage, task)
         outcome, path = next(tree.trajectories())
@@ -428,20 +426,20 @@ def test_tokens_of_thoughts_are_a_metric_of_a_step_where_the_template_has_though
             pass  # a random model: no reward differs
         finally:
             recipe.close()
-        stage = f"{STAGE}/00000"
+        stage = f"{REINFORCE}/00000"
         tasks = run.store.tree_tasks(0, stage)
         reward = PathReward(PathRewardSettings())
         paths = paths_of(run.store, 0, stage, tasks, list(recipe.players()), reward)
     assert paths and all(0 < path.thought_tokens <= path.tokens for path in paths)
-    judged = prepare(StepSamples(1), [], None, BatchRules(AdvantageSettings()), GroupSettings())
+    judged = prepare(StepSamples(1), [], None, ReinforceSettings())
     for each, count in ((paths, 1), ([replace(path, thought_tokens=0) for path in paths], 0)):
-        metrics = step_metrics(StepSamples(1, paths=each), judged, UpdateMetrics(), (1.0, 1.0))
+        metrics = step_metrics(StepSamples(1, paths=each), judged, {})
         assert list(metrics).count("thought_tokens") == count
 
 
 def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
     found = paths_of(
-        run.store, 0, f"{STAGE}/00000", [task], list(agents), PathReward(PathRewardSettings())
+        run.store, 0, f"{REINFORCE}/00000", [task], list(agents), PathReward(PathRewardSettings())
     )
     return {path.agent: path for path in found if path.outcome.sample == 0}
 
@@ -476,7 +474,7 @@ def test_observations_change_no_reward_of_length() -> None:
 
 
 def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
-    stage = f"{STAGE}/00000"
+    stage = f"{REINFORCE}/00000"
     reward = PathReward(PathRewardSettings())
     return paths_of(
         run.store, 0, stage, run.store.tree_tasks(0, stage), list(recipe.players()), reward
@@ -501,7 +499,7 @@ def test_paths_of_other_weights_are_dropped_and_counted(
     drawn = StepSamples(1, paths=paths)
     for version, stale in (("0", 0), ("0.1", len(paths))):
         policy: Any = Policy([*recipe.players()], version)
-        found = prepare(drawn, [policy], None, BatchRules(AdvantageSettings()), GroupSettings())
+        found = prepare(drawn, [policy], None, ReinforceSettings())
         assert found.counts["paths_stale"] == stale
         assert len(found.paths) == len(paths) - stale
 
@@ -518,10 +516,8 @@ def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
     policy: Any = Policy([*recipe.players()], "0")
     kept = {}
     for truncated in ("train", "mask"):
-        rules = BatchRules(AdvantageSettings(truncated=truncated))
-        found = prepare(
-            StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings()
-        )
+        rules = ReinforceSettings(advantage=AdvantageSettings(truncated=truncated))
+        found = prepare(StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules)
         kept[truncated] = {
             (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
         }

@@ -9,10 +9,10 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import step_records
 from tests.reinforcing import SMALL, made, run_whole
 
 GRADES = '''
@@ -93,7 +93,7 @@ def stopped(folder: Path, method: str, given: Sequence[str]) -> tuple[str, list[
     with pytest.raises(UserError) as error:
         run_whole(recipe, folder)
     with open_run(folder, recipe.name, recipe.settings) as run:
-        records = step_records(run.store, 0, STAGE)
+        records = step_records(run.store, 0, REINFORCE)
     return str(error.value), [records[step] for step in sorted(records)]
 
 

@@ -18,10 +18,10 @@ from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.store import Store
 from coterie.runs.folder import Step
-from coterie.runs.reinforce.loop import Reinforcement
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import Reinforcement
 from coterie.training.checkpoint import weight_hash
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
 from tests.stub_server import served
@@ -80,7 +80,7 @@ def writers(folder: Path) -> list[set[str]]:
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         found = []
         for step in range(3):
-            trees = store.trees(0, f"{STAGE}/{step:05d}")
+            trees = store.trees(0, f"{REINFORCE}/{step:05d}")
             found.append({t.writer for tree in trees for t in tree.turns.values() if t.sample})
     return found
 
@@ -177,7 +177,7 @@ def test_adapters_for_which_servers_have_no_room_are_refused_before_the_run(
 
 
 def test_what_a_step_samples_depends_on_the_engine() -> None:
-    step = Step(0, STAGE)
+    step = Step(0, REINFORCE)
     found = {
         made("rl/grpo", ["engine.device=cpu", *own]).fingerprint(step)
         for own in ((), ("engine.kind=vllm",), ("engine.kind=vllm", "engine.vllm.dtype=float32"))

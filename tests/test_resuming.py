@@ -15,7 +15,7 @@ from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import TURNS, Credit, ItemKey, Outcome, Tree

@@ -17,8 +17,8 @@ from coterie.recipes.sweep import (
     run_sweep,
     split_values,
 )
-from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run, Step, open_run, write_config
+from coterie.runs.items import evaluation
 from coterie.runs.loop import check_finished
 from tests.conftest import Cli
 from tests.test_moat import SMALL

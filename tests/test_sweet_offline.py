@@ -17,9 +17,8 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.sweet_rl.data import rewards
-from coterie.recipes.sweet_rl.recipe import SweetRL
-from coterie.recipes.sweet_rl.settings import SweetSettings
+from coterie.recipes.sweet_rl import SweetRL, rewards
+from coterie.recipes.sweet_rl_settings import SweetSettings
 from coterie.record.rows import prompts
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run

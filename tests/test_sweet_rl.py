@@ -14,8 +14,14 @@ from coterie.models.heads import HEAD_FILE, token_values
 from coterie.models.loading import is_adapter
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, run_report, settings
-from coterie.recipes.sweet_rl.data import PRIVILEGED, dialogue_view, dialogues_to_branch, rewards
-from coterie.recipes.sweet_rl.recipe import SweetRL, open_critic
+from coterie.recipes.sweet_rl import (
+    PRIVILEGED,
+    SweetRL,
+    dialogue_view,
+    dialogues_to_branch,
+    open_critic,
+    rewards,
+)
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.record.tree import Tree

@@ -18,8 +18,16 @@ from coterie.environments.answers import gold_answer
 from coterie.evaluation.self_consistency import Draw, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store
-from coterie.runs.benchmark import BenchmarkSettings, Consistency, benchmark_settings, evaluate
-from coterie.runs.best_of_n import BestOfN, PickerSettings, read_pick, score_best_of_n
+from coterie.runs.benchmark import (
+    BenchmarkSettings,
+    BestOfN,
+    Consistency,
+    PickerSettings,
+    benchmark_settings,
+    evaluate,
+    read_pick,
+    score_best_of_n,
+)
 from tests.conftest import Cli
 from tests.test_data_filter import CLOSED, SAMPLES, Graduated
 from tests.test_endpoint import Answer, Service, says, service

@@ -64,7 +64,7 @@ def test_the_model_has_the_packaged_shape(rebuilt: Callable[[str], Path], micro_
 
 def test_the_exchange_model_talks_in_form(rebuilt: Callable[[str], Path], tmp_path: Path) -> None:
     from coterie.progress import Silent
-    from coterie.recipes.optima.recipe import Optima
+    from coterie.recipes.optima import Optima
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
 

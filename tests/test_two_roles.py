@@ -14,7 +14,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint, load_adapter
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.plain_report import plain_report
+from coterie.recipes.report import plain_report
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import Stage, check_stages, fork, run_steps
 from coterie.runs.roles import Role, Roles, check_roles

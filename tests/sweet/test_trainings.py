@@ -7,7 +7,7 @@ import pytest
 
 from coterie.models.heads import find_head
 from coterie.progress import Silent
-from coterie.recipes.sweet_rl.data import rewards
+from coterie.recipes.sweet_rl import rewards
 from coterie.runs.folder import Run
 from coterie.training.losses import DPO, SFT, Classifier, Regression
 from tests.sweet.known import SECRET, TRAIN, WORDS, Training, by_base, said, text, trained

@@ -27,7 +27,7 @@ from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
 from coterie.errors import UserError, did_you_mean
-from coterie.recipes.registry import quickstart_method
+from coterie.recipes.registry import QUICKSTART
 from coterie.terminal import Words, notes, results
 
 EPILOG = (
@@ -66,7 +66,6 @@ def options(
     """Post-train language-model agents that work together."""
 
 
-FIRST_METHOD = quickstart_method()
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Iteration = Annotated[
     int | None, typer.Option(help="Iteration; default: the first iteration without this stage.")
@@ -88,7 +87,7 @@ def _stage(name: str, text: str) -> None:
         folder: Folder,
         words: Words = None,
         iteration: Iteration = None,
-        recipe: StageRecipe = FIRST_METHOD,
+        recipe: StageRecipe = QUICKSTART,
     ) -> None:
         from coterie.cli.execution import run_stage
 
@@ -111,7 +110,7 @@ def stage(
     folder: Folder,
     words: Words = None,
     iteration: Iteration = None,
-    recipe: StageRecipe = FIRST_METHOD,
+    recipe: StageRecipe = QUICKSTART,
 ) -> None:
     """Run one stage of one iteration, by the stage names of the recipe.
 
@@ -155,7 +154,7 @@ def evaluate(
     words: Words = None,
     checkpoints: Which = Checkpoints.last,
     iteration: Iteration = None,
-    recipe: StageRecipe = FIRST_METHOD,
+    recipe: StageRecipe = QUICKSTART,
     fast: Fast = False,
     paper: Paper = False,
 ) -> None:

@@ -17,9 +17,7 @@ from coterie.environments.protocol import agents_of
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.runs.benchmark import BenchmarkSettings
 from coterie.runs.folder import Run
 
@@ -97,7 +95,7 @@ def candidates(
     if others:
         yield from _together(named, engine, every=every)
     elif is_run(first):
-        with recorded_run(Path(first), recipe_of, _words(engine)) as (recipe, run):
+        with recorded_run(Path(first), _words(engine)) as (recipe, run):
             for version in _versions(recipe, run, tuple(named), every=every):
                 players = _of_run(recipe, run, version, tuple(named))
                 label = f"{Path(first).name} {version or 'base'}"
@@ -137,9 +135,7 @@ def _together(
             agents = tuple(agent for agent, own in named.items() if own == name)
             title = name
             if is_run(name):
-                recipe, run = runs.enter_context(
-                    recorded_run(Path(name), recipe_of, _words(engine))
-                )
+                recipe, run = runs.enter_context(recorded_run(Path(name), _words(engine)))
                 (version,) = _versions(recipe, run, agents, every=False)
                 players += _of_run(recipe, run, version, agents)
                 title = f"{Path(name).name} {version or 'base'}"

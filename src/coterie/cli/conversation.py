@@ -21,8 +21,7 @@ from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import (
     Finish,
@@ -252,7 +251,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
         engine = own
         loaded = load(source, device=own.device_name, template_args=own.template_args)
     else:
-        with recorded_run(Path(source), recipe_of, words) as (recipe, run):
+        with recorded_run(Path(source), words) as (recipe, run):
             engine, versions = recipe.settings.engine, recipe.versions(run)
             version = versions[-1] if iteration is None else iteration
             if version not in versions:
@@ -347,7 +346,7 @@ def _task_opening(source: str, options: ChatOptions) -> tuple[FirstPrompt, str]:
     if not (Path(source) / "config.yaml").is_file():
         raise UserError(f"--task: {source} is not a run folder", "leave --task out, or give a run")
     assert options.task is not None
-    with recorded_run(Path(source), recipe_of) as (recipe, _):
+    with recorded_run(Path(source)) as (recipe, _):
         tasks = recipe.heldout_tasks()
         if options.task >= len(tasks):
             raise UserError(

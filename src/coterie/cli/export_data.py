@@ -12,9 +12,7 @@ from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.record import export as jsonl
 from coterie.record import reader
 from coterie.record.export import (
@@ -57,7 +55,7 @@ def export(what: DataExport) -> Exported:
     """Write the folder atomically. Raises ``UserError`` if it exists or the run has no data for it."""
     out = what.out or what.folder / "export" / what.to
     check_new_folder(out, "remove it, or give --out another name")
-    with recorded_run(what.folder, recipe_of) as (recipe, run):
+    with recorded_run(what.folder) as (recipe, run):
         names = [role.name for role in recipe.roles()]
         if what.role is not None and what.role not in names:
             raise UserError(

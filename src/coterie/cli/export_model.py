@@ -18,12 +18,10 @@ from coterie.errors import UserError, did_you_mean
 from coterie.models.hub import hub_answers
 from coterie.models.loading import ADAPTER_FILE, TOKENIZER_FILES, is_adapter, load
 from coterie.models.saved import writing
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
-from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run
+from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.terminal import notes
 
@@ -112,7 +110,7 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
     """
     check_new_folder(what.out, "remove it, or give --out another name")
     api = None if push is None else _hub(push)
-    with recorded_run(what.folder, recipe_of) as (recipe, run):
+    with recorded_run(what.folder) as (recipe, run):
         role = _role(recipe, what.role)
         version = exported_version(recipe, run, role, what.iteration)
         path = recipe.policy_path(run, version, role)

@@ -23,8 +23,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
-from coterie.runs.evaluation_results import evaluation, held_out_results
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
+from coterie.runs.items import evaluation, held_out_results
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 
 
