@@ -21,10 +21,9 @@ from coterie.progress import Silent
 from coterie.recipes.gap import Gap
 from coterie.recipes.gap_traces import format_error, split_trace
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
 from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Task, Tree
-from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.tools.tags import Tags
@@ -122,13 +121,6 @@ def test_parallel_traces_take_fewer_rounds_than_sequential_ones(
     assert parallel["violations"] == 0 and parallel["early_calls"] == 0
 
 
-def test_the_page_draws_the_plan_and_counts_the_traces(played: tuple[Gap, Run]) -> None:
-    recipe, run = played
-    write_page(run_report(recipe, run), run.report)
-    page = run.report.read_text()
-    assert "Traces" in page and "selected" in page
-
-
 def test_wrong_answers_and_facts_that_were_not_found_are_not_learned(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,17 +162,6 @@ class Heard(Silent):
 
     def say(self, text: str) -> None:
         self.messages.append(text)
-
-
-def test_a_file_of_held_out_questions_alone_is_refused(tools: Path, tmp_path: Path) -> None:
-    asked = str(made(tools).heldout_tasks()[0].public["question"])
-    recipe = made(tools, f"traces={file_of(tmp_path, (asked, TRACE))}")
-    with (
-        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match="asks a held-out question"),
-    ):
-        run_steps(recipe, run, Silent(), recipe.steps()[1:2])
-    recipe.close()
 
 
 def file_of(folder: Path, *traces: tuple[str, str]) -> Path:
@@ -245,32 +226,6 @@ def test_a_trace_that_the_agent_could_not_have_said_is_named(
 ) -> None:
     syntax = made(tools).environment.syntax
     assert isinstance(syntax, Tags) and format_error(trace, syntax) == reason
-
-
-def test_a_file_of_calls_of_other_tools_is_refused(tools: Path, tmp_path: Path) -> None:
-    trace = CALLED.replace("wiki_", "web_") + "<answer>x</answer>"
-    recipe = made(tools, f"traces={file_of(tmp_path, ('Who is a?', trace))}")
-    with (
-        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match="row 1 has an observation without a call of a tool of this"),
-    ):
-        run_steps(recipe, run, Silent(), recipe.steps()[1:2])
-    recipe.close()
-
-
-def test_a_run_whose_file_of_traces_is_gone_is_still_a_run(tools: Path, tmp_path: Path) -> None:
-    file = file_of(tmp_path, ("Who is a?", TRACE))
-    recipe = made(tools, f"traces={file}")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), recipe.steps()[:3])
-        file.unlink()
-        again = made(tools, f"traces={file}")
-        write_page(run_report(again, run), run.report)
-        assert "Traces" in run.report.read_text()
-    with pytest.raises(UserError, match="is not a file"):
-        again.check()
-    recipe.close()
-    again.close()
 
 
 def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path) -> None:

@@ -105,7 +105,6 @@ def says(answer: str) -> str:
 
 
 SEARCH = "<think>first</think><wiki_search>Margaret of Holland</wiki_search>"
-OTHER = "<think>then</think><wiki_search>William of Henneberg</wiki_search>"
 
 
 def test_exact_match_is_1_if_every_part_of_the_last_answer_is_right(
@@ -224,32 +223,6 @@ def test_a_path_out_of_form_is_worth_what_the_run_says(
     assert found == [1, 0, worth, worth, worth]
 
 
-def test_a_program_that_is_run_without_fences_is_out_of_form(tmp_path: Path) -> None:
-    """Table: every call of code is <code> with one block of Python between fences."""
-    recipe = programs("livecodebench", LIVE, tmp_path, "rl.reward.malformed=0")
-    ended = f"<reflection>good</reflection>{program(ADD)}"
-    body = f"\n{FENCE}py\n{ADD}\n{FENCE}\n{FENCE}sh\n1 2\n{FENCE}\n"
-    first = f"{PLAN}<think>try</think><code>"
-    found = rewards(
-        recipe, tmp_path, [f"{first}{body}</code>", ended], [f"{first}{ADD}</code>", ended]
-    )
-    assert found == [1, 0]
-
-
-def test_a_query_that_is_asked_again_costs(corpus: Path, tmp_path: Path) -> None:
-    """Table: judge + (0, or -0.5 if something is repeated)."""
-    recipe = questions(corpus, "rl.reward.repeats=0.5")
-    gold = gold_of(recipe)
-    found = rewards(
-        recipe,
-        tmp_path,
-        [SEARCH, OTHER, says(gold)],
-        [SEARCH, SEARCH.upper().replace("WIKI_SEARCH", "wiki_search"), says(gold)],
-        [SEARCH, SEARCH, SEARCH, says("Ben")],
-    )
-    assert found == [1, 0.5, -1]
-
-
 def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path: Path) -> None:
     """Table: T = 7/8 L; p = min(0, -(length - T) / (L - T)), and what was cut off costs all of it."""
     script = [SEARCH, says(gold_of(questions(corpus)))]
@@ -264,13 +237,3 @@ def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path:
         assert reward == pytest.approx(1 + told)
         found.append(reward)
     assert found[0] == 1 and 0 < found[1] < 1 and found[2] == 0
-
-
-def test_rounds_cost_only_where_the_answer_is_right(corpus: Path, tmp_path: Path) -> None:
-    """Ours, for GAP has none: a share for each round, gated by the answer."""
-    recipe = questions(corpus, "rl.reward.measures={rounds: -0.1}")
-    gold = gold_of(recipe)
-    found = rewards(
-        recipe, tmp_path, [SEARCH, OTHER, says(gold)], [SEARCH, says(gold)], [says("Ben")], [SEARCH, says("Ben")]
-    )  # fmt: skip
-    assert found == [pytest.approx(0.8), pytest.approx(0.9), 0, 0]

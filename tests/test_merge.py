@@ -126,13 +126,6 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
     assert record(Path("merged")) == record(made.whole)
 
 
-def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, cli: Cli) -> None:
-    shutil.copytree(made.parts[1], "one")
-    make(Path("one"), "rollout.shard=[1,3]", stages=("evaluate",))
-    assert cli("merge", made.parts[0], "one", made.parts[2], "--folder", "merged").code == 0
-    assert measured(Path("merged"), "evaluate") == measured(Path("one"), "evaluate") != {}
-
-
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
     said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")

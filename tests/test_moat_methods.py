@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coterie.environments.plan_domains import Web
 from coterie.environments.plan_ground import known_results
 from coterie.progress import Silent
@@ -23,15 +21,6 @@ from tests.test_moat import SMALL
 from tests.web_tasks import write
 
 SIZES = tuple(word for word in SMALL if not word.startswith("dataset="))
-
-
-def test_web_pages_are_gone_through_step_by_step_and_the_form_can_be_chosen(tmp_path: Path) -> None:
-    def form(*words: str) -> str:
-        return str(settings("moat/web", words).environment.model_dump()["form"])
-
-    assert form() == form("environment=shop") == "iterative"
-    assert form("dataset=mind2web", f"dataset.source={tmp_path}") == "iterative"
-    assert form("environment.form=onetime") == "onetime"
 
 
 def run(folder: Path, method: str, words: Sequence[str]) -> Moat:
@@ -96,12 +85,3 @@ def test_a_run_on_questions_over_pages(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as opened:
         assert opened.metrics(Step(1, "correct"))["corrected"] == 1
         assert opened.metrics(Step(2, "evaluate"))["n"] == 1
-
-
-@pytest.mark.slow
-def test_a_run_in_the_shop(tmp_path: Path) -> None:
-    words = ("environment=shop", "parts=grounder", "start.train.max_length=1024")
-    recipe = run(tmp_path / "run", "moat/web", words)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as opened:
-        last = opened.metrics(Step(2, "evaluate"))
-        assert (last["n"], last["failed"], last["bought"]) == (2, 0, 0.0)

@@ -38,7 +38,6 @@ from coterie.runs.reinforce_settings import (
 from coterie.runs.roles import LearnerConfig
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
-from coterie.training.trainer import Trainer
 from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
 from tests.templates import random_model
@@ -125,41 +124,6 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     assert [[again[n][name] for name in same] for n in range(3)] == [
         [whole[n][name] for name in same] for n in range(3)
     ]
-
-
-@pytest.mark.slow
-def test_roles_go_on_from_the_newest_step_that_all_have_kept(
-    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {
-        word.partition("=")[0]: word for word in (*words, "rollout.samples=1", "rollout.tasks=4")
-    }
-    every = [*own.values(), "steps.count=3"]
-    run_whole(made("rl/ppo", every), tmp_path / "whole")
-    save, seen = Trainer.save, list[str]()
-
-    def once(self: Any) -> None:
-        seen.append(self.folder.parent.name)
-        if seen.count("critic") == 2 and seen[-1] == "critic":
-            raise Killed  # the policy has a checkpoint of step 2, the critic has not
-        save(self)
-
-    monkeypatch.setattr(Trainer, "save", once)
-    with pytest.raises(Killed):
-        run_whole(made("rl/ppo", every), tmp_path / "killed")
-    monkeypatch.undo()
-    step, taken = Trainer.step, list[str]()
-
-    def counted(self: Any, items: Any) -> Any:
-        taken.append(self.folder.parent.name)
-        return step(self, items)
-
-    monkeypatch.setattr(Trainer, "step", counted)
-    run_whole(made("rl/ppo", every), tmp_path / "killed")
-    each = {role: taken.count(role) for role in ("policy", "critic")}
-    assert each == {"policy": 4, "critic": 4}, "two of three steps, of two optimiser steps"
-    for role in ("policy", "critic"):
-        assert final(tmp_path / "killed", role) == final(tmp_path / "whole", role)
 
 
 def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path) -> None:
@@ -284,13 +248,6 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
         settings("rl/grpo", own)
 
 
-def test_lone_paths_are_refused_wherever_there_is_reinforcement_learning() -> None:
-    own = ["method=rl", "rl.rollout.rounds=1", "rl.rollout.samples=1"]
-    with pytest.raises(UserError, match="other path of a task to compare with"):
-        settings("gap/tiny", own)
-    settings("gap/tiny", [*own, "rl.advantage.baseline=values"])
-
-
 def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "do not work in reinforcement learning"),
@@ -299,13 +256,6 @@ def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             made("rl/grpo", [*SMALL, *own]).check()
-
-
-def test_as_many_minibatches_as_tasks_are_not_refused() -> None:
-    try:
-        made("rl/grpo", [*SMALL, "steps.minibatches=2", "rollout.tasks=2"]).check()
-    except UserError as refusal:
-        pytest.fail(refusal.what)
 
 
 def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
@@ -370,13 +320,6 @@ def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     with pytest.raises(UserError, match="well_formed or violations") as caught:
         reward(1.0, {"rounds": 3})
     assert "remove reward.malformed" in str(caught.value)
-
-
-def test_a_measure_that_is_no_number_is_refused() -> None:
-    with pytest.raises(UserError, match="has kind, whose value 'x' is not a number"):
-        PathReward(PathRewardSettings(measures={"kind": 1.0})).compute(
-            _graded(1.0, {"kind": "x"}, "a")
-        )
 
 
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
@@ -487,21 +430,6 @@ class Policy:
     def __init__(self, agents: Sequence[str], version: str) -> None:
         self.role, self.version, self.has_moved = "policy", version, False
         self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
-
-
-def test_paths_of_other_weights_are_dropped_and_counted(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=1"])
-    run_whole(recipe, tmp_path / "run")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        paths = _sampled(recipe, run)
-    drawn = StepSamples(1, paths=paths)
-    for version, stale in (("0", 0), ("0.1", len(paths))):
-        policy: Any = Policy([*recipe.players()], version)
-        found = prepare(drawn, [policy], None, ReinforceSettings())
-        assert found.counts["paths_stale"] == stale
-        assert len(found.paths) == len(paths) - stale
 
 
 def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(

@@ -17,9 +17,7 @@ from coterie.engines.servers.pool import ServerPool, running_servers
 from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
-from coterie.recipes.registry import settings
 from coterie.record.store import Store
-from coterie.runs.folder import Step
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce import Reinforcement
 from coterie.training.checkpoint import weight_hash
@@ -174,13 +172,3 @@ def test_adapters_for_which_servers_have_no_room_are_refused_before_the_run(
         with pytest.raises(UserError) as caught:
             made(method, ["engine.kind=vllm", *words]).check()
         assert message in str(caught.value).replace("\n ", "")
-
-
-def test_what_a_step_samples_depends_on_the_engine() -> None:
-    step = Step(0, REINFORCE)
-    found = {
-        made("rl/grpo", ["engine.device=cpu", *own]).fingerprint(step)
-        for own in ((), ("engine.kind=vllm",), ("engine.kind=vllm", "engine.vllm.dtype=float32"))
-    }
-    assert len(found) == 3
-    assert settings("rl/grpo", []).engine.kind == "inprocess"

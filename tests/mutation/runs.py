@@ -18,7 +18,10 @@ V = "coterie.evaluation."
 REINFORCE = "tests/test_reinforce.py::"
 ORDER = f"{REINFORCE}test_the_minibatches_of_an_epoch_have_each_group_once"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
-STALE = f"{REINFORCE}test_paths_of_other_weights_are_dropped_and_counted"
+STALE = (
+    "tests/test_reinforce_left_out.py::"
+    "test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
+)
 FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
 ADV = "tests/test_reinforce_advantages.py::"
 CRITIC = (

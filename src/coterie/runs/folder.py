@@ -187,8 +187,8 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
     made from).
 
-    Raises :class:`UserError` if the folder belongs to another recipe or an earlier version, has other files or
-    trainings without a store, is not writable, is in use by another process, or is on a full disk.
+    Raises :class:`UserError` if the folder belongs to another recipe, has other files or trainings without a store, is
+    not writable, is in use by another process, or is on a full disk.
     """
     _check_folder(folder, recipe)
     if write:
@@ -275,11 +275,6 @@ def _check_folder(folder: Path, recipe: str) -> None:
     elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
         raise UserError(
             f"{folder} exists and is not a run folder", "use another --folder or an empty one"
-        )
-    if old := min(folder.glob("training/iteration-*"), default=None):
-        raise UserError(
-            f"{folder} was written by an earlier version of coterie, with trainings in {old}",
-            "open it with the version that wrote it, or run again in a new folder",
         )
 
 
