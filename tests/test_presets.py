@@ -192,7 +192,7 @@ GAP_WEB: Table = {
 }  # fmt: skip
 """AFM's web agent: 25 turns; one row, 16 accumulations, 2 x 8 GPUs."""
 SCRIPTS: Table = {
-    "rollout.temperature": 1, "rollout.top_p": 1, "advantage.baseline": "mean_std", "steps.epochs": 1,
+    "rollout.temperature": 1, "advantage.baseline": "mean_std", "steps.epochs": 1,
     "loss.clip_low": 0.2, "loss.mean": "token", "loss.entropy": 0, "update.learning_rate": 1e-6,
     "update.schedule": "constant", "update.max_grad_norm": 1,
 }  # fmt: skip

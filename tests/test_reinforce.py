@@ -230,7 +230,6 @@ def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, .
 
 
 REFUSED = [
-    (["rollout.top_p=0.9"], "samples from a part of the distribution"),
     (["rollout.samples=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),

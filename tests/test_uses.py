@@ -29,7 +29,7 @@ WORDS = {
 }
 FILE = Path(__file__).with_name("uses.json")
 HARMLESS = {
-    "candidates.in_flight", "dpo.trees_in_flight", "rollout.max_trees", "train.save_every_steps", "steps.patience",
+    "train.save_every_steps", "steps.patience",
     "steps.save_every", "evaluate.every", "engine.max_batch",
 }  # fmt: skip
 """Settings that change no result."""

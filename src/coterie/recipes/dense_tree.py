@@ -105,6 +105,8 @@ class HeldOutQuestions:
         ) or any(text[start:] in self._short for start in starts if len(text) - start < BEGINNING)
 
 
+MAX_TREES = 64
+"""Trees that grow concurrently, each with a window of rollouts in flight."""
 GROWN = "grown"
 """Stage name of the items that mark complete trees."""
 PLAIN = "plain"
@@ -190,7 +192,7 @@ class DenseTree(Recipe):
         with going_on(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
-                await grow_trees(driver, writer, tasks, begin, s.rollout.max_trees, note)
+                await grow_trees(driver, writer, tasks, begin, MAX_TREES, note)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store V(node), the mean success of the rollouts through a node, as credit."""

@@ -23,9 +23,6 @@ class TreesSettings(Settings):
 
     tasks: int = key(64, "Training tasks per iteration, with one tree each.", ge=1)
     max_tokens: int = key(1024, "Maximum tokens per message.", source="DensePolicy: 1024", ge=1)
-    max_trees: int = key(
-        64, "Trees that grow concurrently, each with a window of rollouts in flight.", ge=1
-    )
     shard: tuple[int, int] = key(
         (0, 1),
         "Shard of the tasks for this run: [i, n] is part i of n, counted from 0. `coterie merge` merges the runs of "

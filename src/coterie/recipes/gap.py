@@ -31,7 +31,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 
 from coterie.config.folders import expanded, sha256
@@ -47,7 +46,6 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap_settings import EXPERT, GapSettings
 from coterie.recipes.gap_traces import (
-    BrokenTrace,
     TraceEnvironment,
     TraceRow,
     format_error,
@@ -288,24 +286,26 @@ class Gap(Recipe):
         return {f"{WITHOUT}{reason}": count for reason, count in missing.items()}
 
     async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        traces = read_traces(self.file, progress)
-        rows, left_out, broken = list[TraceRow](), Counter[str](), list(traces.broken)
-        for number, row in zip(traces.numbers, traces.rows, strict=True):
+        (traces, broken), left_out = read_traces(self.file, progress), Counter[str]()
+        rows = list[TraceRow]()
+        for number, row in traces.items():
             if self.heldout_questions.occurs_in(row.prompt):
                 left_out["ask held-out questions"] += 1
             elif reason := self._format_error(row):
-                broken.append(BrokenTrace(number, reason))
+                broken[number] = reason
             else:
                 rows.append(row)
         unique = {task_of(row).id: row for row in rows}
         left_out["ask the same as another one"] += len(rows) - len(unique)
         left_out["can't be read"] += len(broken)
+        reasons = [f"row {number} {broken[number]}" for number in sorted(broken)]
         if broken:
-            broken.sort(key=attrgetter("row"))
-            progress.say(f"{self.file}: {_describe_broken(broken)}")
+            more = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
+            listed = "; ".join(reasons[:MAX_LISTED])
+            progress.say(f"{self.file}: {len(broken)} left out: {listed}{more}")
         if not unique and broken:
             raise UserError(
-                f"no trace of {self.file} can be trained on: row {broken[0].row} {broken[0].reason}",
+                f"no trace of {self.file} can be trained on: {reasons[0]}",
                 "correct the traces, or give the tools that they call (tools.use, tools.config)",
             )
         if not unique:
@@ -432,12 +432,6 @@ class Gap(Recipe):
                 f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
             )
         return quantiles
-
-
-def _describe_broken(traces: Sequence[BrokenTrace]) -> str:
-    reasons = "; ".join(f"row {trace.row} {trace.reason}" for trace in traces[:MAX_LISTED])
-    more = f"; and {len(traces) - MAX_LISTED} more" if len(traces) > MAX_LISTED else ""
-    return f"{len(traces)} left out: {reasons}{more}"
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:

@@ -95,45 +95,27 @@ def _alpaca(messages: Any, names: tuple[str, str, str]) -> dict[str, Any]:
     return {"instruction": messages[-2].get(content), "output": messages[-1].get(content)}
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenTrace:
-    """A row that cannot be trained on."""
-
-    row: int
-    """Number of the row, counted from 1."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Traces:
-    """Content of a file of traces."""
-
-    rows: tuple[TraceRow, ...]
-    """Valid rows in the order of the file."""
-    numbers: tuple[int, ...]
-    broken: tuple[BrokenTrace, ...]
-
-
-def read_traces(path: Path, progress: Progress | None = None) -> Traces:
+def read_traces(
+    path: Path, progress: Progress | None = None
+) -> tuple[dict[int, TraceRow], dict[int, str]]:
     """Read an SFT file (``.json``, ``.jsonl``, ``.parquet``).
 
-    Raises ``UserError`` for a row with wrong fields, and if no trace can be trained on.
+    Returns the valid rows, and why other rows cannot be trained on, both by number counted from 1. Raises ``UserError``
+    for a row with wrong fields, and if no trace can be trained on.
     """
-    rows: list[TraceRow] = []
-    numbers: list[int] = []
-    broken: list[BrokenTrace] = []
+    rows, broken = dict[int, TraceRow](), dict[int, str]()
     for number, row in enumerate(read_rows(path, TraceRow, progress or Silent()), 1):
         if reason := flaw(row.output):
-            broken.append(BrokenTrace(number, reason))
+            broken[number] = reason
         else:
-            rows.append(row)
-            numbers.append(number)
+            rows[number] = row
     if not rows:
+        number, reason = next(iter(broken.items()))
         raise UserError(
-            f"no trace of {path} can be trained on; row {broken[0].row} {broken[0].reason}",
+            f"no trace of {path} can be trained on; row {number} {reason}",
             "give a file of traces: prompts, and outputs that end with <answer>...</answer>",
         )
-    return Traces(tuple(rows), tuple(numbers), tuple(broken))
+    return rows, broken
 
 
 def flaw(trace: str) -> str:

@@ -87,8 +87,8 @@ PROBE = "probe"
 """Stage name of the dialogues that measure the length of dialogues."""
 DROP_FORMAT = "drop_format"
 """Recontext rule of iteration 0: prompts without the format prompt."""
-IN_FLIGHT = 64
-"""Trees scored concurrently."""
+IN_FLIGHT, TREES_IN_FLIGHT = 64, 128
+"""Trees scored and grown concurrently."""
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """Counts of each task's dialogues."""
 
@@ -292,7 +292,7 @@ class Optima(Recipe):
         with going_on(title, progress):
             async with self.actors(run) as actors:
                 driver = actors.driver(samplers, self.settings.seed)
-                await grow_trees(driver, writer, tasks, search, s.trees_in_flight)
+                await grow_trees(driver, writer, tasks, search, TREES_IN_FLIGHT)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store the value of every node, the mean R of the rollouts through it, as credit."""

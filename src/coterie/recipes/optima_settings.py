@@ -150,9 +150,6 @@ class DPORoundSettings(Settings):
         gt=0,
         le=100,
     )
-    trees_in_flight: int = key(
-        128, "Trees that grow concurrently. Should keep the engine's batch full.", ge=1
-    )
     search: SearchSettings = SearchSettings()
     reward: TreeRewardSettings = TreeRewardSettings()
     select: PairSettings = PairSettings()

@@ -95,8 +95,8 @@ from coterie.training.settings import TrainingSettings
 
 PRIVILEGED = "with_reference"
 """Recontext rule of the critic's rows, whose prompts contain the reference."""
-TREES_IN_FLIGHT = 8
-"""Trees scored concurrently."""
+TREES_IN_FLIGHT, DIALOGUES_IN_FLIGHT = 8, 64
+"""Trees scored and dialogues branched concurrently."""
 
 
 class SweetRL(Recipe):
@@ -224,7 +224,7 @@ class SweetRL(Recipe):
                 }
                 await do_items(
                     *(run.store, items, progress, "dialogues", f"candidates {SECOND}"),
-                    in_flight=s.candidates.in_flight,
+                    in_flight=DIALOGUES_IN_FLIGHT,
                     sampled_tokens=lambda: stats.sampled_tokens - before,
                 )
         results = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]

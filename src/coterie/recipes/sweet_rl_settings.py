@@ -107,7 +107,6 @@ class CandidateSettings(Settings):
     )
     count: int = key(16, "Candidates per turn (n).", source="SWEET-RL section 5.1", ge=2)
     temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
-    in_flight: int = key(64, "Dialogues branched concurrently.", ge=1)
 
 
 class PolicySettings(Settings):

@@ -52,15 +52,8 @@ class RunTracker:
         """Return the tracker of a role's next training."""
         return _RoleTracker(self, role, self._steps()) if self._name != "none" else NoTracker()
 
-    def stage(self, name: str, metrics: Metrics) -> None:
-        if self._name != "none":
-            named = {
-                f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
-            }
-            self.log(named, self._steps())
-
-    def step(self, name: str, metrics: Metrics, updates: int) -> None:
-        """Log the metrics of a step of a stage after ``updates`` optimizer steps of the stage."""
+    def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
+        """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
         if self._name != "none":
             named = {
                 f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)

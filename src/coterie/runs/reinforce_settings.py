@@ -37,21 +37,10 @@ class GroupSettings(Settings):
         ge=1,
     )
     temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
-    top_p: float = key(
-        1.0,
-        "Nucleus sampling. Must be 1, because the trainer computes log-probs of the whole distribution.",
-        gt=0,
-        le=1,
-    )
     max_tokens: int = key(256, "Maximum tokens per turn.", ge=1)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
-        if self.top_p < 1:
-            raise ValueError(
-                f"top_p={self.top_p} samples from a part of the distribution, but ratios are of the whole "
-                "distribution; use top_p=1"
-            )
         if self.rounds > 1 and self.samples < 2:
             raise ValueError(
                 f"rounds={self.rounds} needs groups with different rewards, and samples={self.samples} gives each task "
