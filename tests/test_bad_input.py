@@ -57,24 +57,10 @@ def test_more_memory_than_there_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "on cpu, which has 0.02 GiB" in said and "train.method=lora" in said
 
 
-def test_weights_that_were_cut_off_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
-    shutil.copytree(TINY, tmp_path / "cut")
-    weights = tmp_path / "cut/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    assert "model.safetensors can't be read" in refused(cli, "run", "optima/isft", "model=cut")
-
-
 def test_a_run_folder_of_another_recipe(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.yaml").write_text("recipe: gap/sft\n")
     assert "gap/sft" in refused(cli, "run", "optima/isft", "--folder", "other")
-
-
-def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis/chapter1.tex").write_text("dear to me")
-    assert "not a run folder" in refused(cli, "run", "optima/isft", "--folder", "thesis")
-    assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter1.tex"]
 
 
 def test_a_stage_whose_input_is_missing(cli: Cli) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -397,26 +396,3 @@ def test_a_control_learns_the_answers_alone_of_the_same_questions_on_as_many_tok
     most = max(each.values())
     assert abs(int(train["trained_tokens"]) - 400) <= 2 * most
     assert int(train["steps"]) > asked / 2, "answers are short: they are seen several times"
-
-
-def test_an_expert_that_knows_answers_alone_says_them(tmp_path: Path) -> None:
-    own = closed("train.epochs=1", "train.max_steps=1")
-    with open_run(tmp_path / "run", own.name, own.settings) as run:
-        run_steps(own, run, Silent(), own.steps()[1:4])
-        rollout, select, train = (
-            run.metrics(Step(0, name)) for name in ("rollout", "select", "train")
-        )
-        assert rollout["score"] == 1.0 and select["selected"] == rollout["n"] == 8
-        sums = {a + b for a, b in combinations((sum(mask) for _, mask in trained_rows(run)), 2)}
-        assert train["trained_tokens"] in sums, "one step of two rows"
-        for tree in run.store.trees(0, "rollout"):
-            for _, path in tree.trajectories():
-                assert len(path) == 1 and path[0].text.startswith("<answer>")
-    own.close()
-
-
-@pytest.mark.parametrize("left_out", CLOSED)
-def test_a_control_with_tools_or_in_another_prompt_is_refused(left_out: str, tools: Path) -> None:
-    words = [*WORDS[:-4], f"tools.config={tools}", *(one for one in CLOSED if one != left_out)]
-    with pytest.raises(UserError, match=r"closed"):
-        recipe_of(settings("gap/mhqa", words))

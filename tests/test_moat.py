@@ -1,26 +1,24 @@
 """``moat`` through its recipe, on a few word problems and a tiny model: rewards, pairs, corrections, J, roles."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, whole_task
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes import moat as moat_recipe
-from coterie.recipes.moat import HALF, WHOLE, Candidate, Moat
+from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
-from coterie.record.tree import Ending, Outcome, Task, Tree
+from coterie.record.tree import Ending, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
-from coterie.rewards.critics import Correction
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
@@ -176,43 +174,6 @@ def test_j_is_measured_after_each_half_with_what_was_trained_by_then(done):
         assert one["standard_error"] > 0 and one["n"] == 3
 
 
-def test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checked(
-    done, tmp_path, monkeypatch
-):
-    """A fork in which what the grounder's actions gave counts, and a critic who writes what can't be read."""
-    recipe, run = done
-    other = made("reward.success=10")
-    fork(other, run.folder, tmp_path / "fork", other.settings)
-    monkeypatch.setattr(moat_recipe, "_success", lambda tree, plan: float(plan.draw == 1))
-
-    class Babbles:
-        name = "critic:test"
-
-        async def review(self, task: Task, candidate: Candidate) -> Correction:
-            return Correction("corrected", "Subgoal 1: x", "R1 = Guess(7)")
-
-    @asynccontextmanager
-    async def babbler(*_: object) -> AsyncIterator[Babbles]:
-        yield Babbles()
-
-    monkeypatch.setattr(moat_recipe, "open_critic", babbler)
-    steps = [Step(1, "reward"), Step(1, "correct")]
-    with open_run(tmp_path / "fork", other.name, other.settings) as forked:
-        run_steps(other, forked, Silent(), steps)
-        found = rewards(other, forked)
-        plain = rewards(other, forked, "loglikelihood")
-        assert plain == pytest.approx(rewards(recipe, run))
-        for tree in trees(forked):
-            for plan in tree.children(tree.root):
-                if plan.id in found:
-                    extra = 10.0 if plan.draw == 1 else 0.0
-                    assert found[plan.id] == pytest.approx(plain[plan.id] + extra)
-        counts = forked.metrics(Step(1, "correct"))
-        assert counts["corrected"] == 0 and counts["unreadable"] > 1
-        learnt = {turn.text for tree in trees(forked, "correct") for turn in tree.leaves()}
-        assert "R1 = Guess(7)" not in learnt
-
-
 @pytest.mark.parametrize("parts", ["planner", "grounder"])
 def test_an_ablation_takes_over_what_is_the_same_and_no_figure_of_both_halves(
     done, tmp_path, parts
@@ -276,19 +237,6 @@ def test_what_a_critic_says_that_cannot_be_read_is_counted(tmp_path, unreadable,
 def test_what_cannot_work_is_refused_before_anything_runs(words, says):
     with pytest.raises(UserError, match=says):
         made(*words).check()
-
-
-def test_a_step_of_a_held_out_task_is_refused_as_a_training_task(monkeypatch):
-    recipe = made("environment.form=iterative", "rollout.tasks=60")
-    (row, *_) = recipe.environment.rows.split("train")
-    rest = recipe.environment.tasks
-    monkeypatch.setattr(
-        recipe.environment,
-        "tasks",
-        lambda split, *words: [whole_task(row)] if split == "heldout" else rest(split, *words),
-    )
-    with pytest.raises(UserError, match=f"held-out task {row.id} is also a training task"):
-        recipe.plan()
 
 
 def test_plans_that_are_all_alike_are_said(tmp_path):

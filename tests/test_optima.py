@@ -10,11 +10,9 @@ from coterie.environments.talk import FORMAT_SOURCE
 from coterie.progress import Silent
 from coterie.recipes.optima import DROP_FORMAT, Optima
 from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import SMALL, Cli, once
-
-STAGES = ("evaluate", "rollout", "reward", "select", "train")
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +65,6 @@ def test_run_resumes_reports_and_repeats_nothing(cli: Cli, tmp_path: Path) -> No
     again = cli("run", "optima/isft", "--folder", "mine")
     assert again.code == 0, again.err
     assert "rollout" not in again.err.split("generations")[1]
-
-
-def test_stages_alone_make_the_same_run(cli: Cli, run: Run, tmp_path: Path) -> None:
-    for stage in ("evaluate", "rollout", "reward", "select", "train"):
-        said = cli(
-            "stage", stage, "alone", *(SMALL if stage == "evaluate" else ()), "--iteration", 0
-        )
-        assert said.code == 0, said.err
-    said = cli("evaluate", "alone", "--iteration", 1)
-    assert said.code == 0, said.err
-    assert "score=" in said.out
-    assert cli("report", "alone").code == 0
-    with open_run(
-        tmp_path / "alone", "optima/isft", settings("optima/isft", SMALL), write=False
-    ) as alone:
-        for step in (*(Step(0, stage) for stage in STAGES), Step(1, "evaluate")):
-            mine, whole = dict(alone.metrics(step)), dict(run.metrics(step))
-            assert mine | {"seconds": 0} == whole | {"seconds": 0}, step
 
 
 def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None:

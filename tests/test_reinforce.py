@@ -19,9 +19,9 @@ from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcom
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
-from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import REINFORCE, fork, run_steps
-from coterie.runs.reinforce import minibatches, step_metrics, step_records
+from coterie.runs.folder import Run, open_run
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.reinforce import minibatches, step_records
 from coterie.runs.reinforce_batch import (
     AgentPath,
     StepSamples,
@@ -38,9 +38,7 @@ from coterie.runs.reinforce_settings import (
 from coterie.runs.roles import LearnerConfig
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
-from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
-from tests.templates import random_model
 
 
 @pytest.fixture
@@ -219,16 +217,6 @@ def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[st
     assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in recipe.learning_roles}
 
 
-def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, ...]) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=1"])
-    run_whole(recipe, tmp_path / "run")
-    other = made("rl/grpo", [*words, "steps.count=1", "evaluate.tasks=3"])
-    assert Step(0, REINFORCE) in fork(other, tmp_path / "run", tmp_path / "fork", other.settings)
-    with open_run(tmp_path / "fork", other.name, other.settings) as run:
-        assert len(run.store.tree_tasks(0, f"{REINFORCE}/00000")) == 2
-        assert sorted(step_records(run.store, 0, REINFORCE)) == [0]
-
-
 REFUSED = [
     (["rollout.samples=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
@@ -351,32 +339,6 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
     ), "what comes before the agent's first turn stands there too"
     (other,) = agents.keys() - {speaker}
     assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
-
-
-def test_tokens_of_thoughts_are_a_metric_of_a_step_where_the_template_has_thoughts(
-    tmp_path: Path,
-) -> None:
-    made_model = random_model(published("qwen3_5_think"), "thinking", context=4096)
-    made_model.model.save_pretrained(tmp_path / "model")
-    made_model.tokenizer.save_pretrained(tmp_path / "model")
-    own = ["steps.count=1", "loss.kl=0", "steps.patience=1", f"model={tmp_path / 'model'}"]
-    recipe = made("rl/grpo", [*SMALL, *own])
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        try:
-            run_steps(recipe, run, Silent())
-        except UserError:
-            pass  # a random model: no reward differs
-        finally:
-            recipe.close()
-        stage = f"{REINFORCE}/00000"
-        tasks = run.store.tree_tasks(0, stage)
-        reward = PathReward(PathRewardSettings())
-        paths = paths_of(run.store, 0, stage, tasks, list(recipe.players()), reward)
-    assert paths and all(0 < path.thought_tokens <= path.tokens for path in paths)
-    judged = prepare(StepSamples(1), [], None, ReinforceSettings())
-    for each, count in ((paths, 1), ([replace(path, thought_tokens=0) for path in paths], 0)):
-        metrics = step_metrics(StepSamples(1, paths=each), judged, {})
-        assert list(metrics).count("thought_tokens") == count
 
 
 def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:

@@ -19,7 +19,6 @@ from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.record.store import Store
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce import Reinforcement
 from coterie.training.checkpoint import weight_hash
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
 from tests.stub_server import served
@@ -131,27 +130,6 @@ def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers:
     for one in records.values():
         assert one["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
         assert one["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_servers_that_share_devices_are_gone_while_weights_change(
-    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*telling_words(tmp_path), *SERVED, "engine.keep_servers=false"]
-    up: list[int] = []
-    step = Reinforcement._step
-
-    async def watched(self: Any, *given: Any) -> Any:
-        done = await step(self, *given)
-        up.append(len(servers.opened) - servers.closed)
-        return done
-
-    monkeypatch.setattr(Reinforcement, "_step", watched)
-    run_whole(made("rl/grpo", words), tmp_path / "run")
-    assert up == [0, 0, 0]
-    names = ["tiny-exchange", "tiny-exchange", "served-00000001", "served-00000002", "final"]
-    assert servers.opened == names and not servers.loaded
-    assert writers(tmp_path / "run") == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
 
 
 @pytest.mark.parametrize(

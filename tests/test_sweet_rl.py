@@ -13,7 +13,7 @@ from coterie.models.adapters import using
 from coterie.models.heads import HEAD_FILE, token_values
 from coterie.models.loading import is_adapter
 from coterie.progress import Silent
-from coterie.recipes.registry import recipe, run_report, settings
+from coterie.recipes.registry import recipe, settings
 from coterie.recipes.sweet_rl import (
     PRIVILEGED,
     SweetRL,
@@ -23,7 +23,6 @@ from coterie.recipes.sweet_rl import (
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.record.tree import Tree
-from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
@@ -36,7 +35,6 @@ SMALL = (
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
     "policy.train.max_steps=2",
 )  # fmt: skip
-ROOT = Path(__file__).parents[1]
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
 
@@ -191,13 +189,6 @@ def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path:
         assert int(judged["comparisons"]) == int(judged["unreadable"]) > 0
 
 
-def test_the_report_shows_the_dialogues(run: Run, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    write_page(run_report(opened(), run), page)
-    text = page.read_text()
-    assert "sweet_rl/backend" in text and "The signature of the function is" in text
-
-
 def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
     said = cli(
         *("evaluate", "persona", "policy=tiny-persona", f"critic={run.folder}", "best_of=3"),
@@ -222,27 +213,6 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
                         assert len(group) == 3 and scores[group.index(turn)] == max(scores)
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["rollout.repeats=1"], "gives no pair"),
-        (["critic.judge=smollm2"], "critic.judge needs critic.kind=judge"),
-        (["user_simulator=http://127.0.0.1:1/v1"], "use user_simulator.url=URL"),
-    ],
-)
-def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        settings("sweet_rl/backend", words)
-
-
-def test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head() -> None:
-    sliced = f"critic.train.launch={ROOT / 'configs/accelerate/fsdp2.yaml'}"
-    opened(sliced).check()
-    for kind in ("regression", "classifier"):
-        with pytest.raises(UserError, match="a value head can't be trained under FSDP"):
-            opened(f"critic.kind={kind}", sliced).check()
 
 
 def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:
