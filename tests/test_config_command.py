@@ -28,6 +28,14 @@ def keys_of(out: str) -> list[str]:
     return [line.split(" = ")[0] for line in out.splitlines() if " = " in line and line[0] != " "]
 
 
+def test_the_ten_keys_that_matter_come_first(cli: Cli) -> None:
+    first = cli("config", "rl/grpo").out.split("All other keys")[0]
+    assert len(keys_of(first)) == 10
+    assert {"model", "rollout.samples", "steps.count", "update.learning_rate"} <= set(
+        keys_of(first)
+    )
+
+
 def test_keys_are_found_by_name_by_group_and_by_a_part_of_their_name(cli: Cli) -> None:
     assert keys_of(cli("config", "optima/isft", "rollout.samples").out) == ["rollout.samples"]
     rollout = keys_of(cli("config", "optima/isft", "rollout").out)

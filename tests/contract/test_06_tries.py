@@ -183,7 +183,10 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
     found = sequence_logprobs(model, [row.ids for row in rows], places, ALWAYS)
     torch.cat(found).sum().backward()
     assert max(shape[1] for shape in sizes) == 8
-    assert sum(shape[1] for shape in sizes) == 2 * sum(row.target_count for row in rows)
+    count = sum(row.target_count for row in rows)
+    assert sum(shape[1] for shape in sizes) == 2 * count - (
+        count % 8 or 8
+    )  # all but the last chunk twice
 
 
 @pytest.mark.parametrize(

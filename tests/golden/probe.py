@@ -50,9 +50,9 @@ def observe_steps() -> None:
 def observed(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a trainer's ``step`` that also writes down its items."""
 
-    def observing(self: Any, items: Any) -> Any:
+    def observing(self: Any, items: Any, *rest: Any) -> Any:
         steps.append({"folder": str(self.folder), "items": plain(items)})
-        return step(self, items)
+        return step(self, items, *rest)
 
     return observing
 

@@ -69,9 +69,15 @@ class Fault:
         """Return why the fault does not fit the code: an unknown target or test."""
         found = [] if self.killed_by else ["it names no test"]
         try:
-            self.resolve()
+            old = self.resolve()[2]
         except (ImportError, AttributeError, KeyError) as error:
             found.append(f"there is no {self.target} ({error!r})")
+        else:
+            names = getattr(self.change, "arguments", ())
+            known = inspect.signature(getattr(old, "__func__", old)).parameters if names else ()
+            found += [
+                f"{self.target} has no argument {name}" for name in names if name not in known
+            ]
         return found + [f"there is no test {test}" for test in self.killed_by if not _exists(test)]
 
 
@@ -133,6 +139,7 @@ def given(**values: Any) -> Change:
 
         return wrapped
 
+    change.arguments = tuple(values)  # type: ignore[attr-defined]
     return change
 
 
@@ -153,6 +160,7 @@ def swap(one: str, other: str) -> Change:
 
         return wrapped
 
+    change.arguments = one, other  # type: ignore[attr-defined]
     return change
 
 

@@ -233,7 +233,7 @@ FAULTS = (
         "coterie.selection:sibling_pairs", given(score=lambda score: lambda node: 1.0), [GATE_LETS]
     ),
     Fault("coterie.selection:qualify", settings(margin=0.0), [SIBLINGS_MAKE]),
-    Fault("coterie.selection:needed_visits", given(most=10**9), [NODE_FAR]),
+    Fault("coterie.selection:needed_visits", given(limit=10**9), [NODE_FAR]),
     Fault(
         "coterie.selection:dense_pairs",
         result(lambda found: [replace(p, chosen=p.rejected, rejected=p.chosen) for p in found]),
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault("coterie.selection:densest", given(seed=0), [WHAT_KEPT]),
     Fault("coterie.selection:densest", settings(tasks=None), [TASKS_MOST]),
-    Fault("coterie.selection:_shares", given(most=lambda most: most - 1), [EACH_TASK]),
+    Fault("coterie.selection:_shares", given(budget=lambda budget: budget - 1), [EACH_TASK]),
     Fault(
         "coterie.selection:ranked_pairs",
         given(scores=lambda scores: {node: -one for node, one in scores.items()}),

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from coterie.config.settings import Settings
     from coterie.recipes.settings import RecipeSettings
 
+MAIN_KEYS = (
+    *("model", "dataset", "environment", "iterations", "steps.count", "rollout.tasks"),
+    *("rollout.samples", "rollout.max_tokens", "train.learning_rate", "train.epochs"),
+    *("train.batch_rows", "update.learning_rate", "loss.kl", "evaluate.tasks", "seed"),
+)
+"""Keys that most runs change. The first ten of them that a recipe has are listed first."""
+MAIN_COUNT = 10
+
 
 def config(
     recipe: RecipeName = None,
@@ -38,6 +46,8 @@ def config(
     ] = None,
 ) -> None:
     """List the keys of a recipe: value, default, meaning, and where the value comes from.
+
+    The ten keys that most runs change come first.
 
     Examples:
 
@@ -80,10 +90,15 @@ def config_list(
     paths = _matches(names, by_path) if names else list(by_path)
     if changed:
         paths = [path for path in paths if _text(_value(own, path)) != by_path[path].default]
-    entries = [_entry(by_path[path], _text(_value(own, path))) for path in paths]
     heading = f"{label(own.recipe)}: {len(paths)} of {len(by_path)} keys"
     heading += " differ from their default" * changed
-    return Group(Text(heading, "bold"), *entries)
+    entries = {path: _entry(by_path[path], _text(_value(own, path))) for path in paths}
+    if names or changed:
+        return Group(Text(heading, "bold"), *entries.values())
+    main = [path for key in MAIN_KEYS for path in (key, f"{key}.name") if path in entries]
+    first = [entries.pop(path) for path in main[:MAIN_COUNT]]
+    others = Text("\nAll other keys", "bold")
+    return Group(Text(heading, "bold"), *first, others, *entries.values())
 
 
 def _matches(names: Sequence[str], by_path: Mapping[str, "SettingsKey"]) -> list[str]:

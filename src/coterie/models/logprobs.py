@@ -17,9 +17,9 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-CHUNK_ELEMENTS = 1 << 24
+CHUNK_ELEMENTS = 1 << 25
 """Maximum number of logits in memory at once."""
-GPU_CHUNKS = 8
+GPU_CHUNKS = 4
 """Factor by which chunks are larger on a GPU, where kernel launches dominate small chunks."""
 PEFT_PREFIX = "base_model.model."
 """Prefix of the names of the base's weights in PEFT."""
@@ -39,7 +39,7 @@ def token_logprobs(
 ) -> Tensor:
     """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted at positions ``at``.
 
-    Gradients flow if enabled; the backward pass recomputes the logits of each chunk.
+    Gradients flow if enabled; the backward pass recomputes the logits of all chunks but the last.
 
     Args:
         model: Causal language model.
@@ -150,7 +150,8 @@ def _in_chunks(
     pieces = []
     for start in range(0, max(1, len(at)), chunk):
         part = (parents[start : start + chunk], tokens[start : start + chunk])
-        if torch.is_grad_enabled():
+        # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
+        if torch.is_grad_enabled() and start + chunk < len(at):
             piece = checkpoint(
                 compute, model, *part, temperature, use_reentrant=False, preserve_rng_state=False
             )
