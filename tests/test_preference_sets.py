@@ -14,11 +14,11 @@ import pytest
 from pyarrow import parquet
 
 from coterie.datasets import preferences
-from coterie.datasets.conversations import ChatMessage, Preference
+from coterie.datasets.conversations import Preference
 from coterie.datasets.preferences import PREFERENCE_SETS, MixedPreferences
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree import HeldOutQuestions
+from coterie.recipes.plan import HeldOutQuestions
 from coterie.rollout.conversation_rows import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
@@ -203,19 +203,13 @@ def test_text_cannot_forge_a_turn() -> None:
 LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?"
 
 
-def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> None:
+def test_held_out_questions_are_found_anywhere_in_a_text() -> None:
     held_out = HeldOutQuestions([LONG, "What is 2+3?"])
     asked = [
         f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
         LONG.replace(" ", "\n "),
-        "Solve it: What is 2+3?",
+        "Solve it: What is 2+3? And then?",
     ]
-    hello = ChatMessage(role="user", content="Hello.")
-    assert all(held_out.is_asked([hello, ChatMessage(role="user", content=text)]) for text in asked)
-    others = [
-        ChatMessage(role="assistant", content=LONG),
-        ChatMessage(role="user", content=LONG[:-8]),
-        ChatMessage(role="user", content="What is 2+3? And then?"),
-    ]
-    assert not any(held_out.is_asked([one]) for one in others)
-    assert not HeldOutQuestions(()).is_asked([hello])
+    assert all(map(held_out.occurs_in, asked))
+    assert not any(map(held_out.occurs_in, ["Hello.", LONG[:-8], "What is 2+4?"]))
+    assert not HeldOutQuestions(()).occurs_in("Hello.")

@@ -89,7 +89,7 @@ FAULTS = (
     Fault(f"{R}moat:best_first", reverse, [RIGHT]),
     Fault(f"{R}moat:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
-    Fault(f"{R}gap:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}plan:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
     Fault(f"{R}gap_traces:format_error", returns(""), [TRACE_AGENT]),
     Fault(
         f"{R}gap_traces:split_trace",

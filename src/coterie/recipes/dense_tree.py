@@ -26,12 +26,11 @@ Deliberate deviations from the released code:
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.conversations import ChatMessage
 from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
 from coterie.environments.protocol import Openers, agents_of, most_turns
@@ -41,7 +40,7 @@ from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
-from coterie.recipes.plan import Plan
+from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import plain_report, selected_examples
 from coterie.recipes.trainings import imitate, prefer
 from coterie.record.rows import Edit, Pair, View, recontext, turn_pair, view
@@ -79,31 +78,6 @@ from coterie.runs.roles import load_selections
 from coterie.selection import SiblingPair, count_pairs, dense_pairs, densest, first_differences
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
-
-
-class HeldOutQuestions:
-    """Index of questions that ignores case and spacing."""
-
-    def __init__(self, questions: Iterable[str]) -> None:
-        self._long: dict[str, list[str]] = {}
-        self._short = set[str]()
-        for text in map(_plain, questions):
-            if len(text) >= BEGINNING:
-                self._long.setdefault(text[:BEGINNING], []).append(text)
-            elif text:
-                self._short.add(text)
-
-    def is_asked(self, messages: Sequence[ChatMessage]) -> bool:
-        return any(one.role == "user" and self._is_in(_plain(one.content)) for one in messages)
-
-    def _is_in(self, text: str) -> bool:
-        starts = [0, *(index + 1 for index, letter in enumerate(text) if letter == " ")]
-        return any(
-            text.startswith(question, start)
-            for start in starts
-            for question in self._long.get(text[start : start + BEGINNING], ())
-        ) or any(text[start:] in self._short for start in starts if len(text) - start < BEGINNING)
-
 
 MAX_TREES = 64
 """Trees that grow concurrently, each with a window of rollouts in flight."""
@@ -451,7 +425,10 @@ class DenseTree(Recipe):
             rows = [
                 row
                 for row in candidates
-                if not self.heldout_questions.is_asked(row.messages[: row.start])
+                if not any(
+                    one.role == "user" and self.heldout_questions.occurs_in(one.content)
+                    for one in row.messages[: row.start]
+                )
             ]
             progress.start(len(rows), f"pairs of {preferences.name}")
             for row in rows:
@@ -461,16 +438,6 @@ class DenseTree(Recipe):
             lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
             counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
         return pairs, counts
-
-
-# Filter outside preference sets, which may contain held-out questions (DensePolicy's code trained on test tasks).
-
-BEGINNING = 32
-"""Characters that index a question. A shorter question matches only a whole message or its end."""
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 SUCCESS = 1.0

@@ -26,10 +26,8 @@ Deliberate deviations from the released code:
 * Answers are extracted by the same rule in training and evaluation.
 """
 
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -52,7 +50,7 @@ from coterie.recipes.gap_traces import (
     read_traces,
     task_of,
 )
-from coterie.recipes.plan import Plan
+from coterie.recipes.plan import HeldOutQuestions, Plan
 from coterie.recipes.report import plain_report, selected_examples
 from coterie.recipes.rl import CRITIC, plan_reinforcement, reinforce, reinforce_uses, step_sections
 from coterie.recipes.trainings import train_role
@@ -70,41 +68,6 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 from coterie.training.batches import max_row_length, steps_for_targets
 from coterie.training.settings import TrainingSettings
-
-# Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation
-# and invisible characters are ignored.
-
-_WORD = re.compile(r"[^\W_]+")
-_MIN_WORDS = 4
-"""Leading words that index a question; a shorter question is indexed by all its words."""
-Words = tuple[str, ...]
-
-
-class HeldOutQuestions:
-    """Index of questions that finds them inside longer texts."""
-
-    def __init__(self, questions: Iterable[str]) -> None:
-        self._beginning: dict[Words, list[Words]] = {}
-        for question in questions:
-            if question_words := words(question):
-                self._beginning.setdefault(question_words[:_MIN_WORDS], []).append(question_words)
-
-    def occurs_in(self, text: str) -> bool:
-        text_words = words(text)
-        return any(
-            text_words[start : start + len(question)] == question
-            for start in range(len(text_words))
-            for length in range(1, _MIN_WORDS + 1)
-            for question in self._beginning.get(text_words[start : start + length], ())
-        )
-
-
-def words(text: str) -> Words:
-    """Return the words of a text without invisible characters (zero-width characters, soft hyphens)."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    visible = "".join(character for character in plain if unicodedata.category(character) != "Cf")
-    return tuple(_WORD.findall(visible))
-
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
