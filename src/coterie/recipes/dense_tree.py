@@ -72,6 +72,7 @@ from coterie.runs.items import (
     growth_summary,
     on_trees,
     rollouts,
+    totals,
 )
 from coterie.runs.loop import Stage
 from coterie.runs.roles import load_selections
@@ -172,8 +173,7 @@ class DenseTree(Recipe):
         """Store V(node), the mean success of the rollouts through a node, as credit."""
         work = partial(self.value_tree, run)
         await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
-        metrics = run.store.metrics(i, "reward").values()
-        return {name: sum(int(m.get(name, 0)) for m in metrics) for name in ("nodes", "successes")}
+        return totals(run.store, i, "reward", ("nodes", "successes"))
 
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs with ``V_chosen - V_rejected >= margin``, or successful rollouts for the control."""

@@ -68,7 +68,7 @@ from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.rollout.tree_search import Value
 from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, do_items, on_trees
+from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Stage
 from coterie.runs.roles import Role, load_selections
 from coterie.selection import PairSettings, sibling_pairs
@@ -183,9 +183,9 @@ class Moat(Recipe):
         grounder = self.models(run).embedded(GROUNDER, self.newest(run, GROUNDER, i))
         work = partial(self.reward_tree, run, grounder)
         await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
-        items = [m for key, m in run.store.metrics(i, "reward").items() if key.task]
-        counts = {name: sum(int(m[name]) for m in items) for name in ("plans", *LEFT_OUT)}
-        rewards = [float(m["reward"]) for m in items if "reward" in m]
+        counts = totals(run.store, i, "reward", ("plans", *LEFT_OUT))
+        items = run.store.metrics(i, "reward").items()
+        rewards = [float(m["reward"]) for key, m in items if key.task and "reward" in m]
         return {**counts, "reward": statistics.fmean(rewards) if rewards else 0.0}
 
     async def reward_tree(self, run: Run, grounder: Engine, tree: Tree) -> Done:
@@ -259,8 +259,7 @@ class Moat(Recipe):
             await on_trees(
                 run.store, i, work, progress, title, in_flight=IN_FLIGHT, stage="correct"
             )
-        items = [m for key, m in run.store.metrics(i, "correct").items() if key.task]
-        return {name: sum(int(m.get(name, 0)) for m in items) for name in COUNTS}
+        return totals(run.store, i, "correct", COUNTS)
 
     async def correct_tree(self, run: Run, critic: "ActionCritic", tree: Tree) -> Done:
         task, target = run.store.task(tree.task), gold(run.store.task(tree.task))

@@ -77,6 +77,7 @@ from coterie.runs.items import (
     growth_summary,
     on_trees,
     rollouts,
+    totals,
 )
 from coterie.runs.loop import Stage
 from coterie.runs.roles import load_selections
@@ -210,7 +211,7 @@ class Optima(Recipe):
             return Done(key, self.conduct(tree, outcomes), credit=credit)
 
         await on_trees(run.store, i, score, progress, f"reward {i}", in_flight=IN_FLIGHT)
-        return self.totals(run, i, COUNTS)
+        return totals(run.store, i, "reward", COUNTS)
 
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select each task's best dialogue with R >= theta_sft, keep the top share, in all agents' views."""
@@ -309,7 +310,7 @@ class Optima(Recipe):
             return Done(ItemKey(i, "reward", tree.task), counts, credit=tuple(credit))
 
         await on_trees(run.store, i, one, progress, f"values {i}", in_flight=1)
-        return self.totals(run, i, [name for name in COUNTS if name != "failed"])
+        return totals(run.store, i, "reward", (name for name in COUNTS if name != "failed"))
 
     def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
@@ -419,11 +420,6 @@ class Optima(Recipe):
             "leaks": sum(count_leaks(some, self.agents) for some in turns),
             "repeats": sum(map(count_repeats, turns)),
         }
-
-    def totals(self, run: Run, iteration: int, names: Sequence[str]) -> Metrics:
-        """Sum the counts of the reward stage over all tasks."""
-        items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
-        return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
         """Read the rewards computed under the current settings, by task. Failed tasks are left out."""

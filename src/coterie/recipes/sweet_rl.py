@@ -84,7 +84,7 @@ from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situati
 from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Actors, Done, do_items, on_trees, open_actors
+from coterie.runs.items import Actors, Done, do_items, on_trees, open_actors, totals
 from coterie.runs.loop import Stage
 from coterie.runs.roles import Role, load_selections
 from coterie.selection import ranked_pairs, trajectory_pairs
@@ -243,9 +243,7 @@ class SweetRL(Recipe):
             title = f"advantages {SECOND}"
             await on_trees(run.store, SECOND, score, progress, title, in_flight=TREES_IN_FLIGHT)
             counts = critic.counts
-        items = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
-        totals = {name: sum(int(m[name]) for m in items) for name in ("turns", "unscored")}
-        return {**totals, **counts}
+        return {**totals(run.store, SECOND, "reward", ("turns", "unscored")), **counts}
 
     def select_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Pair candidates of the upper half of a turn's advantages with candidates of the lower half."""

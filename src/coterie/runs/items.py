@@ -383,6 +383,14 @@ async def _items(playing: AsyncIterator[EpisodeResult]) -> AsyncIterator[Done]:
         yield Done(one.episode.key, metrics, one.tree, one.credit, one.failure)
 
 
+def totals(
+    store: Store, iteration: int, stage: str, names: Iterable[str]
+) -> dict[str, float | int | str]:
+    """Sum counts of a stage over its tasks."""
+    items = [metrics for key, metrics in store.metrics(iteration, stage).items() if key.task]
+    return {name: sum(int(one.get(name, 0)) for one in items) for name in names}
+
+
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
 
 
