@@ -201,7 +201,6 @@ class Recipe(ABC):
         return content(self.settings, self.environment)
 
     def close(self) -> None:
-        """Stop the servers of the stages."""
         if self._roles is not None:
             self._roles.close()
             self._roles = None
@@ -305,7 +304,6 @@ class Recipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage with the newest version of each role."""
         samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
         return await self.play_by(run, episodes, samplers, progress)
 
@@ -316,7 +314,6 @@ class Recipe(ABC):
         samplers: Mapping[str, TokenSampler],
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage with the given samplers."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
         engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
         async with self.actors(run) as actors:

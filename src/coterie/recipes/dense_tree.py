@@ -112,14 +112,12 @@ class DenseTree(Recipe):
         self.steps_of_path = most_turns(self.environment)
 
     def stages(self) -> list[Stage]:
-        """Return the stages of all iterations, with an evaluation before the first one."""
         stages = [self.evaluation(0)]
         for i in range(self.settings.iterations):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
         return stages
 
     def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of one iteration: rollout, reward, select, train, evaluate."""
         sampling = (
             *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
             *("pairs.margin", "pairs.max_visits"),
@@ -218,7 +216,6 @@ class DenseTree(Recipe):
         return {**metrics, "tree_pairs": len(pairs), **counts}
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for missing preference sets and a shard without tasks."""
         for source in self.settings.mix.sets:
             MixedPreferences(source).files()
         if not self.train_tasks(0):
@@ -250,7 +247,6 @@ class DenseTree(Recipe):
     def search(
         self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
     ) -> Search:
-        """Return the search of a task's tree, which continues after ``rollouts_so_far``."""
         return DenseSearch(
             *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
             *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
@@ -270,7 +266,6 @@ class DenseTree(Recipe):
     # -- values ---------------------------------------------------------------------------------
 
     async def value_tree(self, run: Run, tree: Tree) -> Done:
-        """Store V(node), the mean success of the rollouts through the node, as credit."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         rollouts_by_task = rollouts(run.store, tree.iteration, tree.task)
         values = tree_values(tree, rollouts_by_task[tree.task], self.settings)
@@ -290,7 +285,6 @@ class DenseTree(Recipe):
         return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
-        """Read the node values of a tree that the reward stage stored."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
         for credit in run.store.credit_of(tree):
@@ -462,7 +456,6 @@ BINS = 8
 
 
 def dense_tree_report(recipe: DenseTree, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     selects = [step.iteration for step in done if step.stage == "select"]
     own = [_histogram(run, i) for i in selects[-1:]]

@@ -37,14 +37,6 @@ class TreesSettings(Settings):
         return self
 
 
-class PairObjectiveSettings(DPOSettings):
-    """DPO objective."""
-
-    beta: float = key(
-        0.1, "strength of the regularization to the reference", source="DensePolicy: 0.1", gt=0
-    )
-
-
 class PairTrainingSettings(TrainingSettings):
     """DPO training on pairs."""
 
@@ -102,7 +94,7 @@ class DenseTreeSettings(RecipeSettings):
     pairs: DensePairSettings = DensePairSettings()
     budget: BudgetSettings = BudgetSettings()
     mix: MixSettings = MixSettings()
-    objective: PairObjectiveSettings = PairObjectiveSettings()
+    objective: DPOSettings = DPOSettings()
     train: PairTrainingSettings = PairTrainingSettings()
     sandbox: SandboxSettings = SandboxSettings()
 

@@ -114,11 +114,9 @@ class FileTraining(Recipe):
         return max(lengths, default=None), max(map(len, groups), default=1)
 
     def training_tasks(self) -> int:
-        """Return 0: training rows are not played."""
         return 0
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        """Return the first rows as texts, each with True if its tokens are trained."""
         renderer, _ = self._model
         texts = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
@@ -131,7 +129,6 @@ class FileTraining(Recipe):
         return texts
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for rows that exceed the limits."""
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
         self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
@@ -330,7 +327,6 @@ UNMEASURED = ("seconds", "settings")
 
 
 def training_report(recipe: FileTraining, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     return plain_report(recipe, run, [_held_out(recipe, run), *_curve(run), _rows(recipe)])
 
 
@@ -398,7 +394,6 @@ def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
 
 
 def _rows(recipe: FileTraining) -> Section:
-    """Return the first training rows, with their trained tokens marked."""
     try:
         items = list(islice(recipe.training_items, EXAMPLES))
     except UserError:  # the file has changed since the run

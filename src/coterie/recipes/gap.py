@@ -101,7 +101,6 @@ class Gap(Recipe):
             self._check_calls()
 
     def stages(self) -> list[Stage]:
-        """Return the stages of SFT, RL, or both, with an evaluation before and after each."""
         stages = [self.evaluation(0)]
         if self.settings.imitates:
             stages += self._imitation()
@@ -123,7 +122,6 @@ class Gap(Recipe):
         return [stage, self.evaluation(i + 1, [stage])]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Write the traces of the expert or of a file to the store."""
         left_out = await self.play_traces(run, progress)
         metrics = summary(run.store, i, "rollout")
         return {**(metrics if self.has_scores else self.without_scores(run, metrics)), **left_out}
@@ -135,7 +133,6 @@ class Gap(Recipe):
         return {"selected": len(selections), **counts}
 
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Take the RL steps (section 4.2)."""
         return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.main_role])
 
     def _check_calls(self) -> None:
@@ -152,7 +149,6 @@ class Gap(Recipe):
             )
 
     def _check_form(self) -> None:
-        """Check that traces.form=closed and environment.prompt=closed are used together."""
         own = self.settings.environment
         closed = isinstance(own, AgentSettings) and own.prompt == "closed"
         if closed != self.closed:
@@ -167,17 +163,14 @@ class Gap(Recipe):
         return self.settings.traces.form == "closed"
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the policy and, with advantage.baseline=values, the critic."""
         critic = self.settings.reinforces and self.settings.rl.has_critic
         own = super().roles()
         return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
 
     def openers(self) -> Openers:
-        """Open the sandbox for grading and for tools that run code."""
         return {Sandbox: Sandbox}
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` if the file of traces is missing."""
         s = self.settings
         if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
             raise UserError(
@@ -196,7 +189,6 @@ class Gap(Recipe):
         return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
-        """Return the number of traces and of rollouts of all RL steps."""
         s = self.settings
         return s.traces.tasks * s.imitates + s.rl.paths * s.reinforces
 
@@ -402,7 +394,6 @@ def _describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def gap_report(recipe: Gap, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     own = [_traces(recipe, run)]
     if recipe.settings.reinforces:
         for iteration in (0, 1):

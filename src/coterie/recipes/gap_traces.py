@@ -229,11 +229,9 @@ class TraceEnvironment:
         return self.by_task[task.id].messages
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return the questions in the order of the file."""
         return self.own_tasks[:count] if split == "train" else []
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """Open nothing; the environment has no sessions."""
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:
@@ -243,7 +241,6 @@ class TraceEnvironment:
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the first prompt of the wrapped environment, then all messages and observations."""
         first = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
             Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
@@ -269,7 +266,6 @@ class TraceEnvironment:
         return Transition(answer=final_answer(turns[-1].text), end=ANSWERED)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Return no score, because a file has no gold answers."""
         return Grade(None)
 
 

@@ -145,7 +145,6 @@ class Moat(Recipe):
     def supervised(
         self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
     ) -> list[Stage]:
-        """Return the SFT stages of both agents on gold plans and gold actions."""
         return [
             self.stage(
                 *(i, name, partial(self.teach, role=role), before, depends), uses=uses, trains=role
@@ -165,7 +164,6 @@ class Moat(Recipe):
     # -- planning agent alignment ---------------------------------------------------------------
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Sample K plans ``s`` per task, and actions ``a_hat`` for each."""
         s = self.settings.rollout
         episodes = [
             Episode(task, sample, i, "rollout")
@@ -283,7 +281,6 @@ class Moat(Recipe):
         return Done(key, {**counts, "rows": len(examples)}, corrections if examples else None)
 
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Train the grounder by SFT on these rows."""
         grounder = self.load_newest(run, GROUNDER, i)
         rows, seeded = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
         return train_role(run, i, grounder, rows, seeded, progress, role=GROUNDER)
@@ -351,7 +348,6 @@ class Moat(Recipe):
     # -- settings, size and tasks ---------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for a missing critic and if J cannot be measured."""
         s = self.settings
         check_chat("correct.critic", s.correct.critic, SCRIPT)
         if not self.environment.scored_tasks(s.measure.tasks, s.seed):
@@ -389,7 +385,6 @@ class Moat(Recipe):
         return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
 
     def draws(self, iteration: int) -> list[int]:
-        """Return the numbers of tasks that the iterations up to this one draw."""
         first = int(self.settings.start.enabled)
         return [self.settings.rollout.tasks] * (iteration - first + 1)
 
@@ -408,7 +403,6 @@ class Moat(Recipe):
         return await self.sampler(run, version, temperature, self.settings.rollout.top_p, role)
 
     def load_newest(self, run: Run, role: str, iteration: int) -> LoadedModel:
-        """Load a role's newest version for training."""
         return self.models(run).load_to_train(role, self.newest(run, role, iteration))
 
     # -- training data --------------------------------------------------------------------------
@@ -449,7 +443,6 @@ class Moat(Recipe):
         return pairs
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
-        """Yield the planner's pairs and the grounder's rows."""
         yield from super().trained_on(run, iteration)
         for tree in run.store.trees(iteration, "correct"):
             for turn in tree.leaves():

@@ -20,7 +20,6 @@ EXAMPLES = 4
 
 
 def moat_report(recipe: Moat, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     selects = [step.iteration for step in done if step.stage == "select"]
     corrects = [step.iteration for step in done if step.stage == "correct"]
@@ -101,7 +100,6 @@ def _by_task(run: Run, step: Step) -> dict[str, float]:
 
 
 def _rewards(run: Run, steps: Sequence[Step]) -> Section:
-    """Return the differences of the rewards of a task, and the number of pairs."""
     rows = []
     for step in steps:
         metrics = run.metrics(step)

@@ -148,7 +148,6 @@ class TreeJudge:
 
 
 def agent_turns(path: Sequence[Turn]) -> list[Turn]:
-    """Return the turns of agents, without tools and users."""
     return [turn for turn in path if turn.speaker.kind == "agent"]
 
 
@@ -166,7 +165,6 @@ class Optima(Recipe):
             settings.dpo.reward.custom_terms()
 
     def stages(self) -> list[Stage]:
-        """Return the stages of all iterations. Every policy is evaluated."""
         before, stages = list[Stage](), list[Stage]()
         for i, kind in enumerate(self.settings.kinds()):
             stages.append(self.evaluation(i, before))
@@ -177,7 +175,6 @@ class Optima(Recipe):
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
     def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of an SFT iteration: sample, reward, demonstrate, imitate."""
         sampling = ("rollout", "engine")
         rollout = self.stage(i, "rollout", self.sample, before, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
@@ -243,7 +240,6 @@ class Optima(Recipe):
     # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
     def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of a DPO iteration: search, value, pair, prefer."""
         sampling = (
             *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
             *("rollout.top_p", "rollout.max_tokens", "engine"),
@@ -354,7 +350,6 @@ class Optima(Recipe):
         return iteration < self.settings.iterations and self.kind(iteration) == "dpo"
 
     def rule(self, iteration: int) -> RewardSettings:
-        """Return the reward settings of an iteration, which differ between SFT and DPO."""
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -367,7 +362,6 @@ class Optima(Recipe):
         return max(self.settings.draws())
 
     def dialogues(self) -> int:
-        """Return the number of sampled dialogues and of tree rollouts, including the probe."""
         count = 0
         for i in range(self.settings.iterations):
             each = self.settings.rollout.samples
@@ -438,14 +432,12 @@ class Optima(Recipe):
         }
 
     def values(self, run: Run, tree: Tree) -> dict[str, Value]:
-        """Read the node values of a tree that the reward stage stored."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
         means, visits = credit("value"), credit("visits")
         return {node: Value(mean, round(visits[node])) for node, mean in means.items()}
 
     def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
-        """Return the training rows of an iteration in the order of selection."""
         return [
             row
             for tree, one in load_selections(run, iteration)
@@ -476,7 +468,6 @@ class Optima(Recipe):
 
 
 def mean_scores(tree: Tree) -> dict[str, float]:
-    """Return the mean score of the dialogues through each turn."""
     scores_by_turn: dict[str, list[float]] = {}
     for outcome, path in tree.graded():
         for turn in path:

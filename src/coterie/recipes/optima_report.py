@@ -16,7 +16,6 @@ MAX_POINTS = 600
 
 
 def optima_report(recipe: Optima, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     iterations = [step.iteration for step in done if step.stage == "reward"]
     selects = [step.iteration for step in done if step.stage == "select"]

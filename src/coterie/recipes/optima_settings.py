@@ -80,7 +80,6 @@ class OptimaSettings(RecipeSettings):
         return ["sft"] * self.iterations
 
     def draws(self) -> list[int]:
-        """Return the number of training tasks of each iteration."""
         return [self.rollout.tasks] * self.iterations
 
     @model_validator(mode="after")
@@ -163,7 +162,6 @@ class OptimaDPOSettings(OptimaSettings):
     dpo: DPORoundSettings = DPORoundSettings()
 
     def draws(self) -> list[int]:
-        """Return the number of training tasks of each iteration."""
         counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
         return [counts[kind] for kind in self.kinds()]
 

@@ -37,9 +37,7 @@ class OpenCritic:
 class RunCritic(Protocol):
     """Critic of a recipe's runs. Both methods raise ``UserError`` for a run whose critic is not trained."""
 
-    def fingerprint(self, run: "Run") -> str:
-        """Return a hash of the settings and weights that the scores depend on."""
-        ...
+    def fingerprint(self, run: "Run") -> str: ...
 
     def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]: ...
 
@@ -166,12 +164,10 @@ def plugin(name: str) -> RecipeDescription:
 
 
 def names() -> tuple[str, ...]:
-    """Return the methods of all built-in recipes."""
     return tuple(method for one in BUILT_IN for method in _methods(one))
 
 
 def settings_type(name: str) -> "type[RecipeSettings]":
-    """Return the settings type of a method. Raises :class:`UserError` for an unknown method."""
     return _methods(described(name))[name]
 
 
@@ -180,7 +176,6 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
 
 
 def run_report(recipe: "Recipe", run: "Run") -> "Report":
-    """Return the report of a run, finished or not."""
     return described(recipe.name).report(recipe, run)
 
 
@@ -191,7 +186,6 @@ def critic_of(recipe: "Recipe") -> "RunCritic | None":
 
 
 def micro_world(name: str) -> str:
-    """Return the micro-world of a method, its default environment."""
     return played_by(name)[0]
 
 

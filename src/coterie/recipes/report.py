@@ -156,7 +156,6 @@ def selected_examples(
 
 
 def _parent(tree: Tree, one: Selection) -> str:
-    """Return the common parent of a pair's turns; empty for whole rollouts."""
     parents = {tree.turns[node].parent for node in (one.leaf, one.rejected or "") if node}
     return parents.pop() if one.rejected and len(parents) == 1 else ""
 
@@ -216,7 +215,6 @@ def _demonstrations(
 
 
 def _difference(one: Selection, numbers: Mapping[str, Numbers]) -> str:
-    """Describe the difference between the sides of a pair."""
     better, worse = (numbers.get(node or "") for node in (one.leaf, one.rejected))
     if not better or not worse:
         return ""
@@ -270,7 +268,6 @@ def _stages(run: Run, done: Sequence[Step]) -> Section:
 
 
 def _preset(recipe: Recipe) -> dict[str, object] | None:
-    """Return the values of the preset for the data set or environment."""
     from coterie.recipes.registry import settings
 
     own = recipe.settings

@@ -101,7 +101,6 @@ def plan_reinforcement(
 def _training_memory(
     s: ReinforceSettings, run_settings: RecipeSettings, plan: Plan, key: str
 ) -> MemoryPlan:
-    """Plan the memory of the update, with all models and the cache of the engine."""
     turns = plan.turns or plan.context
     longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
     length, engine = min(plan.context, longest), run_settings.engine
@@ -179,7 +178,6 @@ class Reinforce(Recipe):
     settings: GrpoSettings
 
     def stages(self) -> list[Stage]:
-        """Return the RL stage, with an evaluation before and after it."""
         before, uses = self.evaluation(0), reinforce_uses(self.settings)
         training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
         return [before, training, self.evaluation(1, [training])]
@@ -210,7 +208,6 @@ class Reinforce(Recipe):
         return self.settings.paths
 
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Take the RL steps: sample, reward, advantage, update."""
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
 
 
@@ -386,5 +383,4 @@ def _spaced(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def rl_report(recipe: Reinforce, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     return plain_report(recipe, run, step_sections(recipe, recipe.settings, run, 0))

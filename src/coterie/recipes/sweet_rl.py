@@ -143,7 +143,6 @@ class SweetRL(Recipe):
         return [*stages, evaluation(s.rounds, stages[-1:])]
 
     def second_round(self, rollout: Stage, critic: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of round 1: candidates, advantages, pairs, policy training."""
         sampled = ("candidates.share", "candidates.count", "candidates.temperature")
         sampling, scoring = (*sampled, "rollout.top_p", "engine"), (*sampled, "critic")
         branching = self.stage(SECOND, "rollout", self.branch, [rollout], uses=sampling)
@@ -276,7 +275,6 @@ class SweetRL(Recipe):
         return self.settings.method == "sweet"
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for a missing judge or file of dialogues."""
         check_chat("critic.judge", self.settings.critic.judge, POLICY)
         if (file := self.offline) is not None:
             if not isinstance(self.environment, BackendProgramming):
@@ -294,7 +292,6 @@ class SweetRL(Recipe):
 
     @cached_property
     def offline_content(self) -> tuple[str, ...]:
-        """Checksum of the file of dialogues, if there is one."""
         file = self.offline
         return () if file is None else (sha256(file) if file.is_file() else "",)
 
@@ -334,7 +331,6 @@ class SweetRL(Recipe):
         return PRIVILEGED if privileged else None
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
-        """Yield the role, tree and selection of each training item. The critic trains on the dialogues of round 0."""
         role = CRITIC if iteration == FIRST and self.uses_critic else self.main_role
         for tree, selection in load_selections(run, iteration):
             yield role, tree, selection
@@ -482,7 +478,6 @@ class JudgeCritic:
 
 @asynccontextmanager
 async def open_critic(recipe: SweetRL, run: Run) -> AsyncIterator[TrainedCritic | JudgeCritic]:
-    """Open the critic trained in round 0, or the judge."""
     s = recipe.settings.critic
     if s.kind == "judge":
         settings = s.judge
@@ -572,7 +567,6 @@ def sweet_critic(recipe: SweetRL) -> SweetCritic | None:
 
 
 def sweet_report(recipe: SweetRL, run: Run) -> Report:
-    """Return the report of a run, finished or not."""
     own = [_pairs(recipe, run, i) for i in (FIRST, SECOND) if run.is_finished(Step(i, "select"))]
     method = (("method", recipe.settings.method),)
     return plain_report(recipe, run, own, method)

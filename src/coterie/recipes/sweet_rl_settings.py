@@ -176,7 +176,6 @@ class SweetSettings(RecipeSettings):
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
-        """Training settings by key, in the order of the run."""
         if self.method == "rejection_ft":
             return {"rejection_ft.train": self.rejection_ft.train}
         if self.method == "multi_turn_dpo":

@@ -108,7 +108,6 @@ class BenchmarkSettings(PlayedSettings):
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
     def build_environment(self) -> Environment:
-        """Make the environment of the method. Raises ``UserError`` if the method does not fit."""
         return by_method(make_environment(self), self.method)
 
 
@@ -143,7 +142,6 @@ def benchmark_settings(
 
 
 def _check_one_set(benchmark: str, dataset: str | None) -> None:
-    """Raise ``UserError`` if two different data sets are named."""
     if dataset is not None and dataset != absolute_name(benchmark):
         raise UserError(
             f"{benchmark} and dataset={dataset} are different data sets",

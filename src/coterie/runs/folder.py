@@ -49,7 +49,6 @@ class RunTracker:
         self._tracker: Tracker | None = None
 
     def of(self, role: str) -> Tracker:
-        """Return the tracker of a role's next training."""
         return _RoleTracker(self, role, self._steps()) if self._name != "none" else NoTracker()
 
     def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
@@ -156,7 +155,6 @@ class Run:
         return None if fingerprint is None else str(fingerprint)
 
     def begin(self, step: Step, fingerprint: str) -> None:
-        """Record the fingerprint of a step at its start, so that resuming with other settings is refused."""
         if self.start_fingerprint(step) is None:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
@@ -218,7 +216,6 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 
 def write_config(run: Run) -> None:
-    """Write the name of the recipe and the settings atomically."""
     values = {"recipe": run.recipe, CREATED: run.created, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))

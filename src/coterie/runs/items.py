@@ -63,7 +63,6 @@ class Actors:
     shared: Shared
 
     def driver(self, samplers: Mapping[str, Sampler], seed: int) -> Driver:
-        """Return a driver of the environment with a sampler for each agent."""
         all_samplers = {**samplers, **self.persons}
         return Driver(self.environment, all_samplers, seed=seed, shared=self.shared)
 
@@ -168,13 +167,11 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
 
 
 def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
-    """Return the result of the first dialogue of each task; a failed dialogue scores 0."""
     draws = held_out_draws(store, version, samples=1)
     return {task: HeldOutResult(first.score, first.tokens) for task, (first,) in draws.items()}
 
 
 def evaluation(store: Store, version: int) -> Evaluation:
-    """Return the mean score of a policy with its interval, and its tokens."""
     results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
     low, high = bootstrap_interval(scores, seed=0)
@@ -326,7 +323,6 @@ async def record(
 
 
 def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
-    """Return True if an item of a task is finished without failure."""
     finished = sum(bool(task) for task, _ in store.finished_keys(iteration, stage))
     return finished > sum(key.stage == stage for key, _ in store.failures(iteration))
 
@@ -414,7 +410,6 @@ class TreeWriter:
         return sum(searches - len(numbers) for numbers in done)
 
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
-        """Return the stored tree of a task and its rollouts."""
         known = self.rollouts.get(task.id, [])
         if not any(rollout.leaf for rollout in known):
             return Tree(task.id, "rollout", self.iteration), known
@@ -490,7 +485,6 @@ def growth_summary(store: Store, iteration: int) -> Metrics:
 
 
 def rollouts(store: Store, iteration: int, task: str | None = None) -> dict[str, list[Rollout]]:
-    """Return the rollouts of an iteration's finished searches in their order, by task."""
     return _rollouts(store.items(iteration, "rollout", task))
 
 

@@ -183,7 +183,6 @@ class Reinforcement:
         return ItemKey(self.iteration, REINFORCE, "", f"{STEP}{step:05d}")
 
     def _first(self, records: Mapping[int, Metrics]) -> int:
-        """Return the step to resume at: the newest step for which all roles have a checkpoint."""
         saved = {
             one.role: saved_updates(self.run.training_folder(self.iteration, one.role))
             for one in self._configs
@@ -349,7 +348,6 @@ def step_metrics(
 
 
 def describe_step(step: int, steps: int, metrics: Metrics) -> str:
-    """Return the log line of a step."""
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [
         f"step {step} of {steps}: reward {reward:.3f}",
@@ -378,7 +376,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _all_equal(last: Sequence[Metrics]) -> bool:
-    """Return True if all paths of these steps have the same reward."""
     first = float(last[0]["reward"])
     return all(
         not one["reward_error"] and math.isclose(float(one["reward"]), first, abs_tol=1e-12)

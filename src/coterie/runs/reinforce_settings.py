@@ -113,7 +113,6 @@ class StepSettings(Settings):
         return self.count * self.minibatches * self.epochs
 
     def identity(self) -> str:
-        """Return a hash of the settings that change results."""
         fields = type(self).model_fields
         same = {name: fields[name].default for name in ("patience", "save_every")}
         return self.model_copy(update=same).fingerprint()

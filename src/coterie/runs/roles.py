@@ -49,7 +49,6 @@ class Role:
 
 
 def check_roles(roles: Sequence[Role]) -> None:
-    """Raise :class:`UserError` for roles that cannot work."""
     known: dict[str, Role] = {}
     for role in roles:
         if role.name in known:
@@ -154,7 +153,6 @@ class Roles:
     # -- engines --------------------------------------------------------------------------------
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the event loop of the servers."""
         return self.engines.run(work)
 
     async def speak(self, name: str, version: int) -> Speaking:
@@ -176,7 +174,6 @@ class Roles:
         return self.engines.embedded(self.load(name, version, merge=False), version, role=name)
 
     def make_room(self) -> None:
-        """Free the devices."""
         self._shared.clear()
         self.engines.make_room()
 
@@ -273,7 +270,6 @@ class Learner:
 
     @property
     def has_moved(self) -> bool:
-        """True if the weights differ from the reference."""
         return self.trainer.done > 0
 
     async def sampler(self, sampling: Sampling) -> TokenSampler:
