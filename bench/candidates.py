@@ -5,7 +5,7 @@
 SmolLM2's shape in float32 on CPU, five prompts of 1,800 tokens that have their first 300 in common, 16 candidates
 of 32 tokens each, all at once. Each side has a process of its own:
 
-    shared    the compiled engine (`engines/compiled/pages.py`)
+    shared    the compiled engine (`engines/llama.py`)
     own       its path for other models: Transformers, a slot for each sequence (`engines/padded.py`)
 
 Two minutes a round; at most three rounds, and none begins that would end after ``--seconds`` (300).
@@ -33,8 +33,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import loaded
 from bench.timing import Times, rounds
-from coterie.engines.compiled.llama import CompiledLlama
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Sampling
 
 PROMPTS, COMMON, LENGTH, CANDIDATES, NEW = 5, 300, 1800, 16, 32

@@ -49,7 +49,7 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.babyai import BabyAI, Game
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load
-from coterie.models.packing import CostRule
+from coterie.models.prefix_trie import CostRule
 from coterie.recipes.dense_tree import by_score
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.registry import settings
@@ -57,8 +57,8 @@ from coterie.record.rows import Pair, prompts
 from coterie.record.tree import Credit, Tree
 from coterie.rollout.dense_search import DenseSearch
 from coterie.rollout.episodes import Driver, bounded_gather
-from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.tree_search import Rollout
 from coterie.selection import count_pairs
 
 TASKS, RUNS, BASE, WINDOW = 4, 16, 4, 4

@@ -53,9 +53,8 @@ from coterie.recipes.registry import settings
 from coterie.record.rows import view
 from coterie.record.tree import Credit, Tree
 from coterie.rollout.episodes import Driver, bounded_gather
-from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.tree_search import TreeSearch, growth
+from coterie.rollout.tree_search import Rollout, TreeGrower, TreeSearch, growth
 
 SEED = 5
 MAX_TOKENS = 120

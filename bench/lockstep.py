@@ -13,8 +13,7 @@ import torch
 from coterie.environments.protocol import agents_of
 from coterie.models.loading import LoadedModel
 from coterie.record.rows import prompts, view
-from coterie.rollout.grower import Rollout
-from coterie.rollout.tree_search import TreeSearch
+from coterie.rollout.tree_search import Rollout, TreeSearch
 
 SCORED = 32
 """Sequences of a forward pass."""

@@ -73,7 +73,7 @@ def grown(task: str):
     """A tree, and the rollouts that made it."""
     from coterie.record.tree import Ending, Outcome, Tree
     from coterie.record.turn import Message, Part, Request, Sample, Speaker, make_turn
-    from coterie.rollout.grower import Rollout
+    from coterie.rollout.tree_search import Rollout
 
     rng = random.Random(task)
     tree = Tree(task, "rollout", 0)

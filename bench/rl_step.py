@@ -72,8 +72,7 @@ from bench.trie_training import (
 from bench.trl_grpo_side import grpo_trainer
 from bench.trl_side import arguments
 from coterie.models.logprobs import body
-from coterie.models.packing import CostRule
-from coterie.models.trie import build
+from coterie.models.prefix_trie import CostRule, build
 from coterie.record.rows import Row, Target
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.reference import with_old

@@ -36,8 +36,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.protocol import Engine, Sampling
-from coterie.engines.servers.pool import ServerPool, vllm_pool
 from coterie.engines.settings import VLLMSettings
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import model as make_model
 from bench.timing import Times, rounds
 from bench.trie_training import BATCHES, REPEATS, Ours, tokens, trl_step
-from coterie.models.packing import CostRule
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Row, Target
 
 LONGEST = 1024

@@ -42,11 +42,9 @@ from bench.smollm2 import model as make_model
 from bench.smollm2 import tokenizer
 from bench.timing import Times, rounds
 from bench.trl_side import arguments, dpo_trainer, sft_trainer
-from coterie.models.packing import CostRule
-from coterie.models.splitting import Splitter
+from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.record.rows import Pair, Row, Target
-from coterie.training.losses import DPO, SFT, DPOSettings
-from coterie.training.objective import Objective
+from coterie.training.losses import DPO, SFT, DPOSettings, Objective
 from coterie.training.reference import LossModule
 
 REPEATS = 3

@@ -19,12 +19,11 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    trainers,
 )
 from transformers import PreTrainedTokenizerFast
 
 from tests.templates import CONTROL as USUAL
-from tests.templates import TEMPLATES
+from tests.templates import TEMPLATES, byte_level
 from tests.templates import tokenizer as usual
 
 CONTROL = {
@@ -104,7 +103,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     if name in TEMPLATES:
         return usual(name)
     end, *others = CONTROL[name]
-    inner = _pieces(own=name == "own") if name in ("pieces", "own") else _bytes()
+    inner = _pieces(own=name == "own") if name in ("pieces", "own") else byte_level(_TEXT, 400)
     if name == "folded":
         inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     strips = name == "greedy"
@@ -167,19 +166,6 @@ def nasty(name: str, chance: random.Random) -> str:
             )
         )
     return "".join(texts)
-
-
-def _bytes() -> Tokenizer:
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(_TEXT, trainer)
-    return inner
 
 
 def _pieces(*, own: bool) -> Tokenizer:

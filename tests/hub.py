@@ -30,54 +30,53 @@ class Hub:
     """Branch of which files are listed."""
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Handler that writes no log."""
+
+    def reply(self, status: int, data: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def start(handler: type[Handler]) -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
+
+
 def serve(served: Hub) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
+    class Files(Handler):
         def do_GET(self) -> None:
-            self.answer(body=True)
-
-        def answer(self, body: bool) -> None:
             served.asked.append(self.path)
             if self.path.startswith("/api/datasets/") and served.revision:
                 return self.list()
             found = [data for path, data in served.files.items() if self.path.endswith(path)]
             if not found:
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            commit = COMMIT.search(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(found[0])))
-            self.send_header("X-Repo-Commit", commit[1] if commit else "0" * 40)
-            self.send_header("ETag", f'"{hashlib.sha256(found[0]).hexdigest()}"')
-            self.send_header("X-Linked-Size", str(len(found[0])))
-            self.end_headers()
-            if body:
-                self.wfile.write(found[0])
+                return self.reply(404)
+            commit, size = COMMIT.search(self.path), str(len(found[0]))
+            etag = f'"{hashlib.sha256(found[0]).hexdigest()}"'
+            names = {"X_Repo_Commit": commit[1] if commit else "0" * 40, "ETag": etag}
+            self.reply(200, found[0], **names, X_Linked_Size=size)
+
+        do_HEAD = do_GET
 
         def list(self) -> None:
             """Tell the files of a data set at the revision that is served."""
             _, _, revision = self.path.partition("/revision/")
-            is_there = unquote(revision.partition("?")[0]) == served.revision
+            if unquote(revision.partition("?")[0]) != served.revision:
+                return self.reply(404, X_Error_Code="RevisionNotFound")
             names = [{"rfilename": name} for name in served.files]
-            found = {"id": "owner/name", "sha": "0" * 40, "siblings": names} if is_there else {}
-            data = json.dumps(found).encode()
-            self.send_response(200 if is_there else 404)
-            if not is_there:
-                self.send_header("X-Error-Code", "RevisionNotFound")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            found = {"id": "owner/name", "sha": "0" * 40, "siblings": names}
+            self.reply(200, json.dumps(found).encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return server
+    return start(Files)
 
 
 @contextmanager
@@ -98,10 +97,6 @@ class Account:
     """What the hub knows of a person, and has got from them."""
 
     token: str
-    name: str = "me"
-    orgs: tuple[str, ...] = ()
-    access: str = "write"
-    """What the token may do: ``read``, ``write`` or ``fineGrained``."""
     full: bool = False
     """Refuse large files."""
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -111,11 +106,6 @@ class Account:
     """Large files by their checksum."""
     asked: list[str] = field(default_factory=list)
     """Method and path of each request, in order."""
-
-    def whoami(self) -> dict[str, object]:
-        orgs = [{"name": name} for name in self.orgs]
-        auth = {"accessToken": {"displayName": "test", "role": self.access}}
-        return {"type": "user", "name": self.name, "orgs": orgs, "auth": auth}
 
     def create(self, given: dict[str, str], hub: str) -> dict[str, str]:
         """A repository; in the client's words its owner is an organization."""
@@ -153,16 +143,11 @@ class Account:
 def take(account: Account) -> ThreadingHTTPServer:
     """The hub's side of `create_repo` and `upload_folder` of huggingface_hub, without its Xet storage."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Uploads(Handler):
         def do_HEAD(self) -> None:
-            self.reply(200, {})
+            self.reply(200)
 
         def do_GET(self) -> None:
-            self.answer()
-
-        do_POST = do_PUT = do_GET
-
-        def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             account.asked.append(f"{self.command} {self.path}")
             hub = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -170,39 +155,29 @@ def take(account: Account) -> ThreadingHTTPServer:
                 digest = self.path.rpartition("/")[2]
                 assert hashlib.sha256(body).hexdigest() == digest
                 account.stored[digest] = body
-                self.reply(403 if account.full else 200, {})
+                self.told({}, 403 if account.full else 200)
             elif self.headers.get("Authorization") != f"Bearer {account.token}":
-                self.reply(401, {"error": "Invalid credentials"})
-            elif self.path == "/api/whoami-v2":
-                self.reply(200, account.whoami())
+                self.told({"error": "Invalid credentials"}, 401)
             elif self.path == "/api/repos/create":
-                self.reply(200, account.create(json.loads(body), hub))
+                self.told(account.create(json.loads(body), hub))
             elif self.path == "/api/validate-yaml":
-                self.reply(200, {"errors": [], "warnings": []})
+                self.told({"errors": [], "warnings": []})
             elif self.path.endswith("/preupload/main"):
-                self.reply(200, account.modes(json.loads(body)))
+                self.told(account.modes(json.loads(body)))
             elif self.path.endswith(".git/info/lfs/objects/batch"):
-                self.reply(200, account.places(json.loads(body), hub))
+                self.told(account.places(json.loads(body), hub))
             elif self.path.endswith("/commit/main"):
                 repo = self.path.removeprefix("/api/models/").removesuffix("/commit/main")
-                self.reply(200, account.commit(repo, body, hub))
+                self.told(account.commit(repo, body, hub))
             else:
-                self.reply(404, {"error": "Not found"})
+                self.told({"error": "Not found"}, 404)
 
-        def reply(self, status: int, found: dict[str, object] | dict[str, str]) -> None:
-            data = b"" if self.command == "HEAD" else json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+        do_POST = do_PUT = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+        def told(self, found: object, status: int = 200) -> None:
+            self.reply(status, json.dumps(found).encode(), Content_Type="application/json")
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return server
+    return start(Uploads)
 
 
 def point_hub_at(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:

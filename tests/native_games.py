@@ -62,11 +62,10 @@ def _tags(calls: Sequence[Call]) -> str:
     return f"<{calls[0][0]}>{'|'.join(what for _, what in calls)}</{calls[0][0]}>"
 
 
+HERMES = ("qwen2", "qwen3", "opens", "granite")
 SECTION_END = "<|tool_calls_section_end|>"
 WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
-    "qwen2": _between(_json("arguments")),
-    "qwen3": _between(_json("arguments")),
-    "opens": _between(_json("arguments")),
+    **dict.fromkeys(HERMES, _between(_json("arguments"))),
     "coder": _between(_xml),
     "llama31": lambda calls: "; ".join(map(_json("parameters"), calls)),
     "mistral": lambda calls: f"[TOOL_CALLS] [{', '.join(map(_json('arguments'), calls))}]",
@@ -74,22 +73,18 @@ WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "minimax": lambda calls: (
         f"\n<minimax:tool_call>\n{''.join(map(_invoke, calls))}</minimax:tool_call>"
     ),
-    "granite": _between(_json("arguments")),
     "tags": _tags,
 }
 THOUGHTS = {"qwen3": "<think>\nhm\n</think>\n\n", "opens": "hm\n</think>\n\n",
             "minimax": "hm\n</think>\n\n"}  # fmt: skip
 """With what messages begin, by template: the prompts of the last two have opened the thought."""
 BROKEN = {
-    "qwen2": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
-    "qwen3": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
-    "opens": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
+    **dict.fromkeys(HERMES, '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>'),
     "coder": "<tool_call>\n<function=look>\n<parameter=what>\n1\n</function>\n</tool_call>",
     "llama31": '{"name": "look", "parameters": {what}}',
     "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": "1"}]',
     "kimi": "<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{what}<|tool_call_end|>",
     "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="what">1\n</invoke>\n</minimax:tool_call>',
-    "granite": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
     "tags": "<look></look>",
 }
 
@@ -157,7 +152,7 @@ class Things(Base):
             await asyncio.sleep(60)
             raise AssertionError
 
-        limits = CallLimits(seconds=0.05)
+        limits = CallLimits(seconds=0.3)
         results = await run_calls(turn.calls, OFFERED, {"look": look, "wait": wait}, limits)
         return Transition(state.data, (Observation(TOOLS, results=results),))
 

@@ -10,12 +10,11 @@ ids have the tools' names), ``minimax`` (MiniMax M2, whose prompts open the thou
 import re
 from functools import cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from coterie.models.loading import LoadedModel
 from tests.published_templates import FOLDER
-from tests.templates import random_model
+from tests.templates import byte_level, random_model
 
 _HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
 _END = "{{ '<|im_end|>\n' }}"
@@ -150,21 +149,9 @@ NATIVE = ("qwen2", "qwen3", "opens", "coder", "llama31", "mistral", "kimi", "min
 @cache
 def tokenizer(name: str) -> PreTrainedTokenizerFast:
     """A byte-level BPE with the template ``name``; tags of calls are added tokens that are not special, as Qwen's."""
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    control = [AddedToken(text, special=True, normalized=False) for text in CONTROL[name]]
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=control,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(
-        ['{"name": "look", "arguments": {"what": "river"}} is there'], trainer
-    )
-    if name.startswith("qwen") or name in ("opens", "coder", "minimax", "granite"):
-        inner.add_tokens([AddedToken(text, normalized=False) for text in _MARKS])
+    has_marks = name.startswith("qwen") or name in ("opens", "coder", "minimax", "granite")
+    text = '{"name": "look", "arguments": {"what": "river"}} is there'
+    inner = byte_level([text], 420, CONTROL[name], _MARKS if has_marks else ())
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = SHAPES[name]
     return made

@@ -5,8 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import trl
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
+
+from tests.templates import byte_level
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 PUBLISHED = tuple(
@@ -36,13 +38,7 @@ def published(name: str, before: str = "") -> PreTrainedTokenizerFast:
     end = _ENDS[families[-1]] if families else "<|im_end|>"
     plain = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     marks = dict.fromkeys(["<bos>", end, *_MARK.findall(template), *plain])
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    inner.train_from_iterator([_TEXT], trainer)
+    inner = byte_level([_TEXT], 300)
     inner.add_tokens(
         [AddedToken(one, special=not PLAIN.fullmatch(one), normalized=False) for one in marks]
     )

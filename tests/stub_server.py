@@ -20,18 +20,18 @@ from starlette.routing import Route
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.child import HOST
-from coterie.engines.servers.vllm import VLLMBackend
+from coterie.engines.vllm import HOST, VLLMBackend
 from coterie.errors import UserError
 from coterie.models.loading import load, reload
 from tests.listening import listening
 
 
 class Stub:
-    """A model, and adapters that are merged into copies of it."""
+    """A model, and adapters that are merged into copies of it. ``raw`` log-probs are before temperature."""
 
-    def __init__(self, model: str | Path, name: str) -> None:
+    def __init__(self, model: str | Path, name: str, raw: bool = False) -> None:
         self.name = name
+        self.raw = raw
         self.root = str(model)
         self.engines = {name: InProcessEngine(load(model), policy=name)}
 
@@ -70,10 +70,11 @@ class Stub:
         if task.cancelled():
             return Response(status_code=499)
         (said,) = task.result()
+        logprobs = (await engine.logprobs(prompt, [said.ids]))[0] if self.raw else said.logprobs
         choice: dict[str, Any] = {
             "token_ids": said.ids,
             "prompt_token_ids": prompt,
-            "logprobs": {"token_logprobs": said.logprobs},
+            "logprobs": {"token_logprobs": logprobs},
         }
         if "prompt_logprobs" in body:
             (scores,) = await engine.logprobs(prompt[:1], [prompt[1:]])
@@ -125,9 +126,9 @@ async def refuse(request: Request, failure: Exception) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def served(model: str | Path, name: str) -> AsyncIterator[str]:
+async def served(model: str | Path, name: str, raw: bool = False) -> AsyncIterator[str]:
     """The URL of a stub on the loop of the test."""
-    async with listening(Stub(model, name).app()) as url:
+    async with listening(Stub(model, name, raw).app()) as url:
         yield url
 
 

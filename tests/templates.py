@@ -4,6 +4,7 @@
 so rewrites history; ``llama3`` trims contents; ``smollm2`` adds a default system prompt.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -43,22 +44,28 @@ _TEXT = (
 )
 
 
-@cache
-def tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 400 pieces with the template ``name``."""
+def byte_level(
+    texts: Sequence[str], size: int, special: Sequence[str] = (), plain: Sequence[str] = ()
+) -> Tokenizer:
+    """A byte-level BPE with special tokens, and with added ones that are not."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    control = [AddedToken(text, special=True, normalized=False) for text in CONTROL[name]]
-    thoughts = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=control,
+        vocab_size=size,
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(_TEXT, trainer)
-    inner.add_tokens(thoughts)
+    inner.train_from_iterator(texts, trainer)
+    inner.add_tokens([AddedToken(text, normalized=False) for text in plain])
+    return inner
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A BPE of 400 pieces with the template ``name``."""
+    inner = byte_level(_TEXT, 400, CONTROL[name], ("<think>", "</think>"))
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = TEMPLATES[name]
     return made
@@ -95,3 +102,9 @@ def random_model(
         )
     ).eval()
     return LoadedModel(llama, pieces, ChatRenderer(pieces), context, source)
+
+
+def targets(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places before the tokens where ``mask`` is True, and these tokens."""
+    flat = mask.flatten().nonzero().squeeze(1)
+    return flat - 1, ids.flatten()[flat]

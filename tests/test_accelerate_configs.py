@@ -8,7 +8,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
-from coterie.models.heads import add_head
+from coterie.models.adapters import add_head
 from coterie.training import trainer
 from coterie.training.losses import DPO, Regression
 from coterie.training.trainer import train

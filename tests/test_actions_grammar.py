@@ -1,14 +1,11 @@
-"""How action lines are read: what is an action, where its arguments end, and that no text takes long."""
+"""Action lines: where actions and arguments end, what is wrong with a line, and that no text takes long."""
 
 import time
 
 import pytest
 
-from coterie.tools.actions.grammar import MAX_CHARACTERS, Parsed, parse
-
-
-def whats(parsed: Parsed) -> list[str]:
-    return [one.what for one in parsed.problems]
+from coterie.errors import UserError
+from coterie.tools.actions.grammar import DOMAINS, MAX_CHARACTERS, check, describe, parse
 
 
 def texts(line: str) -> list[list[str]]:
@@ -20,99 +17,131 @@ def test_actions_are_joined_by_semicolons_or_line_ends() -> None:
         "R1 = A(1); R2 = B(R1, 2)",
         "R1 = A(1)\nR2 = B(R1, 2)",
         " R1=A( 1 ) ;;\n\nR2 = B (R1,2) ; ",
+        "R1 = A(1). \n x = B(R1, 2)",
     ):
         parsed = parse(line)
         assert parsed.ok
-        assert [(one.result, one.tool) for one in parsed.actions] == [("R1", "A"), ("R2", "B")]
+        assert [one.tool for one in parsed.actions] == ["A", "B"]
         assert texts(line) == [["1"], ["R1", "2"]]
         assert parsed.actions[1].arguments[0].variables == ("R1",)
 
 
-def test_positions_are_characters_of_the_text() -> None:
-    line = "R1 = A(1); R2 = TYPE(Env, QUERY: a box, TEXT: hello, you)"
-    action = parse(line).actions[1]
-    assert line[action.start : action.stop] == action.text == line[11:]
-    assert [line[one.start : one.stop] for one in action.arguments] == [
-        "Env",
-        "QUERY: a box",
-        "TEXT: hello, you",
-    ]
-    assert action.rest(0) == line[21:-1] and action.rest(2) == "hello, you" and action.rest(3) == ""
+def test_the_rest_of_an_action_is_the_text_of_its_arguments() -> None:
+    action = parse("R1 = A(1); R2 = TYPE(Env, QUERY: a box, TEXT: hello,  you )").actions[1]
+    assert action.text == "R2 = TYPE(Env, QUERY: a box, TEXT: hello,  you )"
+    assert action.rest(0) == "Env, QUERY: a box, TEXT: hello,  you"
+    assert action.rest(2) == "hello,  you" and action.rest(3) == ""
 
 
-def test_commas_in_brackets_and_quotes_and_after_a_label_split_nothing() -> None:
-    assert texts("R1 = A([1, (2, 3)], {4, 5}, 6)") == [["[1, (2, 3)]", "{4, 5}", "6"]]
-    assert texts("""R1 = A("a, b)", 'c; d', e)""") == [['"a, b)"', "'c; d'", "e"]]
-    (action,) = parse("R1 = QA([R2, R3], Question: If so, who, and why?)").actions
-    assert [one.label for one in action.arguments] == ["", "question"]
-    assert action.arguments[1].text == "If so, who, and why?"
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("R1 = A([1, (2, 3)], {4, 5}, 6)", ["[1, (2, 3)]", "{4, 5}", "6"]),
+        ("""R1 = A("a, b)", 'c; d', e)""", ['"a, b)"', "'c; d'", "e"]),
+        ("R1 = QA([R2, R3], Question: If so, who?)", ["[R2, R3]", "If so, who?"]),
+        ("R1 = A(the film's director, the boys' house)", ["the film's director", "the boys' house"]),
+    ],
+)  # fmt: skip
+def test_commas_in_brackets_and_quotes_and_after_a_label_split_nothing(
+    line: str, arguments: list[str]
+) -> None:
+    assert parse(line).ok and texts(line) == [arguments]
 
 
-def test_apostrophes_and_inches_are_text() -> None:
-    assert texts("R1 = A(the film's director, the boys' house)") == [
-        ["the film's director", "the boys' house"]
-    ]
-    line = 'R1 = CLICK(Env, QUERY: 5" screen); R2 = CLICK(R1, QUERY: 6" screen)'
-    assert parse(line).ok and [one.tool for one in parse(line).actions] == ["CLICK", "CLICK"]
+def test_a_quote_does_not_span_two_actions() -> None:
+    parsed = parse('R1 = CLICK(Env, QUERY: 5" screen); R2 = CLICK(R1, QUERY: 6" screen)')
+    assert parsed.ok and [one.tool for one in parsed.actions] == ["CLICK", "CLICK"]
 
 
 def test_an_argument_names_results_anywhere_and_the_surroundings_only_alone() -> None:
     (action,) = parse("R4 = A(R1 + R2 * R1, Env, [Env, R3], the Output of Env, R5x)").actions
-    found = [one.variables for one in action.arguments]
-    assert found == [("R1", "R2"), ("Env",), ("Env", "R3"), (), ()]
-
-
-def test_a_bracket_that_is_not_closed_loses_its_own_action_only() -> None:
-    line = "R1 = A((1 + 2; R2 = B(3); R3 = C(4"
-    parsed = parse(line)
-    assert [one.tool for one in parsed.actions] == ["B"]
-    assert whats(parsed) == ["`(` is not closed"] * 2
-    assert [line[one.start : one.stop] for one in parsed.problems] == ["((1 + 2", "(4"]
+    names = [one.variables for one in action.arguments]
+    assert names == [("R1", "R2"), ("Env",), ("Env", "R3"), (), ()]
 
 
 @pytest.mark.parametrize(
-    ("line", "what", "where"),
+    ("line", "problems", "tools"),
     [
-        ("Calculator(1)", "not an action: write `R1 = Tool(arguments)`", "Calculator(1)"),
-        ("R1 = A(1) and so on; R2 = A(2)", "text after the end of an action", " and so on"),
-        ("R1 = A(1) R2 = A(2)", "`;` is missing between two actions", " "),
-        ("R1 = A([1)", "`[` is not closed", "["),
-        ("R1 = A(1])", "`]` is not opened", "]"),
-        ("R1 = A(1,, 2)", "an argument is empty", ","),
+        ("Calculator(1)", ["not an action"], ""),
+        ("R1 = A(1) and so on; R2 = A(2)", ["text after the end of an action"], "AA"),
+        ("R1 = A(1) R2 = A(2)", ["`;` is missing between two actions"], "AA"),
+        ("R1 = A([1)", ["`[` is not closed"], "A"),
+        ("R1 = A(1])", ["`]` is not opened"], "A"),
+        ("R1 = A(1,, 2)", ["an argument is empty"], "A"),
+        ("R1 = A((1 + 2; R2 = B(3); R3 = C(4", ["`(` is not closed"] * 2, "B"),
+        ("x" * 10_000, ["the text has 10,000 characters, and 4,000 are allowed"], ""),
+        ("R1 = A(" + "1" * (MAX_CHARACTERS - 8) + ")", [], "A"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(line: str, what: str, where: str) -> None:
+def test_problems_of_a_text(line: str, problems: list[str], tools: str) -> None:
     parsed = parse(line)
-    assert whats(parsed) == [what]
-    (problem,) = parsed.problems
-    assert line[problem.start : problem.stop] == where
+    assert len(parsed.problems) == len(problems)
+    assert all(map(str.__contains__, parsed.problems, problems))
+    assert "".join(one.tool for one in parsed.actions) == tools
 
 
-def test_a_text_that_is_too_long_is_one_problem() -> None:
-    (problem,) = parse("x" * 10_000).problems
-    assert (problem.start, problem.stop) == (0, 10_000) and "4,000" in problem.what
-    assert parse("R1 = A(" + "1" * (MAX_CHARACTERS - 8) + ")").ok
-
-
-HOSTILE = {
-    "brackets": "(" * MAX_CHARACTERS,
-    "nested": "R1 = A(" + "[" * 1990 + "]" * 1990 + ")",
-    "unclosed": "R1 = A(" * 571,
-    "lines": "R1=A(\n" * 666,
-    "quotes": "'a " * 1333,
-    "inches": '"' * MAX_CHARACTERS,
-    "spaces": "R1 = A(" + " " * 3990,
-    "labels": "R1 = A(" + "query:," * 570,
-    "separators": "\n ;" * 1333,
-    "mixed": "([{" * 600 + ")]}" * 600,
-    "long": "(" * 10_000,
-    "odd": "\x00\u2028\ud800" * 1000,
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_are_read_in_no_time(name: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * MAX_CHARACTERS, "R1 = A(" + "[" * 1990 + "]" * 1990 + ")", "R1 = A(" * 571, "R1=A(\n" * 666, "'a " * 1333,
+        '"' * MAX_CHARACTERS, "R1 = A(" + " " * 3990, "R1 = A(" + "query:," * 570, "\n ;" * 1333,
+        "([{" * 600 + ")]}" * 600, "(" * 10_000, "\x00\u2028\ud800" * 1000,
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_hostile_texts_are_read_in_no_time(text: str) -> None:
     before = time.process_time()
-    parsed = parse(HOSTILE[name])
+    parsed = parse(text)
     assert time.process_time() - before < 0.25
     assert parsed.problems or parsed.ok
+
+
+@pytest.mark.parametrize(
+    ("domain", "line"),
+    [
+        ("maths", "R1 = Calculator(1,200 / 2); R2 = SetEquation(x + R1 = 5); Output = Count(R2)"),
+        ("complex_qa", "R1 = KnowledgeQuery(Paris, Texas); R2 = ParagraphRetrieve(R1, Query: its size); "
+         "R3 = QA([R1, R2], Question: How large, then?)"),
+        ("web", "R1 = CLICK(Env, QUERY: search); R2 = TYPE(R1, QUERY: box, TEXT: shoes, red)"),
+        ("shop", "R1 = Search(red shoes); R2 = FeatureRetrieve(R1, Query: colour); R3 = Pick(R2, Query: red)"),
+    ],
+)  # fmt: skip
+def test_a_right_line_of_each_domain_has_no_problem(domain: str, line: str) -> None:
+    assert check(line, domain).problems == ()
+    lines = describe(domain).splitlines()
+    assert [one[2:].partition("(")[0] for one in lines] == [one.name for one in DOMAINS[domain]]
+
+
+@pytest.mark.parametrize(
+    ("domain", "line", "problems"),
+    [
+        ("maths", "R1 = Calculater(1)", ["did you mean 'Calculator'?"]),
+        ("maths", "R1 = Calculator()", ["takes other arguments: Calculator(expression)"]),
+        ("web", "R1 = CLICK(Env)", ["CLICK takes other arguments: CLICK(Env or the last result, QUERY: which"]),
+        ("web", "R1 = CLICK(Env, search)", ["takes other arguments"]),
+        ("web", "R1 = CLICK(Env, QUERY: )", ["takes other arguments"]),
+        ("web", "R1 = CLICK(Env, QUERY: x, QUERY: y)", ["takes other arguments"]),
+        ("complex_qa", "R1 = QA([R99], Query: who)", ["takes other arguments"]),
+        ("complex_qa", "R1 = ParagraphRetrieve(Paris, Query: size)", ["takes other arguments"]),
+        ("maths", "R1 = Calculator(R2); R2 = Calculator(R1)", ["R2 is used before it is set"]),
+        ("maths", "R1 = Calculator(R1 + 1)", ["R1 is used before it is set"]),
+        ("maths", "R2 = Calculator(R99)", []),
+        ("maths", "R1 = Calculator(1); R1 = Calculator(2)", ["R1 is set a second time"]),
+        ("maths", "R0 = Calculator(1)", ["R0 is not the name of a result"]),
+        ("maths", "R7 = Calculator(1); R3 = Calculator(R7)", []),
+        ("maths", "x = Calculator(1)", ["x is not the name of a result"]),
+        ("maths", "R12345 = Calculator(1)", ["R12345 is not the name of a result"]),
+        ("web", "Env = CLICK(Env, QUERY: x)", ["Env is not the name"]),
+        ("maths", "  ", ["there is no action"]),
+        ("maths", "; ".join(f"R{n} = Define({n})" for n in range(1, 41)), ["40 actions, and 32 are allowed"]),
+    ],
+)  # fmt: skip
+def test_problems_of_actions(domain: str, line: str, problems: list[str]) -> None:
+    parsed = check(line, domain, ("R99",))
+    assert len(parsed.problems) == len(problems), parsed.problems
+    assert all(map(str.__contains__, parsed.problems, problems))
+
+
+def test_an_unknown_domain_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'maths'"):
+        check("R1 = Calculator(1)", "math")

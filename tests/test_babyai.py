@@ -1,11 +1,8 @@
 """BabyAI in words: the package's own bot solves it through our text, games fork, and splits share no game."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,26 +32,8 @@ from coterie.rollout.samplers import Prompt
 from coterie.rollout.sessions import sessions_of
 from tests.games import Script
 
-ROOT = Path(__file__).parent.parent
 NAMES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
 """Actions in the package's order."""
-WITHOUT_MINIGRID = """
-import sys
-
-class Hide:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "minigrid":
-            raise ImportError("no minigrid")
-
-sys.meta_path.insert(0, Hide())
-from coterie.environments.babyai import BabyAI
-from coterie.errors import UserError
-
-try:
-    BabyAI()
-except UserError as error:
-    print(error)
-"""
 
 
 def babyai(level: str = "GoToLocal", steps: int = 30) -> BabyAI:
@@ -196,32 +175,6 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
 
 
-def test_a_wall_in_the_way_is_told() -> None:
-    game = Game(new_level("GoToObj"))
-    for seed in range(20):
-        view = game.start(seed)
-        if "wall 1 ahead" in view:
-            found = game.move("move forward")
-            assert found.seen == f"{NOTHING_CHANGED} {view.partition('. ')[2]}"
-            return
-    raise AssertionError("no game begins before a wall")
-
-
-def test_a_fork_says_what_a_replay_says_and_leaves_its_parent_alone() -> None:
-    moves = ["move forward", "turn left", "move forward", "pick up", "turn right", "toggle", "drop"]
-    for seed in range(5):
-        whole, forked = Game(new_level("GoToLocal")), Game(new_level("GoToLocal"))
-        texts = [whole.start(seed), *(whole.move(one).seen for one in moves)]
-        said = [forked.start(seed), *(forked.move(one).seen for one in moves[:3])]
-        with forked.fork() as fork:
-            before = content_key(forked.level)
-            other = [fork.move(one).seen for one in ("turn right", "move forward", "pick up")]
-            assert content_key(forked.level) == before != content_key(fork.level), other
-        with forked.fork() as fork:
-            assert [*said, *(fork.move(one).seen for one in moves[3:])] == texts
-        assert [*said, *(forked.move(one).seen for one in moves[3:])] == texts
-
-
 def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
     task = babyai().tasks("train", 1, 0)[0]
 
@@ -275,31 +228,6 @@ def key_of(level: str, seed: int) -> str:
     return content_key(made)
 
 
-def test_games_differ_in_the_mission_the_place_and_the_direction_alone() -> None:
-    level = new_level("GoToObj")
-    level.reset(seed=1)
-    keys = {content_key(level)}
-    level.agent_dir = (level.agent_dir + 1) % 4
-    keys.add(content_key(level))
-    level.mission = "go to bed"
-    keys.add(content_key(level))
-    level.agent_pos = (level.agent_pos[0] + 1, level.agent_pos[1])
-    keys.add(content_key(level))
-    level.grid.set(1, 1, None if level.grid.get(1, 1) else level.grid.get(0, 0))
-    keys.add(content_key(level))
-    assert len(keys) == 5
-
-
-def test_a_larger_count_extends_a_smaller_one_and_draws_go_on() -> None:
-    environment = babyai()
-    train = environment.tasks("train", 30, 3)
-    assert environment.tasks("train", 20, 3) == train[:20]
-    assert environment.tasks("train", 10, 3, after=[12, 8]) == train[20:]
-    assert environment.tasks("heldout", 5, 3, after=[5]) == environment.tasks("heldout", 5, 3)
-    others = environment.tasks("train", 30, 4)
-    assert {one.public["seed"] for one in others} != {one.public["seed"] for one in train}
-
-
 def test_a_level_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UserError, match="GoToLokal") as refused:
         babyai("GoToLokal")
@@ -309,12 +237,3 @@ def test_a_level_that_there_is_not_is_refused_with_those_that_there_are() -> Non
 def test_the_package_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(games("BossLevel", "train", 5, 0, 12)) == 12
     assert capfd.readouterr().out == ""
-
-
-def test_without_the_package_it_says_what_to_install() -> None:
-    command = [sys.executable, "-c", WITHOUT_MINIGRID]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == (
-        "BabyAI's levels need the package minigrid\n  -> pip install -e '.[babyai]'\n"
-    )

@@ -110,13 +110,3 @@ def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
 def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "MIN_FREE", 2**60)  # no disk has that much
     assert "MiB are free" in refused(cli, "run", "optima/isft", *SMALL)
-
-
-def test_a_broken_import_line_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path) -> None:
-    assert cli("stage", "evaluate", "mine", *SMALL).code == 0
-    assert cli("export", "data", "mine", "--to", "jsonl", "--out", "files").code == 0
-    lines = (tmp_path / "files/trajectories.jsonl").read_text().splitlines()
-    lines[6] = lines[6][:-9]
-    (tmp_path / "record.jsonl").write_text("\n".join(lines) + "\n")
-    assert "line 7" in refused(cli, "import", "record.jsonl", "imported.sqlite")
-    assert not (tmp_path / "imported.sqlite").exists()

@@ -1,39 +1,23 @@
 """Chain of thought, multi-agent debate and AutoForm: prompts, who hears what, ends, and the command."""
 
 import asyncio
-import inspect
 import json
 from collections.abc import Sequence
-from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from coterie.environments.answers import gold_answer
-from coterie.environments.baselines import (
-    AutoForm,
-    Method,
-    MultiAgentDebate,
-    SingleAgent,
-    by_method,
-    single_agent,
-)
-from coterie.environments.coding import Coding
+from coterie.environments.baselines import Method, by_method, single_agent
+from coterie.environments.debate import Debate
 from coterie.environments.exchange import Exchange
-from coterie.environments.protocol import Environment, Formats, Graded, Scripted, State, Votes
-from coterie.environments.registry import (
-    CODING,
-    NAMES,
-    PLANS,
-    WEB,
-)
+from coterie.environments.protocol import State
+from coterie.environments.registry import CODING, NAMES, PLANS, WEB
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
-from coterie.record.turn import Message, Part
 from tests import talking
 from tests.conftest import Cli
-from tests.played import coding_in, environment_of, talk_in
+from tests.played import coding_in, talk_in
 
 PLANNED = (*PLANS, *WEB, "problems", "shop")
 """Played by a planner and a grounder."""
@@ -42,8 +26,10 @@ ACTING = ("sums", "babyai", "encyclopedia")
 TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING))
 
 
-def environment(name: str) -> Talk:
-    return talk_in(name)
+def environment(name: str, method: Method = "dialogue") -> Talk:
+    played = by_method(talk_in(name), method)
+    assert isinstance(played, Talk)
+    return played
 
 
 def prompt(played: Talk, task: Task, agent: str) -> str:
@@ -77,15 +63,8 @@ def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
         assert not any(part.source.startswith("secret:") for part in alone.solo_parts(task, ""))
 
 
-def test_a_single_agent_of_a_problem_is_told_its_mark() -> None:
-    alone = single_agent(environment("gsm8k"))
-    (task,) = alone.tasks("heldout", 1, 0)
-    assert r"\boxed{1250}" in prompt(alone, task, "Alice")
-    assert "notes" not in prompt(alone, task, "Alice")
-
-
 def test_chain_of_thought_is_one_message() -> None:
-    alone = SingleAgent(environment("gsm8k"))
+    alone = environment("gsm8k", "cot")
     state = talk(alone, [r"2 + 3 = 5, so \boxed{5}"])
     assert (state.answer, state.end) == ("5", Ending("answered"))
     assert talk(alone, ["I give up"]).end == TURNS
@@ -114,7 +93,7 @@ def test_in_the_micro_world_only_the_holder_of_the_facts_answers() -> None:
 
 
 def test_in_a_debate_the_first_answers_are_given_alone() -> None:
-    debate = MultiAgentDebate(environment("gsm8k"))
+    debate = environment("gsm8k", "mad")
     one, two, three, four = (rf"{word} \boxed{{{word}}}" for word in ("1", "2", "3", "4"))
     said = (one, two, three, four)
     assert heard(debate, said, "Alice") == [[], [("assistant", one), ("user", two)]]
@@ -131,7 +110,7 @@ def test_in_a_debate_the_first_answers_are_given_alone() -> None:
 def test_a_debate_ends_after_two_rounds_with_a_vote(
     said: Sequence[str], answer: str | None, end: Ending
 ) -> None:
-    state = talk(MultiAgentDebate(environment("gsm8k")), said)
+    state = talk(environment("gsm8k", "mad"), said)
     assert (state.answer, state.end) == (answer, end)
 
 
@@ -139,7 +118,8 @@ def test_three_agents_of_a_debate_outvote_the_first() -> None:
     base = environment("gsm8k")
     base.agents = ("Alice", "Bob", "Carol")
     said = ["a", "b", "c", r"\boxed{1}", r"\boxed{2}", r"\boxed{2.0}"]
-    debate = MultiAgentDebate(base)
+    debate = by_method(base, "mad")
+    assert isinstance(debate, Talk)
     assert talk(debate, said).answer == "2"
     first, second = heard(debate, said, "Bob")
     assert first == [] and second == [("assistant", "b"), ("user", "a"), ("user", "c")]
@@ -147,19 +127,18 @@ def test_three_agents_of_a_debate_outvote_the_first() -> None:
 
 def test_all_agents_choose_a_format_of_their_own() -> None:
     for name in TALKS:
-        own, choosing = environment(name), AutoForm(environment(name))
-        (task,) = own.tasks("heldout", 1, 0)
+        own, choosing = environment(name), environment(name, "autoform")
+        state = State(own.tasks("heldout", 1, 0)[0], 0)
         for agent in own.agents:
-            asked, *rest = choosing.system_parts(task, agent)
-            assert "choose a short form" in asked.text
-            assert tuple(rest) == own.system_parts(task, agent)
+            (system,) = choosing.see(state, agent)
+            assert "choose a short form" in system.parts[0].text
+            assert system.parts[1:] == own.see(state, agent)[0].parts
 
 
 @pytest.mark.parametrize("method", ["cot", "cot_sc", "mad", "autoform"])
 @pytest.mark.parametrize("name", TALKS)
 def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str, method: Method) -> None:
-    own = environment(name)
-    played = by_method(own, method)
+    own, played = environment(name), environment(name, method)
     tasks = played.tasks("heldout", 3, 0)
     assert [task.id for task in tasks] == [task.id for task in own.tasks("heldout", 3, 0)]
     for task in tasks:
@@ -181,80 +160,22 @@ def test_the_command_plays_every_method(cli: Cli, method: str, ks: list[int]) ->
     assert all(row["method"] == method and row["n"] == 3 and row["tokens"] > 0 for row in rows)
 
 
-def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
-    said = cli("evaluate", "exchange", "policy=tiny-exchange", "method=cott")
-    assert said.code == 2
-    assert "did you mean cot?" in said.err
+@pytest.mark.parametrize("method", ["cot", "mad", "autoform"])
+def test_a_method_replaces_how_the_dialogue_goes_and_nothing_else(method: Method) -> None:
+    class Own(Debate):
+        def acting(self, state: State) -> tuple[str, ...]:
+            return ("Bob",)
 
+        def score(self, task: Task, answer: str | None) -> float:
+            return 0.25
 
-OF_TRAITS = (Environment, Votes, Graded, Formats, Scripted)
-GOES = frozenset(
-    {"actors", "limits", "syntax", "begin", "acting", "see", "tools", "act", "formats"}
-)
-"""How a dialogue goes, which is the method's own where one agent works alone or all debate."""
-PLAYS: dict[Method, frozenset[str]] = {
-    "cot": GOES,
-    "mad": GOES,
-    "autoform": frozenset({"see", "formats"}),
-}
-
-
-def marked(own: Talk | Coding) -> dict[str, object]:
-    """What each thing is that the protocol and the traits have and this environment has too, after it is replaced
-    by something that can be told apart."""
-    found: dict[str, object] = {}
-    replaced: dict[str, Any] = {}
-    for name, wanted in [pair for one in OF_TRAITS for pair in vars(one).items()]:
-        if name.startswith("_") or not hasattr(own, name):
-            continue
-        mark = found[name] = object()
-        if isinstance(wanted, property):
-            replaced[name] = mark
-        elif inspect.iscoroutinefunction(wanted):
-            replaced[name] = AsyncMock(return_value=mark)
-        else:
-            replaced[name] = Mock(return_value=mark)
-    own.__class__ = type("Marked", (type(own),), replaced)
-    for name in replaced.keys() & vars(own).keys():
-        delattr(own, name)
-    return found
-
-
-def asked_of(played: Environment, name: str) -> object:
-    found = getattr(played, name)
-    if not inspect.ismethod(found):
-        return found
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    count = sum(one.kind in kinds for one in inspect.signature(found).parameters.values())
-    given = found(*[Mock()] * count)
-    return asyncio.run(given) if inspect.iscoroutine(given) else given
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [(name, method) for name in TALKS for method in PLAYS if (name, method) != ("exchange", "cot")]
-    + [(name, "cot") for name in CODING],
-)
-def test_all_that_an_environment_has_is_passed_on_but_how_the_method_plays(
-    name: str, method: Method
-) -> None:
-    own = environment_of(name)
-    plays = frozenset({"limits", "see"}) if name in CODING else PLAYS[method]
-    marks = marked(own)
+    own = environment("arc_c")
+    own.__class__ = Own
     played = by_method(own, method)
-    for member in marks.keys() - plays:
-        assert asked_of(played, member) is marks[member], member
-    if method == "autoform":
-        turn, task = Mock(), Mock()
-        shown = (Message("system", (Part("own"),)), Message("user", turn=turn))
-        own.see.return_value = shown  # type: ignore[attr-defined]
-        first, *rest = played.see(State(task, 0), "Alice")
-        assert rest == [shown[1]] and [part.text for part in first.parts][1:] == ["own"]
-
-
-def test_alone_in_the_micro_world_there_are_as_many_turns_as_were_asked_for() -> None:
-    short = talk_in("exchange", "environment.turns=3")
-    assert by_method(short, "cot").limits == {"turns": 3}
+    assert isinstance(played, Own) and played.formats == () != own.formats
+    assert played.score(Task("t", {}), "x") == 0.25
+    first = "Bob" if method == "autoform" else "Alice"
+    assert played.acting(State(Task("t", {}), 0))[0] == first
 
 
 @pytest.mark.parametrize("name", CODING)

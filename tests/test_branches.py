@@ -2,19 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
-from coterie.record.turn import Part, Turn, make_turn
-from coterie.rollout.branches import Branches, context_at
+from coterie.record.turn import Turn
+from coterie.rollout.branches import Branches
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
-from coterie.rollout.transitions import CALLS, Position, environment_seed
+from coterie.rollout.transitions import CALLS, Position
 from tests.games import Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
@@ -95,11 +94,6 @@ def test_a_limit_ends_a_path_truncated() -> None:
     asyncio.run(test())
 
 
-def test_all_branches_and_samples_have_one_environment() -> None:
-    assert environment_seed(0, TASK) != environment_seed(1, TASK)
-    assert environment_seed(0, TASK) != environment_seed(0, Task("u", {}))
-
-
 async def grow(game: Counting, seed: int, sessions: int) -> tuple[Tree, Branches, Sessions]:
     """A random tree of up to thirty turns."""
     rng = random.Random(seed)
@@ -137,41 +131,6 @@ def test_work_that_was_done_is_not_done_again() -> None:
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("fault", ["drift", "hang", "error"])
-def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
-    async def test() -> list[object]:
-        game = Counting(forks=False)
-        async with growing(game, Script(lambda _: ""), seconds=0.2, sessions=3) as (grown, _):
-            start = await grown.start()
-            nodes = [await say(grown, start, str(number)) for number in range(5)]
-            bad = "4"
-            (game.drift if fault == "drift" else game.hang).add(bad)
-            if fault == "error":
-                game.hang.clear()
-                nodes[4] = start
-
-            async def branch(number: int) -> str:
-                at = nodes[number % 5]
-                text = "x" if fault == "error" and number % 5 == 4 else "1"
-                response = await Script(lambda _: text).respond(
-                    grown.prompt(at, "agent", 0, number), context_at(at, "agent")
-                )
-                return (await grown.advance(at, [response])).state.turns[-1].text
-
-            found = await asyncio.gather(*map(branch, range(50)), return_exceptions=True)
-        assert game.live == 0
-        return list(found)
-
-    found = asyncio.run(test())
-    failed = [number for number, one in enumerate(found) if isinstance(one, BaseException)]
-    assert failed == [number for number in range(50) if number % 5 == 4]
-    said = {str(found[number]) for number in failed}
-    expected = {"drift": "did not repeat its recorded observations", "hang": "did not end within 0.2 seconds",
-                "error": "Counting failed with ValueError"}[fault]  # fmt: skip
-    assert all(expected in one for one in said), said
-    assert {found[0], found[1], found[2], found[3]} == {"now 1", "now 2", "now 3", "now 4"}
-
-
 @pytest.mark.parametrize("forks", [True, False])
 def test_what_many_ask_for_at_the_same_time_is_done_once(forks: bool) -> None:
     async def test() -> None:
@@ -181,24 +140,6 @@ def test_what_many_ask_for_at_the_same_time_is_done_once(forks: bool) -> None:
             found = await asyncio.gather(*(step(grown, one, others_follow=True) for one in starts))
             assert len(set(map(id, starts))) == len(set(map(id, found))) == 1
             assert game.acts == 1 and kept.opened == 1
-
-    asyncio.run(test())
-
-
-def test_a_call_that_was_cut_off_is_another_turn_than_one_that_was_not() -> None:
-    async def test() -> None:
-        async with growing(Asking(), Script(lambda _: "<look>1</look>")) as (grown, _):
-            start = await grown.start()
-            (whole,) = await grown.respond(start, {"agent": 0}, 0)
-            parts = [Part("<look>1")]
-            turn = make_turn(start.node, whole.turn.speaker, parts, truncated=True)
-            cut, ran = [
-                (await grown.advance(start, [one])).state.turns
-                for one in (replace(whole, turn=turn), whole)
-            ]
-            assert cut[0].id != ran[0].id and cut[0].truncated and not ran[0].truncated
-            assert "cut off" in cut[1].results[0].text and ran[1].results[0].text == "1 is there"
-            assert (cut[0].text, ran[0].text) == ("<look>1", "<look>1</look>")
 
     asyncio.run(test())
 
@@ -220,24 +161,6 @@ def test_no_more_calls_are_run_than_are_left_to_all_who_act() -> None:
             errors = [[bool(call.error) for call in turn.calls] for turn in at.state.turns]
             assert errors == [[False, False], [False, True]]
             assert at.state.left == {"calls": 0} and at.state.end == CALLS
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize("names", [(), ("nobody",), ("agent", "nobody"), ("agent", "agent")])
-def test_an_environment_that_lets_nobody_act_fails_its_item(names: Sequence[str]) -> None:
-    class Silent(Base):
-        def acting(self, state: object) -> tuple[str, ...]:
-            return tuple(names)
-
-        async def act(self, *args: object, **more: object) -> object:
-            return None
-
-    async def test() -> None:
-        async with growing(Silent(), Script(lambda _: "1")) as (grown, _):  # type: ignore[arg-type]
-            at = await grown.start()
-            with pytest.raises(Exception, match="the actors are agent"):
-                grown.acting(at)
 
     asyncio.run(test())
 

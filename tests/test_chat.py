@@ -179,11 +179,3 @@ def test_pieces_join_to_the_text_whatever_the_tokens_cut() -> None:
         assert len(pieces) == len(ids)
         assert "".join(pieces) == loaded.renderer.decode(ids)
         assert "\ufffd" not in "".join(pieces)
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_whitespace_that_a_template_trims_stays_as_sampled(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    ids = encode(name, "  tall \n")
-    found = renderer.render(spoken(tree, ids, Part("  tall \n")), tree, "Alice")
-    assert any(found[i : i + len(ids)] == ids for i in range(len(found)))

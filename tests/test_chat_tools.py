@@ -9,14 +9,12 @@ from coterie.cli.conversation import ChatOptions, Conversation, open_tools, pars
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
-from coterie.record.tree import Tree
 from coterie.record.turn import Message
-from coterie.rollout.episodes import FirstPrompt
 from coterie.tools.registry import ToolsSettings
 from tests.templates import model
 
 MULTIPLY = "examples/tool.py:multiply"
-MANNER = ChatOptions(0.0, 64, 0, "", None)
+MANNER = ChatOptions(0.0, 64, 0, "")
 
 
 class Saying(InProcessEngine):
@@ -52,10 +50,8 @@ def converse(*lines: str, **keys: object) -> tuple[str, list[str], Conversation]
     async def test() -> Conversation:
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
             assert has is not None
-            opening = FirstPrompt(
-                has.describe((Message.of("system", "Be brief."),)), Tree("c", "c", 0)
-            )
-            talk = Conversation(engine, MANNER, opening, tools=has)
+            opening = has.describe((Message.of("system", "Be brief."),))
+            talk = Conversation(engine, MANNER, opening, has)
             talk.history.append(Message.of("user", "12 times 7?"))
             await talk.reply(shown.append)
             return talk
@@ -85,7 +81,7 @@ def test_a_reply_that_fails_leaves_nothing_of_itself() -> None:
     async def test() -> list[Message]:
         settings = ToolsSettings(use=(MULTIPLY,), calls="tags")
         async with open_tools(settings, engine.loaded.renderer, 0) as has:
-            talk = Conversation(engine, MANNER, FirstPrompt((), Tree("c", "c", 0)), tools=has)
+            talk = Conversation(engine, MANNER, (), has)
             talk.history.append(Message.of("user", "2 * 3?"))
             with pytest.raises(EngineError):
                 await talk.reply(lambda _: None)

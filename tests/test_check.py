@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from coterie.engines.compiled.llama import CompiledLlama, PagedRows
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.llama import CompiledLlama, PagedRows
 from coterie.engines.padded import PaddedRows
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
@@ -21,11 +21,9 @@ from coterie.models import check as checking
 from coterie.models import logprobs
 from coterie.models.chat import ChatRenderer
 from coterie.models.check import CheckedModel, check
-from coterie.models.context import context_length, partial_attention
-from coterie.models.loading import LoadedModel, load
-from coterie.models.logprobs import body
-from coterie.models.packed import sequence_logprobs
-from coterie.models.packing import CostRule
+from coterie.models.loading import LoadedModel, context_length, load
+from coterie.models.logprobs import body, partial_attention, sequence_logprobs
+from coterie.models.prefix_trie import CostRule
 from coterie.rewards.critics import HeadCritic
 from coterie.training.reference import with_reference
 from coterie.training.trainer import train

@@ -1,4 +1,4 @@
-"""Rows of ColBench: upstream's form, signatures, what is wrong with them, loading them."""
+"""Rows of ColBench: upstream's form, what is wrong with them, loading them."""
 
 import asyncio
 import json
@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from coterie.cli.code_rows import CheckedRow, check_rows, is_verdict
+from coterie.cli.code_rows import Finding, check_rows
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
-from coterie.datasets.load import content, load, load_rows, sample_folder
+from coterie.datasets.code_rows import CodeRow
+from coterie.datasets.load import content, load, load_rows
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli
 from tests.hub import stub_hub
+from tests.row_files import jsonl
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
@@ -26,7 +27,7 @@ CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
 def task(text: str = "What do I owe?", **change: Any) -> dict[str, Any]:
     """A row in upstream's form."""
     row = {
-        "problem_description": f"{text}{SENTENCE} def fee(days)",
+        "problem_description": f"{text}The signature of the function is: def fee(days)",
         "ground_truth": REFERENCE,
         "test_cases": CALLS,
         "hidden_information": REFERENCE,
@@ -34,17 +35,11 @@ def task(text: str = "What do I owe?", **change: Any) -> dict[str, Any]:
     return row | change
 
 
-def jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-def checked(rows: Sequence[CodeRow]) -> list[CheckedRow]:
-    async def run() -> list[CheckedRow]:
+def checked(rows: Sequence[CodeRow]) -> list[list[Finding]]:
+    async def run() -> list[list[Finding]]:
         limits = SandboxSettings(workers=2, wall_seconds=1.0, cpu_seconds=0.5, total_seconds=3.0)
         async with Sandbox(limits) as sandbox:
-            return await check_rows(list(enumerate(rows, 1)), sandbox)
+            return await check_rows(rows, sandbox)
 
     return asyncio.run(run())
 
@@ -56,32 +51,20 @@ def checked(rows: Sequence[CodeRow]) -> list[CheckedRow]:
 def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
     source: str, counts: list[int]
 ) -> None:
-    rows = [load_rows("colbench_code", split, source) for split in SPLITS]
-    assert list(map(len, rows)) == counts
-    every = [row for found in rows for row in found if isinstance(row, CodeRow)]
-    assert (
-        len({row.id for row in every})
-        == len({(row.question, row.answer) for row in every})
-        == sum(counts)
-    )
-    names = [
-        {row.answer.split("(")[0] for row in found if isinstance(row, CodeRow)} for found in rows
-    ]
+    splits = [load_rows("colbench_code", split, source) for split in SPLITS]
+    assert list(map(len, splits)) == counts
+    every = [row for rows in splits for row in rows if isinstance(row, CodeRow)]
+    distinct = {(row.question, row.answer) for row in every}
+    assert len({row.id for row in every}) == len(distinct) == sum(counts)
+    names = [{row.answer.split("(")[0] for row in rows} for rows in splits]
     assert not names[0] & names[1]
-    assert not [one for one in checked(every[:: len(every) // 90]) if one.findings]
+    assert not any(checked(every[:: len(every) // 90]))
 
 
 def test_the_sample_is_the_first_of_the_synthetic_rows() -> None:
     for split in SPLITS:
         sample = load_rows("colbench_code", split, "sample")
         assert sample == load_rows("colbench_code", split, "synthetic")[: len(sample)]
-
-
-def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path) -> None:
-    whole = (sample_folder("colbench_code") / "easy/train.jsonl.gz").read_bytes()
-    (file := tmp_path / "rows.jsonl.gz").write_bytes(whole[:-40])
-    with pytest.raises(UserError, match=r"rows\.jsonl\.gz is broken"):
-        load("colbench_code", file)
 
 
 def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
@@ -95,28 +78,6 @@ def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
     assert CodeRow.model_validate(table) == row
 
 
-def test_signatures_are_found_and_cut_ones_known() -> None:
-    def of(text: str) -> Signature | None:
-        return signature(f"I need help.{SENTENCE} {text}")
-
-    assert of("def f(a, b=(1, 2))") == Signature("def f(a, b=(1, 2))", "f", True)
-    for whole in ("def f(x: int) -> list[int]", "def f(x, s=')(')", "def f(x, ...)", "def f():"):
-        told = of(whole)
-        assert told and told.whole and told.name == "f", whole
-    for cut in (
-        "def f(a",
-        "def f(a, d={'x'",
-        "def f(t='%H",
-        "def f(a) ->",
-        "fee(days)",
-        "def f(a])",
-    ):
-        told = of(cut)
-        assert told and not told.whole, cut
-    assert of("") is None and signature("Help me, def f(a)") is None
-    assert signature(f"{SENTENCE} def g(a){SENTENCE} def f(a)") == Signature("def f(a)", "f", True)
-
-
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -128,7 +89,7 @@ def test_signatures_are_found_and_cut_ones_known() -> None:
 def test_a_broken_row_is_named_by_its_line(
     change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    file = jsonl(tmp_path / "rows.jsonl", [task(), task(**change)])
+    file = jsonl(tmp_path / "rows.jsonl", task(), task(**change))
     with pytest.raises(UserError, match=r"line 2 is broken") as error:
         load("colbench_code", file)
     assert said in error.value.what
@@ -147,57 +108,31 @@ FAULTS: dict[str, dict[str, Any]] = {
     "not plain, nan": {"ground_truth": "def fee(days):\n    return {'a': [days, float('nan')]}"},
     "constant": {"ground_truth": "def fee(days):\n    return 'five'"},
     "none": {"ground_truth": "def fee(days):\n    return days if days > 1 else None"},
-    "duplicate": {"test_cases": {**CALLS, "test10": "fee( 9)".replace("( ", "(")}},
-    "verdict": {"test_cases": {**CALLS, "test1": "fee(1) == 5"}},
-    "signature, cut": {"problem_description": f"What?{SENTENCE} def fee(days={{'a'"},
-    "signature, none": {"problem_description": "What do I owe?"},
-    "count": {"test_cases": {name: CALLS[name] for name in ("test1", "test5")}},
     "empty, reference": {"ground_truth": None},
     "empty, tests": {"test_cases": {}},
 }
 
 
-def test_each_fault_is_found_and_says_whether_the_row_can_be_a_task() -> None:
-    found = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
-    unusable = set()
-    for (name, _), one in zip(FAULTS.items(), found, strict=True):
-        kinds = [finding.kind for finding in one.findings]
-        kind = name.partition(",")[0]
-        also = ["count"] if name == "empty, tests" else []
-        assert kinds == ([kind, *also] if kind else []), (name, one.findings)
-        if not one.usable:
-            unusable.add(kind)
-    assert unusable == {"fails", "random", "not plain", "empty"}
-    why = {name: one.findings[0].detail for name, one in zip(FAULTS, found, strict=True) if name}
+def test_each_fault_is_found() -> None:
+    findings = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
+    found = dict(zip(FAULTS, findings, strict=True))
+    for name, some in found.items():
+        assert [kind for kind, _ in some] == ([name.partition(",")[0]] if name else []), name
+    why = {name: some[0][1] for name, some in found.items() if name}
     assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
     assert "too long" in why["fails, endless"] and why["constant"] == "all give 'five'"
-    assert why["verdict"] == "`fee(1) == 5`" and "nan" in why["not plain, nan"]
-
-
-@pytest.mark.parametrize(
-    "call, verdict",
-    [
-        ("f(2) == 4", True), ("not f(2)", True), ("f(1) == 1 and f(2) == 2", True), (" 3 < f(1)", True),
-        ("f(2)", False), ("f(lambda x: x > 2)", False), ("f([a == 1 for a in (1, 2)])", False),
-        ("f(", False),
-    ],
-)  # fmt: skip
-def test_a_test_that_holds_its_verdict_is_known(call: str, verdict: bool) -> None:
-    assert is_verdict(call) == verdict
+    assert "nan" in why["not plain, nan"]
 
 
 def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
-    bad = [
-        task("One?"),
-        task("Two?", ground_truth="def fee(days):\n    return 5"),
-        task("Three?", ground_truth=""),
-    ]
-    said = cli("data", "check", "colbench_code", "--source", jsonl(tmp_path / "rows.jsonl", bad))
+    constant = task("Two?", ground_truth="def fee(days):\n    return 5")
+    file = jsonl(tmp_path / "rows.jsonl", task("One?"), constant, task("Three?", ground_truth=""))
+    said = cli("data", "check", "colbench_code", "--source", file)
     assert said.code == 0 and "constant passes" in said.out
     told = json.loads(said.out.splitlines()[-1])
-    [file] = told["splits"]
-    assert (file["rows"], file["unusable"]) == (3, 1)
-    assert file["findings"] == {"empty": [3], "constant": [2]}
+    [split] = told["splits"]
+    assert (split["rows"], split["unusable"]) == (3, 1)
+    assert split["findings"] == {"empty": [3], "constant": [2]}
     assert "rows.jsonl: 3 rows, 2 with findings, 1 can't be tasks" in said.out
     said = cli("data", "check", "gsm8k", "--source", "sample")
     assert said.code == 2 and "have no code to run" in said.err
@@ -214,10 +149,9 @@ def test_rows_without_fault_are_written_and_can_be_loaded(cli: Cli, tmp_path: Pa
     }
     bad = [FAULTS["fails, error"], FAULTS["random"], FAULTS["empty, reference"], hidden]
     rows = [task(f"Bad {n}?", **change) for n, change in enumerate(bad)]
-    jsonl(
-        tmp_path / "raw/train.jsonl", [*rows, task("Train?"), task("Few?", test_cases=["fee(1)"])]
-    )
-    jsonl(tmp_path / "raw/test.jsonl", [task("Test?"), task("Train?")])
+    few = task("Few?", test_cases=["fee(1)"])
+    jsonl(tmp_path / "raw/train.jsonl", *rows, task("Train?"), few)
+    jsonl(tmp_path / "raw/test.jsonl", task("Test?"), task("Train?"))
     said = cli("data", "check", "colbench_code", "--source", "raw", "--out", "checked")
     assert said.code == 0, said.err
     told = json.loads(said.out.splitlines()[-1])["splits"]
@@ -232,13 +166,11 @@ def test_rows_without_fault_are_written_and_can_be_loaded(cli: Cli, tmp_path: Pa
 
 def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_path: Path) -> None:
     rows = [task(f"Test {n}?") for n in range(1003)]
-    jsonl(tmp_path / "test.jsonl", rows)
-    jsonl(tmp_path / "train.jsonl", [task("Train?")])
+    jsonl(tmp_path / "test.jsonl", *rows)
+    jsonl(tmp_path / "train.jsonl", task("Train?"))
     found = load("colbench_code", tmp_path).rows
-    assert [row.question for row in found["heldout"]] == [
-        row["problem_description"] for row in rows[:1000]
-    ]
-    assert len(found["train"]) == 1
+    texts = [row["problem_description"] for row in rows[:1000]]
+    assert [row.question for row in found["heldout"]] == texts and len(found["train"]) == 1
 
 
 def test_a_revision_that_is_not_pinned_is_part_of_the_content(
@@ -246,7 +178,7 @@ def test_a_revision_that_is_not_pinned_is_part_of_the_content(
 ) -> None:
     files = {
         f"/main/backend_tasks/{name}.jsonl": jsonl(
-            tmp_path / f"{name}.jsonl", [task(f"{name} {n}?") for n in range(2)]
+            tmp_path / f"{name}.jsonl", *(task(f"{name} {n}?") for n in range(2))
         ).read_bytes()
         for name in ("train", "test")
     }

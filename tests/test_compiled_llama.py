@@ -1,22 +1,24 @@
 """Compiled steps of Llama-shaped models: the numbers of Transformers, for the weights as they now are."""
 
 import asyncio
+import os
 from os.path import commonprefix
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from coterie.engines.compiled import kernels
-from coterie.engines.compiled.llama import CompiledLlama, PagedRows
+from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine, Runner
+from coterie.engines.llama import CompiledLlama, PagedRows
 from coterie.engines.protocol import Sampling
-from tests.engine_models import COMPILED, PLAIN, PROMPT, loaded, recomputed, sampled
+from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
 
 
 @pytest.mark.parametrize("kind", COMPILED)
 def test_steps_give_the_logprobs_of_transformers(kind: str) -> None:
-    ids, logprobs = sampled(InProcessEngine(loaded(COMPILED[kind]), policy="p", version="0"))
+    ids, logprobs = sampled(engine_of(loaded(COMPILED[kind])))
     assert logprobs == pytest.approx(recomputed(loaded(COMPILED[kind]).model, ids), abs=1e-4)
     assert CompiledLlama.fits(loaded(COMPILED[kind]).model)
 
@@ -55,10 +57,10 @@ def test_likelihoods_of_more_sequences_than_rows_beside_others_that_run() -> Non
             scores = [*scores, *found[74]]
         return [list(said.ids) for said in await saying], scores
 
-    alone, _ = asyncio.run(both(InProcessEngine(one, policy="p", version="0"), score=False))
-    beside, scores = asyncio.run(both(InProcessEngine(one, policy="p", version="0"), score=True))
+    alone, _ = asyncio.run(both(engine_of(one), score=False))
+    beside, scores = asyncio.run(both(engine_of(one), score=True))
     assert beside == alone
-    quiet = InProcessEngine(one, policy="p", version="0")
+    quiet = engine_of(one)
     (last,) = asyncio.run(quiet.logprobs(PROMPT, [ends[74]]))
     assert scores[-len(last) :] == last
 
@@ -66,9 +68,7 @@ def test_likelihoods_of_more_sequences_than_rows_beside_others_that_run() -> Non
 def test_scores_of_a_tree_are_those_of_each_of_its_paths_alone() -> None:
     rng = np.random.default_rng(1)
     paths = [rng.integers(0, 300, 90).tolist()]
-    for _ in range(
-        70
-    ):  # each leaves an earlier one somewhere; a few are its beginning or go on after it
+    for _ in range(70):  # each leaves an earlier one somewhere, or goes on after it
         path = paths[rng.integers(len(paths))]
         stay = int(rng.integers(2, len(path) + 1))
         paths.append([*path[:stay], *rng.integers(0, 300, int(rng.integers(0, 40))).tolist()])
@@ -81,7 +81,7 @@ def test_scores_of_a_tree_are_those_of_each_of_its_paths_alone() -> None:
 
 
 def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> None:
-    engine = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
+    engine = engine_of(loaded(COMPILED["llama"]))
     prompts, sampling = [[*PROMPT, *PROMPT, n] for n in (7, 8)], Sampling(max_tokens=8)
     most = 0
 
@@ -97,10 +97,9 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
     found = asyncio.run(both())
     assert engine.stats.cached_tokens == 96  # of the second prompt, in the same step
     assert most == 3 + 32  # three whole blocks of what all begin with, and a last one for each
-    quiet = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
-    assert [list(s.ids) for s in asyncio.run(quiet.sample(prompts[1], [3], sampling))] == [
-        found[1][3]
-    ]
+    quiet = engine_of(loaded(COMPILED["llama"]))
+    (said,) = asyncio.run(quiet.sample(prompts[1], [3], sampling))
+    assert list(said.ids) == found[1][3]
     assert isinstance(rows := engine._runner._rows, PagedRows)
     engine.forget()
     assert rows.pages.used == 0
@@ -109,7 +108,7 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
 @pytest.mark.parametrize("kind", COMPILED)
 def test_what_was_said_need_not_be_read_when_the_next_prompt_goes_on_from_it(kind: str) -> None:
     one, sampling = loaded(COMPILED[kind]), Sampling(max_tokens=30)
-    engine, other = (InProcessEngine(one, policy="p", version="0") for _ in range(2))
+    engine, other = (engine_of(one) for _ in range(2))
     (said,) = asyncio.run(engine.sample(PROMPT, [1], sampling))
     longer = [*PROMPT, *said.ids, 7, 8, 9]
     next_one = asyncio.run(engine.sample(longer, [2], sampling))
@@ -120,7 +119,7 @@ def test_what_was_said_need_not_be_read_when_the_next_prompt_goes_on_from_it(kin
 
 def test_a_prompt_reads_only_what_no_earlier_sequence_began_with() -> None:
     one, sampling, rng = loaded(COMPILED["llama"]), Sampling(max_tokens=6), np.random.default_rng(3)
-    engine, other = (InProcessEngine(one, policy="p", version="0") for _ in range(2))
+    engine, other = (engine_of(one) for _ in range(2))
     small = InProcessEngine(one, policy="p", version="0", cache_bytes=9 * 4096)
     held = [rng.integers(0, 300, 70).tolist()]
     for seed in range(50):  # each leaves an earlier one somewhere
@@ -140,14 +139,6 @@ def test_a_prompt_reads_only_what_no_earlier_sequence_began_with() -> None:
             isinstance(rows := small._runner._rows, PagedRows) and rows.pages.used <= 9
         )  # of 4096 bytes
     assert engine.stats.cached_tokens > small.stats.cached_tokens > 300
-
-
-def test_sampling_and_scoring_give_the_same_bits() -> None:
-    one = loaded(COMPILED["wide heads that share keys"])
-    engine = InProcessEngine(one, policy="p", version="0")
-    (said,) = asyncio.run(engine.sample(PROMPT, [1], Sampling(max_tokens=40)))
-    (scores,) = asyncio.run(engine.logprobs(PROMPT, [said.ids]))
-    assert list(said.logprobs) == pytest.approx(scores, abs=2e-6)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -180,7 +171,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         try:
-            one = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
+            one = engine_of(loaded(COMPILED["llama"]))
             sampling = Sampling(max_tokens=20)
             found.append(asyncio.run(one.sample(PROMPT, list(range(7)), sampling)))
         finally:
@@ -201,10 +192,10 @@ def test_rows_that_share_pages_attend_together_and_no_bit_changes(kind: str) -> 
         asked = (engine.sample(p, seeds, s) for p, s in zip(prompts, samplings, strict=True))
         return [[(c.ids, c.logprobs) for c in some] for some in await asyncio.gather(*asked)]
 
-    together = asyncio.run(all_of(InProcessEngine(one, policy="p", version="0")))
+    together = asyncio.run(all_of(engine_of(one)))
     for prompt, sampling, found in zip(prompts, samplings, together, strict=True):
         for seed in seeds:
-            lone = InProcessEngine(one, policy="p", version="0")
+            lone = engine_of(one)
             (said,) = asyncio.run(lone.sample(prompt, [seed], sampling))
             assert (said.ids, said.logprobs) == found[seed]
 
@@ -240,3 +231,15 @@ def test_rows_keep_the_company_with_which_they_share_most() -> None:
         [([0, 1], 2), ([2], 0)],
         [([0, 1], 0), ([2], 0)],
     ]
+
+
+def test_indexes_of_compiled_loops_that_are_older_than_the_source_are_dropped(
+    tmp_path: Path,
+) -> None:
+    source, cache = tmp_path / "kernels.py", tmp_path / "cache"
+    cache.mkdir()
+    for path, age in ((source, 5), (cache / "kernels.a.nbi", 9), (cache / "kernels.b.nbi", 1)):
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    kernels.drop_stale(source, str(cache))
+    assert [path.name for path in cache.iterdir()] == ["kernels.b.nbi"]

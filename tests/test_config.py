@@ -119,7 +119,9 @@ def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Pa
     file.write_text("\ufeffseed: 1\nrollout:\n  samples: 2\n", encoding="utf-8")
     assert read_yaml(file) == {"seed": 1, "rollout": {"samples": 2}}
     file.write_text("seed: 1\nrollout:\n  tasks: 2\n  tasks: 3\n")
-    with pytest.raises(UserError, match=r"config\.yaml.*'tasks' is in line 3 and again in line 4"):
+    with pytest.raises(
+        UserError, match=r"config\.yaml.*'rollout.tasks' is in line 3 and again in line 4"
+    ):
         read_yaml(file)
     for broken in (b"\xff\xfe\x00", b"made: 2024-13-45", b"? [a, b]\n: 1", b"[" * 5000,
                    b"seed: " + b"9" * 5000):  # fmt: skip

@@ -19,7 +19,7 @@ from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.runs.items import play
-from tests.games import Counting, Rounds, Script
+from tests.games import Counting, Script
 from tests.test_branches import TASK, branches
 
 
@@ -64,13 +64,6 @@ def test_a_path_that_outgrows_the_context_ends_truncated_and_is_graded(tmp_path:
     assert outcome.score == 0.0 and outcome.answer is None
 
 
-def test_those_who_act_at_the_same_time_end_together(tmp_path: Path) -> None:
-    cast = {"Ann": Short(lambda _: "Ann", 9), "Ben": Short(lambda _: "Ben", 3)}
-    ((outcome, said),), _ = played(tmp_path, Rounds(), dict(cast))
-    assert outcome.ending == CONTEXT and said == ["Ann", "Ben", "round 1 is over"]
-    assert outcome.answer == "done" and outcome.score == 1.0, "what was answered before counts"
-
-
 def test_a_first_prompt_that_does_not_fit_fails(tmp_path: Path) -> None:
     from coterie.errors import UserError
 
@@ -106,23 +99,6 @@ def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None
                 assert at.state.end == stored.outcomes[leaf].ending
                 assert (await again.branches.grade(at)).score == stored.outcomes[leaf].score
             await again.branches.close()
-
-    asyncio.run(test())
-
-
-def test_what_is_pruned_is_no_end_any_more() -> None:
-    async def test() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            tree = Tree("t", "rollout", 0)
-            grown = branches(Counting(), {"agent": Short(lambda _: "1", 3)}, tree, kept)
-            at = await grown.start()
-            at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
-            with pytest.raises(OutOfContext) as found:
-                await grown.respond(at, {"agent": 0}, 0)
-            assert grown.cut(at, found.value).state.end == CONTEXT
-            assert (await grown.position(at.node)).state.end == CONTEXT
-            await grown.prune(Tree("t", "rollout", 0))
-            assert not grown._cut
 
     asyncio.run(test())
 

@@ -10,38 +10,29 @@ import pytest
 from pyarrow.parquet import write_table
 
 from coterie.datasets.conversations import Conversations, FileSettings, Preferences
-from coterie.datasets.sources import choose_splits
+from coterie.datasets.files import choose_splits
 from coterie.errors import UserError
 from tests.hub import stub_hub
 
 ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 BAD = {"role": "assistant", "content": "5"}
+HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
 CALL = {
     "id": "z9",
     "type": "function",
     "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'},
 }
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+PARTS = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in (ASK, SAY)]
+DIALOGUE = "\n\nHuman: 2+2?\n\nAssistant: "
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "messages": {"messages": [ASK, SAY]},
-    "parts": {
-        "messages": [
-            {**ASK, "content": [{"type": "text", "text": "2+2?"}]},
-            {**SAY, "content": [{"type": "text", "text": "4"}]},
-        ]
-    },
-    "sharegpt": {
-        "system": "",
-        "conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],
-    },
+    "parts": {"messages": PARTS},
+    "sharegpt": {"system": "", "conversations": [HUMAN, GPT]},
     "alpaca": {"instruction": "2+2?", "input": "", "output": "4"},
     "completion": {"prompt": "2+2?", "completion": "4"},
     "response": {"prompt": [ASK], "response": [SAY]},
-    "verl": {
-        "prompt": [ASK],
-        "reward_model": {"ground_truth": "4", "style": "rule"},
-        "extra_info": {"index": 0},
-    },
+    "verl": {"prompt": [ASK], "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 0}},
     "question": {"question": "2+2?", "answer": "4"},
     "number": {"question": "2+2?", "answer": 4},
 }
@@ -50,16 +41,9 @@ PREFERENCES: dict[str, dict[str, Any]] = {
     "explicit messages": {"prompt": [ASK], "chosen": [SAY], "rejected": [BAD]},
     "implicit": {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
     "prompt repeated": {"prompt": "2+2?", "chosen": [ASK, SAY], "rejected": [ASK, BAD]},
-    "transcripts": {
-        "chosen": "\n\nHuman: 2+2?\n\nAssistant: 4",
-        "rejected": "\n\nHuman: 2+2?\n\nAssistant: 5",
-    },
+    "transcripts": {"chosen": DIALOGUE + "4", "rejected": DIALOGUE + "5"},
     "alpaca": {"instruction": "2+2?", "chosen": "4", "rejected": "5"},
-    "sharegpt": {
-        "conversations": [{"from": "human", "value": "2+2?"}],
-        "chosen": {"from": "gpt", "value": "4"},
-        "rejected": {"from": "gpt", "value": "5"},
-    },
+    "sharegpt": {"conversations": [HUMAN], "chosen": GPT, "rejected": {**GPT, "value": "5"}},
 }
 
 
@@ -111,12 +95,8 @@ def test_calls_and_results_are_matched_by_their_ids(tmp_path: Path) -> None:
         {"role": "tool", "tool_call_id": "z9", "content": "4"},
         {**SAY, "reasoning_content": "sum"},
     ]
-    shared = [
-        {"from": "human", "value": "2+2?"},
-        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2, "b": 2}}'},
-        {"from": "observation", "value": "4"},
-        {"from": "gpt", "value": "4"},
-    ]
+    called = {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2, "b": 2}}'}
+    shared = [HUMAN, called, {"from": "observation", "value": "4"}, GPT]
     rows = [{"messages": chat, "tools": [TOOL]}, {"messages": [{**ASK, "content": "3"}, SAY]}]
     first, _ = read(write(tmp_path, rows))
     calls = [(call.id, call.arguments) for call in first.messages[1].calls]
@@ -166,14 +146,24 @@ def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
     assert len(read(file, broken="skip")) == 2
 
 
-def test_files_of_mixed_and_unknown_shapes_are_refused(tmp_path: Path) -> None:
-    mixed = [CONVERSATIONS["messages"], CONVERSATIONS["alpaca"]]
-    with pytest.raises(UserError, match="line 2: it has the form 'alpaca'"):
-        read(write(tmp_path, mixed))
-    with pytest.raises(UserError, match="line 1 is of no known form: it has text"):
-        read(write(tmp_path, [{"text": "hello"}]))
-    with pytest.raises(UserError, match="chosen and rejected are equal"):
-        read(write(tmp_path, [{"prompt": "a", "chosen": "b", "rejected": "b"}]), Preferences)
+@pytest.mark.parametrize(
+    ("of", "rows", "problem"),
+    [
+        (Conversations, [{"messages": [ASK, SAY]}, CONVERSATIONS["alpaca"]], "line 2: it has the form 'alpaca'"),
+        (Conversations, [{"text": "hello"}], "line 1 is of no known form: it has text"),
+        (Conversations, [{"instruction": "a", "input": 21, "output": "b"}], "its input is a int"),
+        (Preferences, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "chosen and rejected are equal"),
+        (Preferences, [{"chosen": [ASK, SAY], "rejected": [{**ASK, "content": "3?"}, BAD]}], "begin with different"),
+        (Preferences, [{"prompt": [ASK], "chosen": [{**ASK, "content": "3?"}, SAY], "rejected": [SAY]}],
+         "does not begin with"),
+        (Preferences, [{"prompt": [ASK], "chosen": [SAY], "rejected": [SAY]}], "are equal"),
+    ],
+)  # fmt: skip
+def test_files_of_mixed_and_unknown_shapes_are_refused(
+    of: type[Conversations], rows: list[Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        read(write(tmp_path, rows), of)
 
 
 def test_no_opening_is_in_both_splits(tmp_path: Path) -> None:
@@ -186,39 +176,23 @@ def test_no_opening_is_in_both_splits(tmp_path: Path) -> None:
     assert len(openings[0]) == 15 and len(openings[1]) == 5 and not openings[0] & openings[1]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"chosen": [ASK, SAY], "rejected": [{**ASK, "content": "3?"}, BAD]}, "begin with different"),
-        ({"prompt": [ASK], "chosen": [{**ASK, "content": "3?"}, SAY], "rejected": [SAY]}, "does not begin with"),
-        ({"prompt": [ASK], "chosen": [SAY], "rejected": [SAY]}, "are equal"),
-    ],
-)  # fmt: skip
-def test_sides_of_different_prompts_are_refused(
-    row: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=problem):
-        read(write(tmp_path, [row]), Preferences)
+Q, ASSISTED = "Q: 2+2?\n", "\n\nHuman: Q: 2+2?\n\nAssistant:"
+ASK_Q = {**ASK, "content": "Q: 2+2?"}
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("prompt", "chosen", "rejected"),
     [
-        {"prompt": "Q: 2+2?\n", "chosen": "Q: 2+2?\n4", "rejected": "Q: 2+2?\n5"},
-        {
-            "prompt": "\n\nHuman: Q: 2+2?\n\nAssistant:",
-            "chosen": "\n\nHuman: Q: 2+2?\n\nAssistant: 4",
-            "rejected": "\n\nHuman: Q: 2+2?\n\nAssistant: 5",
-        },
-        {"prompt": "\n\nHuman: Q: 2+2?\n\nAssistant:", "chosen": " 4", "rejected": " 5"},
-        {
-            "prompt": [{"role": "system", "content": "x"}, {**ASK, "content": "Q: 2+2?"}],
-            "chosen": [{**ASK, "content": "Q: 2+2?"}, SAY],
-            "rejected": [{**ASK, "content": "Q: 2+2?"}, BAD],
-        },
+        (Q, Q + "4", Q + "5"),
+        (ASSISTED, ASSISTED + " 4", ASSISTED + " 5"),
+        (ASSISTED, " 4", " 5"),
+        ([{"role": "system", "content": "x"}, ASK_Q], [ASK_Q, SAY], [ASK_Q, BAD]),
     ],
 )
-def test_a_prompt_that_both_sides_repeat_is_taken_off(row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_prompt_that_both_sides_repeat_is_taken_off(
+    prompt: Any, chosen: Any, rejected: Any, tmp_path: Path
+) -> None:
+    row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     first, _ = read(write(tmp_path, [row, other(row)]), Preferences)
     texts = [one.content.strip() for one in first.messages if one.role != "system"]
     assert texts == ["Q: 2+2?", "4"] and first.rejected[0].content.strip() == "5"
@@ -243,8 +217,6 @@ def test_columns_of_alpaca_are_read_whole_or_refused(tmp_path: Path) -> None:
     read_rows = read(write(tmp_path, [row, later]))
     texts = sorted([one.content for one in row.messages] for row in read_rows)
     assert texts[0] == ["s", "a", "b", "2+2?", "4"] and read_rows[0].start == 4
-    with pytest.raises(UserError, match="its input is a int"):
-        read(write(tmp_path, [row, {**row, "input": 21}]))
 
 
 TRAIN, TEST = "data/train_sft-00000-of-00002-a1.parquet", "data/test_sft-00000-of-00001.parquet"
@@ -262,10 +234,10 @@ ULTRA = (TRAIN, TRAIN.replace("0-of", "1-of"), TEST, TRAIN.replace("sft", "prefs
          {"train": ["main/train/0000.parquet"], "heldout": ["main/test/0000.parquet"]}),
         (["train.jsonl", "validation.jsonl", "test.jsonl"], "o/n",
          {"train": ["train.jsonl"], "heldout": ["validation.jsonl"]}),
-        (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 configurations: a, b"),
+        (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 training splits: a:train, b:train"),
         (["train_a.jsonl", "train_b.jsonl"], "o/n", "2 training splits: train_a, train_b"),
-        (["test.jsonl"], "o/n", "no training split: it has default, test"),
-        (["train.jsonl"], "o/n:trian", "has no 'trian'"),
+        (["test.jsonl"], "o/n", "no training split, only test"),
+        (["train.jsonl"], "o/n:trian", "no training split, only train"),
     ],
 )  # fmt: skip
 def test_splits_are_found_by_the_names_of_files(paths: Any, source: str, chosen: Any) -> None:
@@ -289,7 +261,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(
         found = Preferences(settings)
         assert len(found.rows("heldout")) == 1 and len(found.rows("train")) == 3
         assert found.left_out["held out too"] == 1
-        with pytest.raises(UserError, match="has no 'hard'"):
+        with pytest.raises(UserError, match="no training split"):
             Preferences(settings.model_copy(update={"source": "owner/name:hard"})).rows("train")
     folder = tmp_path / "local"
     for name, data in files.items():

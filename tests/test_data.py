@@ -6,51 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants as hub
-import pyarrow
 import pytest
-from pyarrow import parquet
 
-from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
+from coterie.datasets.catalogue import CATALOGUE, FOLDER, PREFERENCE_SETS, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import (
-    Rows,
-    dataset_type,
-    load,
-    load_rows,
-    sample_folder,
-)
-from coterie.datasets.preferences import PREFERENCE_SETS
-from coterie.datasets.questions import QuestionsAndAnswers
+from coterie.datasets.load import QuestionsAndAnswers, Rows, dataset_type, load, load_rows
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
-
-SHARED = next(
-    (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
-    Path("shared/data"),
-)
-real_rows = pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows on this machine")
-
-HOTPOT = {
-    "_id": "5a",
-    "question": "Where was the author of Emma born?",
-    "answer": "Steventon",
-    "type": "bridge",
-    "context": [["Emma", ["A novel.", " By Jane Austen."]], ["Jane Austen", ["Of Steventon."]]],
-    "supporting_facts": [["Emma", 1], ["Jane Austen", 0]],
-}
-HOTPOT_OF_THE_HUB = {
-    "id": "5a",
-    "question": HOTPOT["question"],
-    "answer": "Steventon",
-    "type": "bridge",
-    "context": {
-        "title": ["Emma", "Jane Austen"],
-        "sentences": [["A novel.", " By Jane Austen."], ["Of Steventon."]],
-    },
-    "supporting_facts": {"title": ["Emma", "Jane Austen"], "sent_id": [1, 0]},
-}
+from tests.row_files import SHARED, jsonl, real_rows, table
 
 
 def sums(start: int, stop: int) -> list[dict[str, str]]:
@@ -61,46 +26,18 @@ def sums(start: int, stop: int) -> list[dict[str, str]]:
     ]
 
 
-def jsonl(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-FLOAT = pyarrow.float32()
-
-
-def table(file: Path, rows: list[dict[str, Any]]) -> Path:
-    made = pyarrow.Table.from_pylist(rows)
-    single = [one.with_type(FLOAT) if one.type == "double" else one for one in made.schema]
-    parquet.write_table(made.cast(pyarrow.schema(single)), file)
-    return file
-
-
-def read(file: Path, row: type) -> list:
-    return list(read_rows(file, row))
-
-
 # The rows that ship with the package
 
 
 @pytest.mark.parametrize("name", [name for name, one in CATALOGUE.items() if one.packaged])
 def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) -> None:
-    splits = find(name).splits
-    few = name == "musique"  # its rows are long
-    found = {split: load_rows(name, split, "sample") for split in splits}
-    train, heldout = found.get("train", []), found["heldout"]
-    count = len(train) + len(heldout)
-    assert len(heldout) >= (9 if few else 20) and count <= 100
-    assert len(train) >= (9 if few else 24) or "train" not in splits
-    assert {type(row) for row in train + heldout} == {find(name).row}
-    assert (
-        len({row.key for row in train + heldout})
-        == len({row.id for row in train + heldout})
-        == count
-    )
-    folder = sample_folder(name)
-    assert all((folder / f"{split}.jsonl").stat().st_size < 500_000 for split in splits)
-    assert f"## {name}" in (folder.parent / "LICENCES.md").read_text()
+    splits, least = find(name).splits, 9 if name == "musique" else 20  # its rows are long
+    rows = {split: load_rows(name, split, "sample") for split in splits}
+    every = [row for some in rows.values() for row in some]
+    assert all(len(some) >= least for some in rows.values()) and len(every) <= 100
+    assert {type(row) for row in every} == {find(name).row}
+    assert len({row.key for row in every}) == len({row.id for row in every}) == len(every)
+    assert f"## {name}" in (FOLDER / "LICENCES.md").read_text()
 
 
 def test_a_sample_row_has_its_parts() -> None:
@@ -114,19 +51,7 @@ def test_a_sample_row_has_its_parts() -> None:
     assert "####" not in problem.solution
 
 
-# Formats
-
-
-def test_upstreams_formats_and_the_canonical_one_give_the_same_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([HOTPOT]))
-    files = [tmp_path / "a.json", jsonl(tmp_path / "b.jsonl", [HOTPOT])]
-    files.append(table(tmp_path / "c.parquet", [HOTPOT_OF_THE_HUB]))
-    (tmp_path / "d.jsonl").write_text(read(files[0], HotpotRow)[0].model_dump_json() + "\n")
-    rows = [read(file, HotpotRow) for file in [*files, tmp_path / "d.jsonl"]]
-    assert rows[0] == rows[1] == rows[2] == rows[3]
-    assert rows[0][0].supporting_facts[0].sentence == 1
-    assert rows[0][0].context[1].sentences == ("Of Steventon.",)
-
+# Questions and answers of a user's file
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+1?"}]
 PARTS = [
@@ -155,97 +80,60 @@ LINES = "a\u2028b\u2029c\x85d"
         ("qa", {"question": MESSAGES, "answer": "4"}, "Be brief.\n\n3+1?", "4"),
         ("qa", {"question": PARTS, "answer": "4"}, "3+1?", "4"),
         ("qa", GRADED, "Be brief.\n\n3+1?", "4"), ("qa", SOLVED, "3+1?", "4"), ("qa", TARGET, "Who?", "Ann|A. B."),
-        ("nq", GRADED, "Be brief.\n\n3+1?", "4"), ("nq", SOLVED, "3+1?", "4"), ("nq", TARGET, "Who?", "Ann|A. B."),
-        ("math500", SOLVED, "3+1?", "4"), ("math", SOLVED, "3+1?", "4"), ("math", GRADED, "Be brief.\n\n3+1?", "4"),
-        ("gsm8k", SOLVED, "3+1?", "4"),
+        ("nq", GRADED, "Be brief.\n\n3+1?", "4"), ("nq", TARGET, "Who?", "Ann|A. B."),
+        ("math500", SOLVED, "3+1?", "4"), ("math", SOLVED, "3+1?", "4"), ("gsm8k", SOLVED, "3+1?", "4"),
     ],
 )  # fmt: skip
 def test_questions_and_golds_of_the_shapes_people_use_in_every_format(
     name: str, raw: dict[str, Any], question: str, answers: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps([raw]))
-    files = [tmp_path / "a.json", tmp_path / "b.jsonl", table(tmp_path / "c.parquet", [raw])]
-    files[1].write_text(json.dumps(raw, ensure_ascii=False) + "\n", "utf-8")
-    for file in files:
+    files = [jsonl(tmp_path / "b.jsonl", raw), table(tmp_path / "c.parquet", raw)]
+    for file in [tmp_path / "a.json", *files]:
         if name == "qa":
             folder = tmp_path / file.stem
             folder.mkdir()
-            shutil.copy(file, folder / f"train{file.suffix}")
-            shutil.copy(file, folder / f"heldout{file.suffix}")
+            for split in SPLITS:
+                shutil.copy(file, folder / f"{split}{file.suffix}")
             settings = dataset_type("qa").model_validate({"name": "qa", "source": str(folder)})
             [row] = QuestionsAndAnswers(settings).rows("heldout")
         else:
-            [row] = read(file, find(name).row)
+            [row] = read_rows(file, find(name).row)
         assert row.question == question
         assert [row.answer, *getattr(row, "aliases", ())] == answers.split("|")
         assert row.id == question_key(question), "unique in both splits, unlike extra_info.index"
 
 
-def test_a_number_loses_its_commas_and_the_id_does_not_hang_on_case_or_spacing(
-    tmp_path: Path,
-) -> None:
-    [row] = read(jsonl(tmp_path / "a.jsonl", sums(1233, 1234)), Gsm8kRow)
-    assert row.answer == "1234"
-    assert row.id == question_key("what is  1233 and ONE?") != question_key("What is 1233 or one?")
-
-
-@pytest.mark.parametrize(
-    "name, change, said",
-    [
-        ("hotpot_qa", {"question": None}, "question"),
-        ("hotpot_qa", {"answer": " "}, "answer: must hold some text"),
-        ("hotpot_qa", {"context": []}, "context"),
-        ("hotpot_qa", {"context": [["Emma", "no list"]]}, "context.0.sentences"),
-        ("hotpot_qa", {"context": {"title": ["Emma"], "sentences": []}}, "different lengths"),
-        ("hotpot_qa", {"supporting_facts": [["Emma", "1"]]}, "supporting_facts.0.sentence"),
-        ("hotpot_qa", {"supporting_facts": [["Persuasion", 0]]}, "among the paragraphs"),
-        ("gsm8k", {"answer": "It is 8."}, "no '####'"),
-        ("gsm8k", {"answer": "It is 8.\n#### eight"}, "'eight' is not a number"),
-        ("gsm8k", {"answer": 8}, "answer"),
-        ("gsm8k", {"question": 8}, "question"),
-    ],
-)
-def test_a_broken_row_is_named_by_file_and_line(
-    name: str, change: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    good = HOTPOT if name == "hotpot_qa" else sums(7, 8)[0]
-    file = jsonl(tmp_path / "rows.jsonl", [good, good | change, good])
-    with pytest.raises(UserError) as error:
-        load_rows(name, "train", file)
-    assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
-    lacking = {key: value for key, value in good.items() if key != "question"}
-    with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
-        load_rows(name, "train", jsonl(file, [lacking]))
-
-
 def test_a_file_that_is_no_data_is_refused(tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_text(json.dumps(sums(0, 1)[0]) + '\n{"question": "What')
-    (tmp_path / "one.json").write_text(json.dumps(HOTPOT))
+    (tmp_path / "one.json").write_text(json.dumps(sums(0, 1)[0]))
     (tmp_path / "not.parquet").write_text("PAR")
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9"}\n')
     (tmp_path / "rows.xml").write_text("question,answer\n")
+    packed = jsonl(tmp_path / "cut.jsonl.gz", *sums(0, 9))
+    packed.write_bytes(packed.read_bytes()[:-10])
     for name, said in [
         ("cut.jsonl", "cut.jsonl, line 2 is broken"), ("one.json", "is not a list of rows"),
         ("not.parquet", "parquet"), ("latin.jsonl", "not UTF-8"), ("rows.xml", "unknown format"),
-        ("none.jsonl", "no file"),
+        ("none.jsonl", "no file"), ("cut.jsonl.gz", "gz is broken"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):
-            load_rows("gsm8k", "train", tmp_path / name)
+            load("gsm8k", tmp_path / name)
 
 
 # Splits
 
 
 def splits(source: Path, name: str = "gsm8k", share: float = 0.1) -> dict[str, list[str]]:
-    found = load(name, source, share).rows.items()
-    return {split: [row.answer for row in rows] for split, rows in found}
+    rows = load(name, source, share).rows.items()
+    return {split: [row.answer for row in some] for split, some in rows}
 
 
 def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", [*sums(0, 6), *sums(0, 2)])
+    jsonl(tmp_path / "train.jsonl", *sums(0, 6), *sums(0, 2))
     again = [{**row, "question": row["question"].upper() + " "} for row in sums(4, 6)]
-    jsonl(tmp_path / "dev.jsonl", [*sums(6, 8), *again, again[0]])
+    jsonl(tmp_path / "dev.jsonl", *sums(6, 8), *again, again[0])
     found = load("gsm8k", tmp_path)
     assert [row.answer for row in found.rows["train"]] == ["1", "2", "3", "4"]
     assert [row.answer for row in found.rows["heldout"]] == ["7", "8", "5", "6"]
@@ -254,26 +142,39 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
 
 def test_a_folder_of_both_splits_is_taken_as_it_is(tmp_path: Path) -> None:
     for split, rows in (("train", sums(0, 3)), ("heldout", sums(3, 5))):
-        jsonl(tmp_path / f"{split}.jsonl", rows)
+        jsonl(tmp_path / f"{split}.jsonl", *rows)
     assert splits(tmp_path) == {"train": ["1", "2", "3"], "heldout": ["4", "5"]}
-    jsonl(tmp_path / "heldout.jsonl", sums(2, 5))
+    jsonl(tmp_path / "heldout.jsonl", *sums(2, 5))
     rows = Rows(dataset_type("gsm8k").model_validate({"name": "gsm8k", "source": str(tmp_path)}))
     with pytest.raises(UserError, match="1 questions of gsm8k are both training and held-out"):
         rows.split("train")
 
 
 def test_one_split_is_divided_by_the_questions_alone(tmp_path: Path) -> None:
-    few = splits(jsonl(tmp_path / "few.jsonl", sums(0, 60)), share=0.3)
-    many = splits(jsonl(tmp_path / "m.jsonl", sums(0, 300)[::-1]), share=0.3)
+    few = splits(jsonl(tmp_path / "few.jsonl", *sums(0, 60)), share=0.3)
+    many = splits(jsonl(tmp_path / "m.jsonl", *sums(0, 300)[::-1]), share=0.3)
     assert set(few["heldout"]) == set(many["heldout"]) & {str(n) for n in range(1, 61)}
     assert 60 < len(many["heldout"]) < 120 and len(many["train"] + many["heldout"]) == 300
 
 
+def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "test.jsonl", {"question": "Who?", "answer": "Ann"})
+    settings = dataset_type("bamboogle").model_validate({"name": "bamboogle", "source": str(file)})
+    rows = Rows(settings)
+    assert [row.answer for row in rows.split("heldout")] == ["Ann"] and rows.content()
+    for read in (rows.split, lambda split: load_rows("bamboogle", split, file)):
+        with pytest.raises(UserError, match="for evaluation only"):
+            read("train")
+    with pytest.raises(UserError, match="coterie has no packaged rows of aime24") as error:
+        load_rows("aime24", "heldout", "sample")
+    assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
+
+
 def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", sums(0, 4))
-    jsonl(tmp_path / "x.jsonl", sums(4, 8))
+    jsonl(tmp_path / "train.jsonl", *sums(0, 4))
+    jsonl(tmp_path / "x.jsonl", *sums(4, 8))
     (tmp_path / "empty").mkdir()
-    one = jsonl(tmp_path / "empty/../one.jsonl", sums(0, 1))
+    one = jsonl(tmp_path / "empty/../one.jsonl", *sums(0, 1))
     for said, source in [
         ("not clear from its name", tmp_path), ("no heldout row of gsm8k is left", one),
         ("no file or folder", tmp_path / "none"), ("has no .jsonl", tmp_path / "empty"),
@@ -286,10 +187,7 @@ def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
 def test_published_files_of_a_user_are_divided(tmp_path: Path) -> None:
     for name, split in (("train_first2000", "train"), ("test", "test")):
         shutil.copy(SHARED / f"gsm8k/{name}.jsonl", tmp_path / f"{split}.jsonl")
-    assert {split: len(rows) for split, rows in splits(tmp_path).items()} == {
-        "train": 2000,
-        "heldout": 1000,
-    }
+    assert [len(rows) for rows in splits(tmp_path).values()] == [2000, 1000]
     plans = load("gsm8k_plans", tmp_path)
     assert [len(plans.rows[split]) for split in SPLITS] == [1871, 917]
     wiki = splits(SHARED / "hotpotqa/dev_distractor_200_with_context.jsonl", "hotpot_qa", 0.3)
@@ -306,7 +204,9 @@ def test_a_set_is_downloaded_once(
 ) -> None:
     [repo] = find("gsm8k").repos
     parts = {repo.train[0]: sums(0, 40), repo.heldout[0]: sums(40, 50)}
-    files = {name: table(tmp_path / "a.parquet", rows).read_bytes() for name, rows in parts.items()}
+    files = {
+        name: table(tmp_path / "a.parquet", *rows).read_bytes() for name, rows in parts.items()
+    }
     with stub_hub(files, tmp_path / "cache", monkeypatch) as served:
         said = cli("data", "download", "gsm8k")
         assert said.code == 0 and said.out == "train: 40 rows\nheldout: 10 rows\n", said.err

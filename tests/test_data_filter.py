@@ -70,8 +70,8 @@ def test_a_rate_is_the_share_of_graded_dialogues_that_pass(store: Path) -> None:
     rows = {row.question: row for row in load_rows("2wiki", "train", "sample")}
     with Store.open(store, read_only=True) as opened:
         assert opened.iterations("evaluate") == [0] and opened.iterations("rollout") == []
-        rates = pass_rates(opened, 0, "evaluate", passing=1.0)
-        all_pass = pass_rates(opened, 0, "evaluate", passing=0.0)
+        rates = pass_rates(opened, 0, ["evaluate"], passing=1.0)
+        all_pass = pass_rates(opened, 0, ["evaluate"], passing=0.0)
     found = [rates.of("2wiki", rows[question]) for question in played_questions()]
     assert [one and one.rate for one in found] == [0, 0.25, 0.5, 0.75, 1]
     assert [rates.of("another", rows[one]) for one in played_questions()] == found, "by question"

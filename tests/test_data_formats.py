@@ -1,170 +1,263 @@
-"""2WikiMultiHopQA, TriviaQA, CBT, MATH, ARC, MMLU: upstream's formats, broken rows, what is left out."""
+"""Rows of each set: upstream's forms, the canonical form, broken rows, what is left out."""
 
+import base64
+import csv
+import hashlib
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import load
-from coterie.datasets.problems import ChoiceRow, MathRow, boxed_answer
-from coterie.datasets.rows import CbtRow, QuestionRow, TriviaRow, TwoWikiRow
+from coterie.datasets.load import load, load_rows
+from coterie.datasets.problems import ExamRow, MathRow, SvampRow, boxed_answer, value
+from coterie.datasets.rows import IMAGE, question_key
 from coterie.errors import UserError
 from tests.hub import stub_hub
-from tests.row_files import jsonl
-from tests.test_data import SHARED, real_rows, table
+from tests.row_files import SHARED, jsonl, real_rows, table
+
+CANARY = "a canary of these tests: 3f"
+
+
+def sealed(text: str, canary: str = CANARY) -> str:
+    key = cycle(hashlib.sha256(canary.encode()).digest())
+    return base64.b64encode(bytes(a ^ b for a, b in zip(text.encode(), key, strict=False))).decode()
+
 
 CONTEXT = [["Emma", ["A novel.", "By Jane Austen."]], ["Empty", []], ["Jane Austen", ["Hers."]]]
 FACTS = [["Emma", 1], ["Jane Austen", 0]]
-UPSTREAM: dict[str, dict[str, Any]] = {
-    "2wiki": {
-        "_id": "2w", "type": "compositional", "question": "Who wrote Emma?", "answer": "Austen",
-        "context": CONTEXT, "supporting_facts": FACTS, "evidences": [],
-    },
-    "trivia_qa": {
-        "question": "Which planet has the Cassini division?", "question_id": "tc_1",
-        "answer": {"value": "Saturn", "aliases": ["Saturn", "Saturn (planet)", " "]},
-        "search_results": {"description": ["Rings of Saturn.", "", "Cassini saw it."], "rank": [0, 1, 2]},
-    },
-    "cbt": {
-        "sentences": [f"Line {n} ." for n in range(20)], "question": "The XXXXX ran .",
-        "answer": "dog", "options": ["dog", "cat", ""],
-    },
-    "math": {
-        "problem": "What is 1/2 + 1/4?", "level": "Level 1", "type": "Algebra",
-        "solution": r"It is $\frac24+\frac14=\boxed{\frac{3}{4}}$.",
-    },
-    "arc_c": {
-        "id": "M1", "question": "What is hot?", "answerKey": "B",
-        "choices": {"text": ["ice", "fire"], "label": ["A", "B"]},
-    },
-    "mmlu": {
-        "question": "What is hot?", "subject": "physics", "choices": ["ice", "fire", "A", ""],
-        "answer": 1,
-    },
+TRIPLES = [["Emma", "author", "Jane Austen"], ["Jane Austen", "place of birth", "Steventon"]]
+UPSTREAM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "hotpot_qa": (
+        {"_id": "5a", "question": "Who wrote Emma?", "answer": "Austen", "type": "bridge", "level": "hard",
+         "context": [one for one in CONTEXT if one[1]], "supporting_facts": FACTS},
+        {"id": "5a", "type": "bridge", "level": "hard"},
+    ),
+    "2wiki": (
+        {"_id": "2w", "type": "compositional", "question": "Who wrote Emma?", "answer": "Austen",
+         "context": CONTEXT, "supporting_facts": FACTS, "evidences": TRIPLES},
+        {"id": "2w", "type": "compositional"},
+    ),
+    "trivia_qa": (
+        {"question": "Which planet?", "question_id": "tc_1",
+         "answer": {"value": "Saturn", "aliases": ["Saturn", "Saturn (planet)", " "]},
+         "search_results": {"description": ["Rings of SATURN.", "", "It is big."], "title": ["Rings", "None", "Big"]}},
+        {"id": "tc_1", "aliases": ("Saturn", "Saturn (planet)"), "titles": ("Rings", "Big"),
+         "snippets": ("Rings of SATURN.", "It is big.")},
+    ),
+    "cbt": (
+        {"sentences": [f"Line {n} ." for n in range(20)], "question": "The XXXXX ran .",
+         "answer": "dog", "options": ["dog", "cat", ""]},
+        {"options": ("dog", "cat"), "answer": "dog"},
+    ),
+    "gsm8k": (
+        {"question": "What is 1233 and one?", "answer": "It is <<1233+1=1234>>.\n#### 1,234"},
+        {"id": question_key("what is  1233 and ONE?"), "answer": "1234", "solution": "It is <<1233+1=1234>>."},
+    ),
+    "math": (
+        {"problem": "What is 1/2 + 1/4?", "level": "Level 1", "type": "Algebra",
+         "solution": r"It is $\frac24+\frac14=\boxed{\frac{3}{4}}$."},
+        {"answer": r"\frac{3}{4}"},
+    ),
+    "svamp": (
+        {"ID": "chal-1", "Body": "Each pack costs 76 dollars. If there is a discount of 25 dollars",
+         "Question": "How much is a pack?", "Equation": "( 76.0 - 25.0 )", "Answer": 51.0, "Type": "Subtraction"},
+        {"id": "chal-1", "answer": "51",
+         "question": "Each pack costs 76 dollars. If there is a discount of 25 dollars, how much is a pack?"},
+    ),
+    "arc_c": (
+        {"id": "M1", "question": "What is hot?", "answerKey": "B",
+         "choices": {"text": ["ice", "fire"], "label": ["A", "B"]}},
+        {"id": "M1", "answer": "fire"},
+    ),
+    "mmlu": (
+        {"question": "What is hot?", "subject": "physics", "choices": ["ice", "fire", "A", ""], "answer": 1},
+        {"answer": "fire"},
+    ),
+    "musique": (
+        {"id": "2hop__1_2", "question": "Where was the author of Emma born?", "answer": "Steventon",
+         "answer_aliases": ["Steventon, Hampshire", "Steventon"], "answerable": True,
+         "paragraphs": [
+             {"idx": 1, "title": "Jane Austen", "paragraph_text": "Born in Steventon.", "is_supporting": True},
+             {"idx": 0, "title": "Oslo", "paragraph_text": "A city.", "is_supporting": False},
+             {"idx": 2, "title": "Emma", "paragraph_text": "A novel.\nBy Jane Austen.", "is_supporting": True}],
+         "question_decomposition": [
+             {"id": 7, "question": "Emma >> author", "answer": "Jane Austen", "paragraph_support_idx": 2},
+             {"id": 8, "question": "#1 >> place of birth", "answer": "Steventon", "paragraph_support_idx": 1}]},
+        {"id": "2hop__1_2", "answers": ("Steventon", "Steventon, Hampshire", "Steventon")},
+    ),
+    "math500": (
+        {"problem": "1/2?", "answer": r"\frac12", "solution": "So.", "subject": "Algebra", "level": 2,
+         "unique_id": "test/a/7.json"},
+        {"id": "test/a/7.json", "question": "1/2?", "answer": r"\frac12", "solution": "So.", "subject": "Algebra",
+         "level": "2"},
+    ),
+    "aime24": (
+        {"id": 60, "problem": "P?", "solution": "S", "answer": "204", "url": "u", "year": "2024"},
+        {"id": "60", "answer": "204"},
+    ),
+    "aime25": ({"problem": "P?", "answer": 70, "id": "0"}, {"id": "0", "answer": "70"}),
+    "amc23": ({"id": 3, "question": "P?", "answer": 27.0, "url": "u"}, {"question": "P?", "answer": "27"}),
+    "webwalkerqa": (
+        {"question": "W?", "answer": "A", "root_url": "https://a.org", "info": {"Level": "hard", "lang": "en"}},
+        {"question": "W?", "level": "hard"},
+    ),
+    "gaia": (
+        {"task_id": "c61", "Question": "G?", "Level": 2, "Final answer": "egalitarian", "file_name": "a.xlsx"},
+        {"id": "c61", "question": "G?", "answer": "egalitarian", "level": "2"},
+    ),
+    "hle": (
+        {"id": "h1", "question": "H?", "image": "", "answer": "C", "category": "Physics", "canary": "x"},
+        {"id": "h1", "answer": "C", "image": False},
+    ),
+    "browsecomp": (
+        {"problem": sealed("Which Müller?"), "answer": sealed("Gerd"), "problem_topic": "Sports", "canary": CANARY},
+        {"question": "Which Müller?", "answer": "Gerd"},
+    ),
+    "olympiadbench": (
+        {"id": 1606, "question": "O?", "solution": ["S1", "S2"], "final_answer": ["1", "2"],
+         "subfield": "Algebra", "difficulty": "Competition", "image_1": None},
+        {"id": "1606", "answer": "1, 2", "solution": "S1", "subject": "Algebra", "level": "Competition",
+         "aliases": (), "image": False},
+    ),
 }  # fmt: skip
-OTHERS: list[tuple[str, dict[str, Any]]] = [
-    (
-        "2wiki",
-        UPSTREAM["2wiki"] | {"context": json.dumps(CONTEXT), "supporting_facts": json.dumps(FACTS)},
-    ),
-    (
-        "trivia_qa",
-        UPSTREAM["trivia_qa"]
-        | {
-            "search_results": [
-                {"description": "Rings of Saturn."},
-                {"description": "Cassini saw it."},
-            ]
-        },
-    ),
-    ("math", UPSTREAM["math"] | {"answer": r"\frac{3}{4}"}),
-    (
-        "arc_c",
-        {
-            "id": "M1",
-            "question": {
-                "stem": "What is hot?",
-                "choices": [{"text": "ice", "label": "A"}, {"text": "fire", "label": "B"}],
-            },
-            "answerKey": "B",
-        },
-    ),
-    ("mmlu", UPSTREAM["mmlu"] | {"answer": "B"}),
-    ("mmlu", {"train": UPSTREAM["mmlu"]}),
+"""A row of each set in upstream's form, and fields that it has."""
+RAW = {name: raw for name, (raw, _) in UPSTREAM.items()}
+JSON_TEXTS = {
+    key: json.dumps(RAW["2wiki"][key]) for key in ("context", "supporting_facts", "evidences")
+}
+HUB_CONTEXT = {
+    "title": ["Emma", "Jane Austen"],
+    "sentences": [["A novel.", "By Jane Austen."], ["Hers."]],
+}
+SNIPPETS = [
+    {"description": text, "title": title}
+    for text, title in (("Rings of SATURN.", "Rings"), ("It is big.", "Big"))
 ]
-"""Other forms of the same rows: of the hub, of AI2's own files, of ../shared/data."""
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("hotpot_qa", {"context": HUB_CONTEXT, "supporting_facts": {"title": ["Emma", "Jane Austen"], "sent_id": [1, 0]}}),
+    ("2wiki", JSON_TEXTS),
+    ("trivia_qa", {"search_results": SNIPPETS}),
+    ("math", {"answer": r"\frac{3}{4}"}),
+    ("arc_c", {"choices": [{"text": "ice", "label": "A"}, {"text": "fire", "label": "B"}]}),
+    ("mmlu", {"answer": "B"}),
+]  # fmt: skip
+"""Other forms of the same rows: of the hub and of ../shared/data."""
+OTHERS = [(name, RAW[name] | change) for name, change in CHANGES] + [
+    ("mmlu", {"train": RAW["mmlu"]})
+]
 
 
-def read(name: str, file: Path) -> list[QuestionRow]:
-    return list(read_rows(file, find(name).row))
+def read(name: str, file: Path) -> Any:
+    [row] = read_rows(file, find(name).row)
+    assert type(row) is find(name).row
+    return row
 
 
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_upstreams_row_its_parquet_and_the_canonical_form_are_one(
     name: str, tmp_path: Path
 ) -> None:
-    [row] = read(name, jsonl(tmp_path / "a.jsonl", UPSTREAM[name]))
+    raw, expected = UPSTREAM[name]
+    row = read(name, jsonl(tmp_path / "a.jsonl", raw))
+    assert {key: getattr(row, key) for key in expected} == expected and row.usable
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
-    assert read(name, tmp_path / "b.jsonl") == [row]
-    text = json.dumps(UPSTREAM[name])  # pyarrow has no lists of mixed types
-    hub = json.loads(text)
-    if name == "2wiki":
-        hub |= {part: json.dumps(hub[part]) for part in ("context", "supporting_facts")}
-        del hub["evidences"]
-    parquet.write_table(pyarrow.Table.from_pylist([hub]), tmp_path / "c.parquet")
-    assert read(name, tmp_path / "c.parquet") == [row]
+    assert read(name, tmp_path / "b.jsonl") == row
+    hub = dict(next((change for one, change in CHANGES if one == name == "hotpot_qa"), {}))
+    hub |= JSON_TEXTS if name == "2wiki" else {}  # pyarrow has no lists of mixed types
+    assert read(name, table(tmp_path / "c.parquet", raw | hub)) == row
 
 
 @pytest.mark.parametrize("name, other", OTHERS)
 def test_other_forms_of_the_same_row_give_it_too(
     name: str, other: dict[str, Any], tmp_path: Path
 ) -> None:
-    expected = read(name, jsonl(tmp_path / "a.jsonl", UPSTREAM[name]))
+    expected = read(name, jsonl(tmp_path / "a.jsonl", RAW[name]))
     assert read(name, jsonl(tmp_path / "b.jsonl", other)) == expected
 
 
-def test_what_the_rows_hold(tmp_path: Path) -> None:
-    rows = {name: read(name, jsonl(tmp_path / "a.jsonl", row))[0] for name, row in UPSTREAM.items()}
-    wiki, trivia, book, problem = (rows[name] for name in ("2wiki", "trivia_qa", "cbt", "math"))
-    assert isinstance(wiki, TwoWikiRow) and [p.title for p in wiki.context] == [
-        "Emma",
-        "Jane Austen",
-    ]
-    assert isinstance(trivia, TriviaRow) and trivia.id == "tc_1"
-    assert trivia.aliases == ("Saturn", "Saturn (planet)")
-    assert trivia.snippets == ("Rings of Saturn.", "Cassini saw it.")
-    assert isinstance(book, CbtRow) and book.options == ("dog", "cat")
-    assert isinstance(problem, MathRow) and problem.answer == r"\frac{3}{4}"
-    for name in ("arc_c", "mmlu"):
-        row = rows[name]
-        assert isinstance(row, ChoiceRow) and row.answer == "fire"
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "A. B."]},
+        {"question": "Who?", "answer": ["Ann", "A. B."], "data_source": "nq"},
+        {"id": 0, "Question": "Who?", "answer": ["Ann", "A. B.", ""]},
+        {"id": 3, "question": "Who?", "possible_answers": '["Ann", "A. B."]', "obj": "Ann"},
+        {"question": "Who?", "answer": "Ann", "aliases": ["A. B."]},
+        {"extra_info": {"index": "nq-7", "question": "Who?", "answer": ["Ann", "A. B."]}},
+    ],
+)
+def test_all_published_forms_of_an_answer_are_read(raw: dict[str, Any], tmp_path: Path) -> None:
+    row = read("nq", jsonl(tmp_path / "a.jsonl", raw))
+    assert (row.question, row.answers) == ("Who?", ("Ann", "A. B."))
+    index = raw.get("extra_info", {}).get("index")
+    assert row.id == str(raw.get("id", index or row.key))
+
+
+def test_sets_of_mathematics_are_compared_as_mathematics() -> None:
+    for name in ("math500", "aime24", "aime25", "amc23", "olympiadbench"):
+        assert issubclass(find(name).row, MathRow) and issubclass(find(name).row, ExamRow)
 
 
 def test_a_letter_in_the_canonical_form_is_a_text(tmp_path: Path) -> None:
-    [row] = read("mmlu", jsonl(tmp_path / "a.jsonl", UPSTREAM["mmlu"] | {"answer": "C"}))
+    row = read("mmlu", jsonl(tmp_path / "a.jsonl", RAW["mmlu"] | {"answer": "C"}))
     assert row.answer == "A", "upstream's C is the third choice, which says A"
     (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
-    assert read("mmlu", tmp_path / "b.jsonl") == [row], "an A with an id says A"
+    assert read("mmlu", tmp_path / "b.jsonl") == row, "an A with an id says A"
+
+
+HOP = {"question": "q", "answer": "a", "paragraph_support_idx": 3}
 
 
 @pytest.mark.parametrize(
     "name, change, said",
     [
+        ("hotpot_qa", {"question": None}, "question"),
+        ("hotpot_qa", {"answer": " "}, "answer: must hold some text"),
+        ("hotpot_qa", {"context": []}, "context"),
+        ("hotpot_qa", {"context": [["Emma", "no list"]]}, "context.0.sentences"),
+        ("hotpot_qa", {"context": {"title": ["Emma"], "sentences": []}}, "shorter"),
+        ("hotpot_qa", {"supporting_facts": [["Emma", "1"]]}, "supporting_facts.0.sentence"),
         ("2wiki", {"context": "no json"}, "context is a text, but not JSON"),
         ("2wiki", {"supporting_facts": [["Persuasion", 0]]}, "among the paragraphs"),
+        ("2wiki", {"evidences": [["Emma", "author"]]}, "evidences.0"),
         ("trivia_qa", {"answer": {"value": "", "aliases": []}}, "answer: must hold some text"),
-        ("trivia_qa", {"answer": None}, "answer"),
         ("trivia_qa", {"question": 3}, "question"),
         ("cbt", {"question": "The dog ran ."}, "has no XXXXX"),
         ("cbt", {"answer": "cow"}, "'cow' is not among the options"),
-        ("cbt", {"sentences": "one"}, "sentences"),
+        ("gsm8k", {"answer": "It is 8."}, "no '####'"),
+        ("gsm8k", {"answer": "It is 8.\n#### eight"}, "'eight' is not a number"),
+        ("gsm8k", {"answer": 8}, "answer"),
         ("math", {"solution": "It is three quarters."}, r"no \boxed{answer}"),
         ("math", {"problem": None}, "question"),
+        ("svamp", {"Answer": "many"}, "not a number"),
         ("arc_c", {"answerKey": "E"}, "answerKey 'E' is not among the labels"),
         ("arc_c", {"choices": ["ice", "fire"]}, "expected choices with"),
         ("mmlu", {"answer": 4}, "answer 4 is neither"),
         ("mmlu", {"answer": "fire"}, "neither a letter nor a number"),
         ("mmlu", {"choices": ["one"], "answer": 0}, "choices"),
+        ("musique", {"question_decomposition": [HOP]}, "hop 1 refers to"),
+        ("musique", {"question_decomposition": [HOP | {"question": " "}]}, "hops.0.question"),
+        ("musique", {"answer": None}, "answer: is missing"),
+        ("browsecomp", {"answer": "not base64"}, "can't be decrypted"),
+        ("browsecomp", {"answer": sealed("Gerd, ein Müller, und andere", "another")}, "can't be decrypted"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_row_is_named_by_file_and_line(
     name: str, change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    good = UPSTREAM[name]
-    file = jsonl(tmp_path / "rows.jsonl", good, good | change, good)
+    file = jsonl(tmp_path / "rows.jsonl", RAW[name], RAW[name] | change, RAW[name])
     with pytest.raises(UserError) as error:
-        read(name, file)
+        list(read_rows(file, find(name).row))
     assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
 
 
-@pytest.mark.parametrize("name", [name for name in UPSTREAM if name != "math"])
+@pytest.mark.parametrize("name", [name for name, raw in RAW.items() if "question" in raw])
 def test_a_row_without_a_question_says_so(name: str, tmp_path: Path) -> None:
-    lacking = {key: value for key, value in UPSTREAM[name].items() if key != "question"}
+    lacking = {key: one for key, one in RAW[name].items() if key != "question"}
     with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
         read(name, jsonl(tmp_path / "rows.jsonl", lacking))
 
@@ -182,26 +275,59 @@ def test_boxes_of_maths_own_solutions(text: str, want: str | None) -> None:
     assert boxed_answer(text) == want
 
 
-def test_what_can_not_be_asked_is_passed_over_and_counted(tmp_path: Path) -> None:
-    web = UPSTREAM["trivia_qa"]
-    wikipedia = web | {"search_results": {"description": []}}
-    jsonl(tmp_path / "train.jsonl", wikipedia, web, wikipedia)
-    jsonl(tmp_path / "dev.jsonl", web | {"question": "Which?", "question_id": "tc_2"})
-    assert load("trivia_qa", tmp_path).left_out == {"has no snippets": 2}
-    jsonl(tmp_path / "train.jsonl", wikipedia)
-    with pytest.raises(UserError, match=r"no train row of trivia_qa is left \(dropped: 1 has no"):
-        load("trivia_qa", tmp_path)
-    empty = UPSTREAM["math"] | {"solution": r"None: $\boxed{}$.", "problem": "How many?"}
-    [row] = read("math", jsonl(tmp_path / "math.jsonl", empty))
-    assert row.flaw == "its answer is empty"
+@pytest.mark.parametrize(
+    "name, change, flaw",
+    [
+        ("trivia_qa", {"search_results": {"description": []}}, "has no snippets"),
+        ("2wiki", {"context": None}, "has no paragraphs"),
+        ("math", {"solution": r"None: $\boxed{}$."}, "its answer is empty"),
+        ("math500", {"answer": " "}, "its answer is empty"),
+        ("musique", {"answerable": False}, "can't be answered by its paragraphs"),
+        ("gaia", {"Final answer": "?"}, "has no public answer"),
+        ("hle", {"image": "data:image/png;base64,AA"}, IMAGE),
+        ("olympiadbench", {"image_1": {"bytes": "x"}}, IMAGE),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason(
+    name: str, change: dict[str, Any], flaw: str, tmp_path: Path
+) -> None:
+    bad = {key: one for key, one in (RAW[name] | change).items() if one is not None}
+    assert read(name, jsonl(tmp_path / "bad/test.jsonl", bad)).flaw == flaw
+    if find(name).train is None:
+        other = {"question": "Other?", "problem": "Other?", "Question": "Other?"}
+        file = jsonl(tmp_path / "test.jsonl", RAW[name], bad | other)
+        assert len(load_rows(name, "heldout", file)) == 1
+    elif name == "trivia_qa":
+        jsonl(tmp_path / "train.jsonl", bad, RAW[name], bad)
+        jsonl(tmp_path / "dev.jsonl", RAW[name] | {"question": "Which?", "question_id": "tc_2"})
+        assert load(name, tmp_path).left_out == {flaw: 2}
+        jsonl(tmp_path / "train.jsonl", bad)
+        with pytest.raises(
+            UserError, match=r"no train row of trivia_qa is left \(dropped: 1 has no"
+        ):
+            load(name, tmp_path)
+
+
+def test_browsecomp_is_read_as_the_table_that_is_published(tmp_path: Path) -> None:
+    with (tmp_path / "browse_comp_test_set.csv").open("w", newline="") as file:
+        out = csv.DictWriter(file, RAW["browsecomp"])
+        out.writeheader()
+        out.writerow(RAW["browsecomp"])
+    row = read("browsecomp", tmp_path / "browse_comp_test_set.csv")
+    assert (row.question, row.answer) == ("Which Müller?", "Gerd")
 
 
 def test_one_stem_with_other_options_is_another_question(tmp_path: Path) -> None:
-    row = UPSTREAM["mmlu"]
-    turned = row | {"choices": ["", "A", "fire", "ice"], "answer": "C"}
-    other = row | {"choices": ["sun", "moon"], "answer": "A"}
-    keys = [one.key for one in read("mmlu", jsonl(tmp_path / "a.jsonl", row, turned, other))]
+    turned = RAW["mmlu"] | {"choices": ["", "A", "fire", "ice"], "answer": "C"}
+    other = RAW["mmlu"] | {"choices": ["sun", "moon"], "answer": "A"}
+    file = jsonl(tmp_path / "a.jsonl", RAW["mmlu"], turned, other)
+    keys = [row.key for row in read_rows(file, find("mmlu").row)]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_svamp_keeps_fractions_and_an_equation_that_can_be_computed() -> None:
+    assert value(SvampRow.model_validate(RAW["svamp"]).equation) == 51
+    assert SvampRow.model_validate(RAW["svamp"] | {"Answer": 2.5}).answer == "2.5"
 
 
 def test_a_set_of_many_folders_and_one_that_leaves_out_another(
@@ -212,13 +338,13 @@ def test_a_set_of_many_folders_and_one_that_leaves_out_another(
     for name in ("math", "arc_c", "mmlu"):
         [repo] = find(name).repos
         for file in repo.train + repo.heldout:
-            row = json.loads(json.dumps(UPSTREAM[name]))
             question = "problem" if name == "math" else "question"
+            row = dict(RAW[name])
             row[question] += f" In {file}?" * (name == "math")
             row[question] += " Now?" * (name != "math" and file in repo.heldout)
-            files[f"{repo.name}/resolve/{repo.revision}/{file}"] = table(
-                tmp_path / "a.parquet", [row, row | {question: f"{name} of {file}?"}]
-            ).read_bytes()
+            rows = [row, row | {question: f"{name} of {file}?"}]
+            made = table(tmp_path / "a.parquet", *rows).read_bytes()
+            files[f"{repo.name}/resolve/{repo.revision}/{file}"] = made
     with stub_hub(files, tmp_path / "cache", monkeypatch):
         assert [len(load("math").rows[split]) for split in SPLITS] == [14, 14]
         found = load("mmlu")
@@ -237,7 +363,7 @@ NOT_PINNED = (
 def test_the_catalogue_is_complete(name: str) -> None:
     entry = find(name)
     files = [(one.name, file) for one in entry.repos for file in one.train + one.heldout]
-    assert len(set(files)) == len(files) and bool(files) != bool(entry.url)
+    assert len(set(files)) == len(files) and bool(files) != bool(entry.url) and entry.row
     for one in entry.repos:
         assert len(one.revision) == 40 or (one.revision == "main" and name in NOT_PINNED)
         assert bool(one.train) == (entry.train is not None)
@@ -249,12 +375,26 @@ def test_the_catalogue_is_complete(name: str) -> None:
     "name, file, count",
     [
         ("2wiki", "2wikimultihopqa/train_500_with_context.jsonl", 500),
+        ("2wiki", "2wikimultihopqa/dev_200_with_context.jsonl", 124),
+        ("hotpot_qa", "hotpotqa/dev_distractor_200_with_context.jsonl", 140),
         ("trivia_qa", "triviaqa/odqa_nq200_trivia200.jsonl", 113),
         ("cbt", "cbt_style_alice/train.jsonl", 203), ("math", "math/math500_test.jsonl", 400),
         ("math", "math/train_l3to5_first3000.jsonl", 2999),
         ("arc_c", "arc/arc_challenge_test.jsonl", 1000),
         ("mmlu", "mmlu/val.jsonl", 1531),
+        ("musique", "musique/dev_200_with_paragraphs.jsonl", 140),
+        ("musique", "musique/dev_qa.jsonl", 2417),
+        ("nq", "nq/test.jsonl", 3000), ("popqa", "popqa/test_sample.json", 500),
+        ("bamboogle", "bamboogle/test.jsonl", 100),
+        ("math500", "math/math500_test.jsonl", 400),
+        ("webwalkerqa", "webwalkerqa/webwalker_main_680.jsonl", 600),
     ],
 )  # fmt: skip
-def test_real_rows_are_read(name: str, file: str, count: int) -> None:
-    assert sum(row.usable for row in read(name, SHARED / file)) == count
+def test_real_rows_are_read_and_their_gold_is_among_their_passages(
+    name: str, file: str, count: int
+) -> None:
+    rows = [row for row in read_rows(SHARED / file, find(name).row) if row.usable]
+    assert len(rows) == count
+    passages = [row.passages for row in rows if row.passages]
+    assert len(passages) == (count if "_with_" in file else 0)
+    assert all(any(one.gold for one in some) for some in passages)

@@ -1,21 +1,25 @@
-"""The ``encyclopedia`` micro-world: its entries, questions and experts, whether they are found, and what rows are."""
+"""The ``encyclopedia`` micro-world: its entries, questions, experts and search, and the rows of its tiny model."""
 
 import asyncio
 import json
 import re
 import statistics
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
 from coterie.environments.encyclopedia import (
     BY_NAME,
     ENTRIES,
     NAMES,
-    PROMPT,
     SPLITS,
     Encyclopedia,
     Fact,
@@ -24,16 +28,15 @@ from coterie.environments.encyclopedia import (
     expert_trace,
     generate,
     make_encyclopedia,
-    paths,
-    user_message,
 )
 from coterie.environments.settings import split_of_key
 from coterie.environments.workflow.plan import parse_plan
-from coterie.environments.workflow.trace import TraceForm, scan, violations
-from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.environments.workflow.trace import scan, violations
+from coterie.models.loading import load, load_renderer
+from coterie.record.rows import Row
+from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from scripts.tiny.encyclopedia import FORMS, TAGS, Block, trace_row
 
-FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
 YEARS = (
     Fact("Ada Vell", "birth", "1931"),
     Fact("Olga Quist", "birth", "1925"),
@@ -70,30 +73,6 @@ def test_an_encyclopedia_depends_on_its_seed_only_and_has_so_many_entries() -> N
     assert all(re.fullmatch("[A-Z][a-z]+", word) for word in words)
 
 
-def test_an_entry_says_all_its_facts_in_short_sentences() -> None:
-    for one in world().entries[:200]:
-        assert [fact.relation for fact in one.facts] == [
-            relation.name for relation in BY_NAME.values() if relation.of == one.kind
-        ]
-        assert all(fact.text in one.text for fact in one.facts)
-        assert one.text.count(one.name) == len(one.facts) and len(one.text) < 160
-
-
-def test_facts_relate_entities_of_one_split_alone() -> None:
-    by_name = world().by_name
-    related = [
-        (one.split, by_name[fact.value].split)
-        for one in world().entries
-        for fact in one.facts
-        if fact.value in by_name
-    ]
-    assert len(related) > 3000
-    assert all(first == second for first, second in related)
-    assert {split for split, _ in world().names} == set(SPLITS)
-    corpus = make_encyclopedia(5, {"person": 60, "town": 20, "firm": 20}, ("corpus",))
-    assert {one.split for one in corpus.entries} == {"corpus"}
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 
@@ -112,48 +91,6 @@ def test_what_an_answer_depends_on_is_of_its_split_alone() -> None:
     for first, second in (("train", "heldout"), ("train", "corpus"), ("heldout", "corpus")):
         assert not entities[first] & entities[second]
         assert not keys[first] & keys[second]
-
-
-def test_questions_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one() -> None:
-    assert generate("train", 50, 1, world()) == questions("train")[:50]
-    texts = {one.text for one in questions("train")[:50]}
-    assert len(texts & {one.text for one in generate("train", 50, 2, world())}) < 10
-    with pytest.raises(ValueError, match="heldout"):
-        generate("test", 1, 0, world())  # type: ignore[arg-type]
-    small = make_encyclopedia(0, {"person": 12, "town": 6, "firm": 6}, ("corpus",))
-    with pytest.raises(ValueError, match="has only"):
-        generate("corpus", 5000, 0, small)
-
-
-def test_half_of_the_questions_compare_two_to_four_entities_and_half_are_chains() -> None:
-    found = questions("heldout")
-    assert Counter(one.kind for one in found) == {"compare": 300, "chain": 300}
-    compared = Counter(len(one.facts) for one in found if one.kind == "compare")
-    assert set(compared) == {2, 3, 4} and min(compared.values()) > 70
-    hops = Counter(len(one.facts) for one in found if one.kind == "chain")
-    assert set(hops) == {2, 3} and 0.15 < hops[3] / 300 < 0.35
-    asked_greatest = sum(one.greatest for one in found if one.kind == "compare")
-    assert 110 < asked_greatest < 190
-    chains = {tuple(f.relation for f in one.facts) for one in found if one.kind == "chain"}
-    assert chains == {
-        tuple(relation.name for relation in path) for hops in (2, 3) for path in paths(hops)
-    }
-
-
-def test_questions_are_asked_and_answered() -> None:
-    assert FIRST.text == "When was the first of Ada Vell, Olga Quist, Rolf Birk born?"
-    assert (FIRST.answer, LAST.answer) == ("1925", "1940")
-    assert LAST.text == "When was the last of Ada Vell, Olga Quist, Rolf Birk born?"
-    assert CHAIN.text == "Where does the mayor of Upper Tarn live?"
-    assert (CHAIN.answer, LONG.answer) == ("Old Moor", "3400")
-    assert LONG.text == "How many people has the home of the mayor of Upper Tarn?"
-
-
-def test_a_comparison_in_another_order_is_the_same() -> None:
-    turned = Question("turned", "compare", YEARS[::-1])
-    assert canonical_key(turned) == canonical_key(FIRST) != canonical_key(LAST)
-    back = Question("back", "chain", CHAIN.facts[::-1])
-    assert canonical_key(back) != canonical_key(CHAIN)
 
 
 def value_of(name: str, relation: str) -> str:
@@ -207,19 +144,6 @@ def test_the_parallel_form_searches_a_level_at_once_and_the_sequential_one_query
         assert calls == [*(f"{fact.query}</wiki_search>" for fact in LONG.facts), ""]
 
 
-def test_in_few_comparisons_the_expert_says_what_decides() -> None:
-    three = "1931 (Ada Vell), 1925 (Olga Quist), 1940 (Rolf Birk)"
-    assert FIRST.conclusion == f"Of {three} the least is 1925."
-    assert LAST.conclusion == f"Of {three} the greatest is 1940."
-    assert CHAIN.conclusion == ""
-    told = []
-    for one in (one for one in questions("train", 400) if one.kind == "compare"):
-        last = [expert_trace(one).messages(form)[-1] for form in FORMS]
-        told.append(all(f"<think>{one.conclusion} So I know the answer." in text for text in last))
-        assert told[-1] == any(one.conclusion in text for text in last)
-    assert 0.15 < statistics.fmean(told) < 0.35
-
-
 def test_plans_of_comparisons_have_one_level_and_those_of_chains_one_task_in_each() -> None:
     for one in questions("train", 200):
         trace = expert_trace(one)
@@ -235,7 +159,7 @@ def test_trajectories_of_experts_keep_to_the_rules_and_end_with_the_answer() -> 
         for form in FORMS:
             shown = "\n<observation>\n-\n</observation>\n".join(expert_trace(one).messages(form))
             assert violations(shown, "mhqa") == []
-            *_, final = scan(shown).segments
+            *_, final = scan(shown)[0]
             assert (final.name, final.body) == ("answer", one.answer)
 
 
@@ -254,7 +178,7 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     entry = world().entries[7]
     assert row == {"id": "7", "contents": f'"{entry.name}"\n{entry.text}'}
     build_index(corpus, tmp_path / "index")
-    retriever = open_retriever(IndexSettings(index=str(tmp_path / "index")))
+    retriever = Retriever(IndexSettings(index=str(tmp_path / "index")))
     facts = [fact for one in questions("heldout") for fact in one.facts]
     found = retriever.search([fact.query for fact in facts], 2)
     right = [hits[0].passage.title == fact.subject for hits, fact in zip(found, facts, strict=True)]
@@ -262,19 +186,55 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     assert all(len(hits) == 2 for hits in found), "names share words"
 
 
-def test_the_tool_shows_the_entry(corpus: Path, tmp_path: Path) -> None:
-    build_index(corpus, tmp_path / "index")
-    fact = questions("heldout")[0].facts[0]
-
-    async def look() -> str:
-        tool = RetrieverTool(RetrieverSettings(corpus=str(tmp_path / "index"), topk=1))
-        async with tool.open() as functions:
-            return await functions["wiki_search"]({"query": fact.query})
-
-    entry = world().by_name[fact.subject]
-    assert asyncio.run(look()) == f'Doc 1 (Title: "{entry.name}")\n{entry.text}'
+MODEL = "tiny-encyclopedia"
 
 
-def test_the_prompt_is_short() -> None:
-    assert PROMPT == "Search, then answer."
-    assert user_message(CHAIN) == f"Question: {CHAIN.text}"
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_renderer(MODEL)[0].tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("block")
+
+
+@pytest.fixture(scope="module")
+def block(folder: Path) -> Block:
+    return Block(folder, 5)
+
+
+def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:
+    """Whether a message of each row is what a model says, greedily, after all that stands before it."""
+    loaded = load(model)
+    engine = InProcessEngine(loaded, policy=model, version="0")
+    sampling = Sampling(0.0, 1.0, 64, TAGS.stop, 60.0)
+
+    async def say() -> list[bool]:
+        targets = [row.targets[turn] for row in asked_in]
+        prompts = [row.ids[: one.start] for row, one in zip(asked_in, targets, strict=True)]
+        found = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return [
+            completion.ids == row.ids[one.start : one.start + len(completion.ids)]
+            for row, one, (completion,) in zip(asked_in, targets, found, strict=True)
+        ]
+
+    return asyncio.run(say())
+
+
+def lookups(count: int = 80) -> list[Row]:
+    """Questions that take one search, in an encyclopedia that no model was trained on."""
+    with tempfile.TemporaryDirectory() as name:
+        block = Block(Path(name), 123_456)
+        found = block.questions(count, ("chain",), hops=(1,))
+        return [trace_row(tokenizer(), one, block.said(one, "sequential")) for one in found]
+
+
+def share_of_right_calls(model: str) -> float:
+    """Greedily, of questions that take one search."""
+    return statistics.fmean(right(model, lookups(), 0))
+
+
+def test_the_packaged_model_searches_once_and_answers() -> None:
+    assert share_of_right_calls(MODEL) > 0.9
+    assert statistics.fmean(right(MODEL, lookups(), -1)) > 0.8

@@ -1,34 +1,37 @@
-"""Endpoints: a small HTTP server that stands for a paid service and its bad days (its replies are made up, its sockets
-are real)."""
+"""Endpoints, against a small HTTP server on real sockets."""
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from coterie.config.resolve import resolve
+from coterie.engines import endpoint
 from coterie.engines.endpoint import (
     MAX_WAIT,
-    Bucket,
     Endpoint,
     EndpointSettings,
     EndpointUsage,
     Limits,
     Reply,
     Utterance,
+    configured,
+    find_key,
     read_reply,
     retry_after,
 )
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
+from tests.conftest import Cli
 
 KEY = "sk-very-secret-0123456789"
 HELLO = [Utterance("system", "Be kind."), Utterance("user", "Hello?")]
@@ -139,7 +142,7 @@ def chat(
 
 
 def fail(one: EndpointSettings) -> tuple[str, EndpointUsage]:
-    """Why a chat failed for good, and the usage."""
+    """Return the error of a chat that fails, and the usage."""
 
     async def talk() -> tuple[str, EndpointUsage]:
         async with Endpoint(one) as endpoint:
@@ -158,10 +161,7 @@ def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         more = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3}
         chat(settings(one.url, limit_name="max_completion_tokens"), **more)
         chat(settings(one.url, template_args={"enable_thinking": False}))
-    messages = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hello?"},
-    ]
+    messages = [{"role": one.role, "content": one.text} for one in HELLO]
     plain = {"model": "judge", "messages": messages}
     assert one.bodies == [
         {**plain, "max_tokens": 30},
@@ -221,34 +221,34 @@ def test_a_stall_is_given_up_and_tried_again() -> None:
     assert (usage.requests, usage.retries, usage.failures) == (0, 1, 1)
 
 
-def test_what_does_not_pass_fails_at_once_with_the_servers_words() -> None:
-    quota = {"error": {"message": "You have no credit", "code": "insufficient_quota"}}
-    for answer, words in (
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
         (fails(400, "temperature is too hot"), "status 400: temperature is too hot"),
         (fails(401, "who are you"), "status 401: who are you"),
         (says(404, b"no such page"), "status 404: no such page"),
         (says(422, {"detail": [{"msg": "bad"}]}), '"bad"'),
         (says(302, b"", Location="http://127.0.0.1:9/"), "status 302"),
-        (says(429, quota), "You have no credit"),
-    ):
-        with service(answer) as one:
-            said, usage = fail(settings(one.url))
-        assert words in said and said.startswith(f"judge at {one.url}: ")
-        assert len(one.bodies) == 1 and usage.failures == 1
+        (says(429, {"error": {"message": "You have no credit", "code": "insufficient_quota"}}),
+         "You have no credit"),
+    ],
+)  # fmt: skip
+def test_a_permanent_failure_is_not_retried(answer: Answer, words: str) -> None:
+    with service(answer) as one:
+        error, usage = fail(settings(one.url))
+    assert words in error and error.startswith(f"judge at {one.url}: ")
+    assert len(one.bodies) == 1 and usage.failures == 1
+
+
+def test_a_long_message_is_cut_and_a_missing_server_reported() -> None:
     with service(fails(500, "x" * 5000)) as one:
-        said, _ = fail(settings(one.url, retries=2))
-    assert len(one.bodies) == 3 and "after 3 tries" in said
-    assert len(said) < 500
+        error, _ = fail(settings(one.url, retries=2))
+    assert len(one.bodies) == 3 and "after 3 tries" in error and len(error) < 500
+    error, _ = fail(settings(one.url, retries=1))
+    assert "no connection" in error
 
 
-def test_a_server_that_is_not_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    said, _ = fail(settings(f"http://127.0.0.1:{port}/v1", retries=1))
-    assert "no connection" in said
-
-
-def test_no_more_requests_at_once_than_allowed() -> None:
+def test_concurrency_is_limited() -> None:
     most = running = 0
     lock = threading.Lock()
 
@@ -268,17 +268,11 @@ def test_no_more_requests_at_once_than_allowed() -> None:
     assert most <= 3
 
 
-def test_usage_is_counted_estimated_where_the_server_does_not_and_priced() -> None:
+def test_usage_is_counted_or_estimated_and_priced() -> None:
     silent = {"choices": FINE["choices"]}
     with service(says(200, FINE), says(200, silent)) as one:
         prices = {"prompt_price": 2, "cached_price": 1, "completion_price": 10}
-
-        async def talk() -> tuple[list[Reply], EndpointUsage]:
-            async with Endpoint(settings(one.url, **prices)) as endpoint:
-                replies = [await endpoint.chat(HELLO, max_tokens=5) for _ in range(2)]
-                return replies, endpoint.usage
-
-        (counted, guessed), usage = asyncio.run(talk())
+        (counted, guessed), usage = chat(settings(one.url, concurrency=1, **prices), count=2)
         _, free = chat(settings(one.url))
     assert (counted.estimated, guessed.estimated) == (False, True)
     assert (guessed.prompt_tokens, guessed.completion_tokens) == (4, 1)
@@ -288,96 +282,152 @@ def test_usage_is_counted_estimated_where_the_server_does_not_and_priced() -> No
     assert free.cost is None and "cost" not in str(free)
 
 
-def taken(per_minute: float, amounts: list[float]) -> list[float]:
-    """When each amount is taken by somebody who takes as soon as possible."""
-    bucket, now, times = Bucket(per_minute, 0.0), 0.0, []
-    for amount in amounts:
-        now += bucket.missing(amount, now)
-        assert bucket.missing(amount, now) == 0
-        bucket.take(amount)
-        times.append(now)
-    return times
+@pytest.mark.parametrize(
+    ("requests", "tokens", "pause", "used", "times"),
+    [
+        (None, None, 0, 100, [0, 0, 0]),
+        (30, None, 0, 100, [0, 2, 4]),
+        (None, 6000, 0, 100, [0, 1, 2]),
+        (30, 1000, 0, 100, [0, 6, 12]),
+        (None, 1000, 0, 20, [0, 1.2, 2.4]),  # 80 of 100 estimated tokens are returned
+        (30, None, 7, 100, [0, 7, 9]),
+    ],
+)
+def test_requests_start_within_the_limits(
+    requests: float | None, tokens: float | None, pause: float, used: float, times: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    now = 1000.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(endpoint.time, "monotonic", lambda: now)
+    monkeypatch.setattr(endpoint.asyncio, "sleep", sleep)
+
+    async def test() -> list[float]:
+        limits, starts = Limits(requests, tokens), []
+        for number in range(3):
+            await limits.admit(100)
+            starts.append(now - 1000.0)
+            limits.settle(100, used)
+            limits.pause(0 if number else pause)
+        return starts
+
+    assert asyncio.run(test()) == pytest.approx(times)
 
 
-@pytest.mark.parametrize("per_minute", [1, 2, 3, 10, 60, 1000])
-def test_no_minute_has_more_requests_than_allowed(per_minute: int) -> None:
-    times = taken(per_minute, [1.0] * (4 * per_minute + 1))
-    most = max(sum(start <= t < start + 60 - 1e-6 for t in times) for start in times)
-    assert per_minute * 0.8 <= most <= per_minute
-    assert times[-1] <= 60 * 4 / 0.9 + 60
-
-
-def test_large_amounts_are_owed() -> None:
-    times = taken(1200, [1000.0, 1000.0, 1.0])
-    rate = (1200 - 100 + 1) / 60
-    assert times[0] == 0, "a full bucket lets a large one go"
-    assert times[1] == pytest.approx(1000 / rate)
-    assert times[2] == pytest.approx(times[1] + 901 / rate)
-
-
-def test_what_was_estimated_too_high_is_given_back() -> None:
-    bucket = Bucket(1200, 0.0)
-    bucket.take(1000)
-    assert bucket.missing(100, 0.0) > 50
-    bucket.take(20 - 1000)
-    assert bucket.missing(80, 0.0) == 0
-
-
-def test_a_request_waits_while_the_server_has_had_enough() -> None:
-    async def order() -> list[str]:
-        limits, said = Limits(None, None), []
-        limits.pause(0.2)
-        until = time.monotonic() + 0.2
-
-        async def ask(name: str) -> None:
-            await limits.admit(1)
-            assert time.monotonic() >= until
-            said.append(name)
-
-        await asyncio.gather(*(ask(name) for name in "abc"))
-        return said
-
-    assert asyncio.run(order()) == ["a", "b", "c"]
-
-
-def test_retry_after_is_in_seconds_or_a_date_and_bounded() -> None:
-    now = "Sat, 21 Nov 2026 15:00:00 GMT"
-    for value, want in {
-        "0": 0.0,
-        "7": 7.0,
-        "2.5": 2.5,
-        "-3": 0.0,
-        "99999": MAX_WAIT,
-        "Sat, 21 Nov 2026 15:00:30 GMT": 30.0,
-        "Sat, 21 Nov 2026 14:00:00 GMT": 0.0,
-        "Sat, 21 Nov 2099 15:00:00 GMT": MAX_WAIT,
-        "soon": None,
-        "nan": None,
-    }.items():
-        assert retry_after(value, now) == want, value
-    assert retry_after(None, now) is None
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0.0),
+        ("2.5", 2.5),
+        ("-3", 0.0),
+        ("99999", MAX_WAIT),
+        ("Sat, 21 Nov 2026 15:00:30 GMT", 30.0),
+        ("Sat, 21 Nov 2026 14:00:00 GMT", 0.0),
+        ("soon", None),
+        ("nan", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_in_seconds_or_a_date_and_bounded(
+    value: str | None, seconds: float | None
+) -> None:
+    assert retry_after(value, "Sat, 21 Nov 2026 15:00:00 GMT") == seconds
     assert retry_after("Sat, 21 Nov 2026 15:00:30 GMT", None) is None
 
 
-def test_settings_that_can_not_work_are_refused() -> None:
-    good = {"url": "https://api.example.com/v1", "model": "m"}
-    assert EndpointSettings(**good).url == good["url"]  # type: ignore[arg-type]
-    for bad in (
+@pytest.mark.parametrize(
+    "bad",
+    [
         {"url": "api.example.com"},
-        {"url": "ftp://example.com"},
         {"url": "https://me:secret@example.com/v1"},
         {"url": "https://example.com/v1?key=secret"},
-        {"model": ""},
         {"key_variable": KEY},
-        {"requests_per_minute": 0},
-        {"retries": -1},
-    ):
-        with pytest.raises(ValidationError):
-            EndpointSettings(**{**good, **bad})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="did you mean 'model'"):
-        resolve(EndpointSettings, [good], ["modle=x"])
-
-
-def test_a_url_without_a_path_gets_v1() -> None:
+    ],
+)
+def test_invalid_settings_are_refused(bad: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        EndpointSettings(**{"url": "https://api.example.com/v1", "model": "m", **bad})  # type: ignore[arg-type]
     assert settings("http://localhost:8000").url == "http://localhost:8000/v1"
     assert settings("http://localhost:8000/api/").url == "http://localhost:8000/api"
+
+
+def test_a_missing_or_wrong_key_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    one = settings("http://127.0.0.1:9/v1", key_variable="JUDGE_API_KEY")
+    (tmp_path / ".env").write_text("JUDGE_API_KEY=\nOTHER=x\n")
+    with pytest.raises(UserError, match=r"JUDGE_API_KEY is not set\n.*\.env"):
+        Endpoint(one, folder=tmp_path)
+    monkeypatch.setenv("JUDGE_API_KEY", f"{KEY}\n{KEY}")
+    with pytest.raises(UserError, match="is not a key") as refused:
+        Endpoint(one, folder=tmp_path)
+    assert KEY not in str(refused.value)
+
+
+def test_keys_come_from_the_environment_or_else_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    (tmp_path / ".env").write_text("export JUDGE_API_KEY='from-$FILE'  # mine\n")
+    assert find_key("JUDGE_API_KEY", tmp_path).header == {"Authorization": "Bearer from-$FILE"}
+    monkeypatch.setenv("JUDGE_API_KEY", "from-environment")
+    assert "from-environment" in find_key("JUDGE_API_KEY", tmp_path).header["Authorization"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        fails(401, f"Wrong key {KEY}, go away"),
+        fails(500, f"{'x' * 290} {KEY}"),
+        says(200, f"{KEY}".encode()),
+        hangs_up,
+    ],
+)
+def test_a_key_is_shown_nowhere(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+
+    async def talk(one: EndpointSettings) -> None:
+        async with Endpoint(one) as endpoint:
+            shown.extend((repr(endpoint), str(vars(endpoint)), repr(endpoint._key)))
+            error: BaseException | None = None
+            try:
+                await endpoint.chat(HELLO, max_tokens=3)
+            except EngineError as failure:
+                error = failure
+            while error is not None:
+                shown.append(f"{error} {error!r}")
+                error = error.__cause__ or error.__context__
+
+    with service(answer) as one:
+        keyed = settings(one.url, key_variable="JUDGE_API_KEY", retries=1)
+        asyncio.run(talk(keyed))
+    assert one.keys[0] == f"Bearer {KEY}", "it was sent"
+    shown += [keyed.model_dump_json(), repr(keyed), caplog.text]
+    assert "<JUDGE_API_KEY>" in "".join(shown)
+    assert not any(KEY[:8] in text for text in shown)
+
+
+def test_doctor_lists_the_keys_that_are_set(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    (tmp_path / ".env").write_text(f"FILE_API_KEY={KEY}\nEMPTY_API_KEY=\nOTHER={KEY}\n")
+    found = configured(tmp_path)
+    assert found["JUDGE_API_KEY"] and found["FILE_API_KEY"]
+    assert not found["OPENAI_API_KEY"] and not found["EMPTY_API_KEY"]
+    assert "OTHER" not in found
+    said = cli("doctor")
+    assert KEY not in said.out + said.err
+    assert " ok  equal samples alone and in a batch  bitwise" in said.out
+    keys = [line.split("key ")[1].split() for line in said.out.splitlines() if "_API_KEY" in line]
+    assert ["JUDGE_API_KEY", "set"] in keys and ["OPENAI_API_KEY", "not", "set"] in keys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.protocol import Opens, Shared, State
+from coterie.environments.protocol import Shared, State, openers_of
 from coterie.recipes.base import recorded_run
 from coterie.recipes.optima import Optima
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
@@ -86,11 +86,10 @@ def test_the_tool_is_called_and_its_result_is_seen() -> None:
     name = f"{EXAMPLES}/calls.py:Products"
     words = [f"tools=[{EXAMPLES}/tool.py:multiply]", "tools.calls=tags"]
     game = environment_of(name, *words)
-    assert isinstance(game, Opens)
     said = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
 
     async def play() -> EpisodeResult:
-        async with game.openers(Path())[Toolbox]() as box:
+        async with openers_of(game, Path())[Toolbox]() as box:
             driver = Driver(
                 game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared(box)
             )

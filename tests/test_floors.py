@@ -129,15 +129,6 @@ def test_nothing_below_recipes_gives_a_method_of_one_as_an_example() -> None:
             assert not [one for one in RECIPES if f"{one}/" in path.read_text()], path
 
 
-def test_the_compiled_engine_is_used_by_its_interface_alone() -> None:
-    folder = PACKAGE / "engines" / "compiled"
-    inner = {f"coterie.engines.compiled.{path.stem}" for path in folder.glob("*.py")}
-    for path in PACKAGE.rglob("*.py"):
-        if folder not in path.parents:
-            found = {name for name in imports(path) if name.startswith(tuple(inner))}
-            assert not found, path
-
-
 def test_the_rule_about_names_tells_names_from_sentences() -> None:
     assert is_name("optima", "optima") and is_name("optima/isft", "optima")
     assert is_name("OptimaFileKind", "optima") and is_name("to_optima", "optima")

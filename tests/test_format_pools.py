@@ -10,7 +10,6 @@ from coterie.environments.formats import (
     DEBATE_FORMATS,
     EXCHANGE_FORMATS,
     MAX_LENGTH,
-    RejectedFormat,
     clean,
     read_pool,
 )
@@ -55,18 +54,13 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, text, said",
     [
-        ("a.jsonl", "", "is empty"), ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"),
+        ("a.jsonl", "\n\n", "is empty"), ("a.yaml", "# no\n", "is empty"), ("none.jsonl", None, "no file"),
         ("a.jsonl", '{"format": "in verse"}\n{"format"', "line 2 is broken: not JSON"),
-        ("a.jsonl", '{"format": "in verse"}\n\n{"format": " "}\n', "line 3 is broken: format"),
         ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
         ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: it repeats the format of line 1"),
         ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: format"),
-        ("a.jsonl", "[1]\n", "line 1 is broken"), ("a.yaml", "- x\n- [1]\n", "line 2 is broken"),
-        ("a.yaml", "x: y\n", "line 1 is broken: this is not a list"),
-        ("a.yaml", "- x\n- {\n", "line 3 is broken"), ("a.yaml", "- x\n-\n", "line 2 is broken"),
-        ("a.yaml", "- 2024-13-45\n", "a.yaml can't be read"), ("a.yaml", "- \0\n", "a.yaml can't be read"),
-        ("a.yaml", "[" * 5000, "a.yaml can't be read"), ("a.txt", "x", "unknown format"),
-        ("none.jsonl", None, "no file"),
+        ("a.yaml", "- x\n- [1]\n", "item 2 is broken"), ("a.yaml", "x: y\n", "is not a list"),
+        ("a.yaml", "- x\n- {\n", "line 3"), ("a.yaml", "- 2024-13-45\n", "a.yaml can't be read"),
     ],
 )  # fmt: skip
 def test_a_broken_pool_is_named_by_line(
@@ -85,12 +79,13 @@ def test_a_broken_pool_is_named_by_line(
 def test_replies_are_cleaned_and_near_ones_refused() -> None:
     assert clean('1. "Write in\n verse."\n', ()) == "Write in verse."
     assert clean("- Write in verse.", ("Write in prose, please.",)) == "Write in verse."
-    for reply, why in [
-        ("  \n", "empty"), ("x" * (MAX_LENGTH + 1), "characters"), ("in verse: WRITE", "similar"),
-        ("Write, in verse:", "similar"),
-    ]:  # fmt: skip
-        found = clean(reply, ("Write in verse:",))
-        assert isinstance(found, RejectedFormat) and why in found.why
+    for reply, why in (
+        ("  \n", "empty"),
+        ("x" * 401, "characters"),
+        ("in verse: WRITE", "similar"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            clean(reply, ("Write in verse:",))
 
 
 def test_the_packaged_pools_have_no_near_duplicates() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.cli.export_data import DataExport, export
+from coterie.cli.export_data import export
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.plan import parse_plan
@@ -300,8 +300,8 @@ def test_what_cannot_work_is_refused_before_the_run(
 
 def exported(run: Run, out: Path) -> tuple[Path, int]:
     """A file of the traces that a run selected, as LLaMA-Factory and `traces=` read it, and their number."""
-    done = export(DataExport(run.folder, "llamafactory", out))
-    return out / "rows.jsonl", done.counts["rows"]
+    _, counts = export(run.folder, "llamafactory", out)
+    return out / "rows.jsonl", counts["rows"]
 
 
 def test_what_is_exported_is_learned_as_it_was(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
-from coterie.cli.export_data import DataExport, export
+from coterie.cli.export_data import export
 from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
@@ -73,7 +73,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         text = bracketed(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
-        export(DataExport(run.folder, "llamafactory", tmp_path / "files"))
+        export(run.folder, "llamafactory", tmp_path / "files")
     recipe.close()
     _, asked, trace = json.loads((tmp_path / "files/rows.jsonl").read_text())["messages"]
     assert trace["content"].count("<observation>") == 1 and QUESTION in asked["content"]
@@ -105,9 +105,9 @@ def test_own_problems_with_a_training_split_are_exported_with_their_tests(tmp_pa
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), recipe.steps()[1:3])
         run.store.put_tasks(recipe.environment.tasks("train", 2, 0))
-        done = export(DataExport(run.folder, "verl", tmp_path / "files"))
+        _, counts = export(run.folder, "verl", tmp_path / "files")
     recipe.close()
-    assert done.counts["train"] == 1, "tests that call a function have no place in the file"
+    assert counts["train"] == 1, "tests that call a function have no place in the file"
     (prompt,) = read_table(tmp_path / "files/train.parquet").to_pylist()
     assert json.loads(prompt["reward_model"]["ground_truth"])["outputs"] == ["3"]
     assert prompt["ability"] == "code" and "Add train." in prompt["prompt"][-1]["content"]

@@ -17,7 +17,7 @@ from coterie.recipes.registry import run_report, settings
 from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE, run_steps
 from coterie.runs.reinforce import step_records
-from coterie.tools.retrieval.tool import titles_in
+from coterie.tools.search import titles_in
 
 
 def test_a_task_is_a_question_whose_entries_are_found_by_the_tool() -> None:

@@ -51,8 +51,8 @@ def test_messages_are_read_as_the_same_row(said: dict[str, Any], tmp_path: Path)
     [
         ({"instruction": "Q"}, "output: is missing"),
         ({"instruction": " ", "output": TRACE}, "instruction"),
-        ({"messages": [{"role": "user", "content": "Q"}]}, "its roles are user"),
-        ({"messages": "Q"}, "not a list of messages"),
+        ({"messages": [{"role": "user", "content": "Q"}]}, "one message of the user"),
+        ({"messages": "Q"}, "not a list"),
         (7, "broken"),
     ],
 )
@@ -65,9 +65,9 @@ def test_a_row_that_is_no_trace_is_named(row: Any, said: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "trace, reason",
     [
-        ("<observation>a<observation>b</observation></observation><answer>x</answer>", "nested observation"),
+        ("<observation>a<observation>b</observation></observation><answer>x</answer>", "nested or unopened"),
         ("<answer>x</answer><observation>a", "never closed"),
-        ("a</observation><answer>x</answer>", "is not open"),
+        ("a</observation><answer>x</answer>", "nested or unopened"),
         ("<observation>a</observation>", "has no answer"),
         ("<answer> </answer>", "has no answer"),
     ],

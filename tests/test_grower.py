@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.protocol import Environment, Grade, State, Transition
+from coterie.environments.protocol import Environment, Grade, State
 from coterie.record.store import Store
 from coterie.record.tree import Credit, ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Branches, ReplayMismatch, context_at
-from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
+from coterie.rollout.branches import Branches, context_at
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.tree_search import (
     GrowthRule,
     Judgment,
-    SearchSettings,
+    Merge,
+    Rollout,
     TreeSearch,
-    growth,
+    never_merge,
     path_tree,
 )
 from tests.games import Counting, Rounds, Script
@@ -148,18 +148,6 @@ def test_what_a_game_says_follows_what_was_done_on_every_path(choose: Any) -> No
     assert game.live == 0
 
 
-def test_players_who_act_at_the_same_time_are_asked_from_one_state() -> None:
-    cast = {name: drawn(f"{name} 0", f"{name} 1") for name in ("Ann", "Ben")}
-    grown = grow(Rounds(rounds=3), cast, GrowthRule(4, 4, anywhere))
-    whole(grown)
-    for leaf in grown.tree.outcomes:
-        names = [turn.speaker.name for turn in grown.tree.path(leaf)]
-        assert names == ["Ann", "Ben", "game"] * 3
-    assert {len(shown) % 3 for one in cast.values() for shown in one.shown or ()} == {1}
-    wide = [turn for turn in grown.tree.turns.values() if len(grown.tree.children(turn.id)) > 1]
-    assert {turn.speaker.name for turn in wide} >= {"Ann", "game"}
-
-
 def test_every_turn_of_every_rollout_is_drawn_by_a_seed_of_its_own() -> None:
     cast = {name: drawn(name) for name in ("Ann", "Ben")}
     grow(Rounds(rounds=2), cast, GrowthRule(3, 4, lambda tree, *_: tree.root))
@@ -256,19 +244,6 @@ def test_an_engine_that_is_gone_ends_the_search_and_closes_its_sessions() -> Non
     assert game.live == 0
 
 
-def test_a_search_goes_on_after_one_of_which_nothing_is_left() -> None:
-    fails = 6
-
-    def say(prompt: Prompt) -> str:
-        nonlocal fails
-        fails -= fails > 0
-        return "x" if fails else "6"
-
-    grown = grow(Counting(), {"agent": Candidates(say)}, GrowthRule(2, 5, anywhere))
-    assert [one.leaf is None for one in grown.rollouts] == [True] * 5 + [False] * 5
-    assert [turn.text for turn in grown.tree.turns.values()] == ["reach 6", "6", "now 6"]
-
-
 def test_a_path_that_cannot_be_graded_is_lost_alone() -> None:
     class Ungraded(Counting):
         lost = tuple(f"now {number}" for number in range(9))
@@ -324,68 +299,6 @@ def test_a_search_of_a_tree_from_a_store_goes_on_alike(
     assert not {*script["agent"].seeds} & {*before["agent"].seeds}, "nothing is asked again"
 
 
-@pytest.mark.parametrize("forks", [True, False])
-def test_where_a_branch_stands_after_a_turn_has_what_the_game_said_then(
-    tmp_path: Path, forks: bool
-) -> None:
-    every = grow(Counting(forks=forks), agent(*STEPS), RULE)
-    tree, _ = stored(tmp_path, every, 6)
-    before = dict(tree.turns)
-
-    async def check() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            own = branches(Counting(forks=forks), dict(agent("1")), tree, kept)
-            for turn in before.values():
-                if turn.speaker.kind != "agent":
-                    continue
-                (heard,) = tree.children(turn.id)
-                at = await own.position(turn.id)
-                assert at.node == heard.id and at is await own.position(heard.id)
-                assert at.state.turns == tuple(tree.path(heard.id))
-                assert f"now {at.state.data}" == heard.text
-
-    asyncio.run(check())
-    assert tree.turns == before
-
-
-class Drifting(Counting):
-    """Says something else than it did before."""
-
-    async def act(self, *args: Any, recorded: tuple[Turn, ...] = (), **more: Any) -> Transition:
-        found = await super().act(*args, recorded=recorded, **more)
-        (said,) = found.seen
-        return replace(found, seen=(replace(said, parts=(replace(said.parts[0], text="odd"),)),))
-
-
-@pytest.mark.parametrize("choose", [anywhere, after_an_agent])
-def test_a_game_that_has_changed_fails_the_rollouts_that_go_on_from_its_words(
-    tmp_path: Path, choose: Any
-) -> None:
-    rule = GrowthRule(6, 4, choose)
-    tree, rollouts = stored(tmp_path, grow(Counting(), agent(*STEPS), rule), 3)
-    before = dict(tree.turns)
-    grown = grow(Drifting(), agent(*STEPS), rule, (tree, rollouts))
-    begun = [one for one in grown.rollouts if one.search >= 3 and one.start != tree.root]
-    assert begun and all(
-        "did not repeat its recorded observations" in str(one.failure) for one in begun
-    )
-    assert before.items() <= grown.tree.turns.items()
-
-
-def test_a_node_whose_answer_has_changed_is_refused_there(tmp_path: Path) -> None:
-    tree, _ = stored(tmp_path, grow(Counting(), agent(*STEPS), RULE), 6)
-    turns = dict(tree.turns)
-    first = next(turn for turn in turns.values() if turn.speaker.kind == "agent")
-
-    async def check() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            with pytest.raises(ReplayMismatch, match="task t"):
-                await branches(Drifting(), dict(agent("1")), tree, kept).position(first.id)
-
-    asyncio.run(check())
-    assert tree.turns == turns
-
-
 # -- pruning ----------------------------------------------------------------------------------
 
 
@@ -415,41 +328,3 @@ def test_a_pruned_tree_goes_on_and_what_stood_elsewhere_is_closed() -> None:
         assert game.live == 0
 
     asyncio.run(check())
-
-
-def test_what_the_environment_says_first_outlives_pruning() -> None:
-    async def check() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            own = branches(Counting(), dict(agent("1")), Tree("t", "rollout", 0), kept)
-            start = await own.start()
-            await said(own, start, "1")
-            await own.prune(Tree("t", "rollout", 0))
-            assert [turn.text for turn in own.tree.turns.values()] == ["reach 6"]
-            assert await own.position(start.node) is start
-            await own.close()
-
-    asyncio.run(check())
-
-
-def test_what_was_never_in_the_tree_has_no_place_in_it() -> None:
-    async def check() -> None:
-        async with sessions_of(4, 5.0) as kept:
-            own = branches(Counting(), dict(agent("1")), Tree("t", "rollout", 0), kept)
-            samplers = agent("1", "2", "3")
-            grower = TreeGrower(own, lambda *_: samplers, lambda rollout, *_: rollout.number)
-            at = await own.start()
-            ways = await grower.sample(at, [Rollout(0, n, at.node) for n in range(3)])
-            assert [way[0].turn.text for way in ways] == ["1", "2", "3"]
-            assert [turn.text for turn in own.tree.turns.values()] == ["reach 6"]
-            await own.close()
-
-    asyncio.run(check())
-
-
-def test_optimas_rule_begins_no_search_between_two_who_act_at_the_same_time() -> None:
-    cast = {"Ann": drawn("a", "b", "c"), "Ben": drawn("d", "e")}
-    settings = SearchSettings(searches=8, rollouts=3, choice_distance=0.0)
-    grown = grow(Rounds(rounds=4), cast, growth(settings))
-    assert not [one.failure for one in grown.rollouts if one.failure]
-    starts = {one.start for one in grown.rollouts} - {grown.tree.root}
-    assert starts and all(grown.tree.turns[node].speaker.name != "Ann" for node in starts)

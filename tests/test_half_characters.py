@@ -12,7 +12,6 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.record.export import import_
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Speaker, make_turn
 
@@ -46,13 +45,6 @@ def test_rows_that_spell_one_are_refused_with_their_line(tmp_path: Path, spelled
     rows.write_text(whole)
     (row,) = read_rows(rows, Gsm8kRow, Silent())
     assert row.question.endswith("😀")
-
-
-def test_a_record_that_spells_one_is_refused_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "record.jsonl"
-    file.write_text('{"kind": "task", "id": "t", "public": {"a": "' + SPELLED + '"}}\n')
-    with pytest.raises(UserError, match=r"line 1: not JSON.*hex escape"):
-        import_(file, tmp_path / "store.db")
 
 
 def test_pools_settings_and_drafts_hold_none(tmp_path: Path) -> None:

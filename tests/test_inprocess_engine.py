@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.inprocess import InProcessEngine, draw, draw_by_torch
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.sequence import draw, draw_by_torch, uniforms
+from coterie.engines.sequence import uniforms
 from coterie.errors import UserError
 from tests.templates import model
 
@@ -22,9 +22,8 @@ Job = tuple[list[int], int, Sampling]
 
 
 def engine(max_batch: int = 128, heads: int = 2, cache_bytes: int = 1 << 26) -> InProcessEngine:
-    loaded = model("chatml", heads=heads)
     return InProcessEngine(
-        loaded, policy="p", version="0", max_batch=max_batch, cache_bytes=cache_bytes
+        model("chatml", heads=heads), policy="p", max_batch=max_batch, cache_bytes=cache_bytes
     )
 
 
@@ -190,36 +189,25 @@ def test_a_stop_string_across_tokens_ends_it_and_only_its_text_is_cut() -> None:
     assert renderer.decode(said.ids).startswith(said.text + stop)
 
 
-def test_what_does_not_fit_the_context_fails_alone() -> None:
-    one = engine()
+def test_a_request_that_cannot_be_answered_fails_alone_and_frees_its_slot() -> None:
+    one = engine(max_batch=1)
+    slow = Sampling(temperature=0, max_tokens=2000, timeout=0.02)
 
-    async def both() -> list[object]:
+    async def all_of_them() -> list[object]:
         return await asyncio.gather(
             one.sample([1] * 2000, [0], Sampling(max_tokens=100)),
-            one.sample([1], [0], Sampling(max_tokens=5)),
             one.sample([99999], [0], Sampling(max_tokens=5)),
-            return_exceptions=True,
-        )
-
-    too_long, fine, unknown = asyncio.run(both())
-    assert isinstance(too_long, EngineError) and "context overflow" in str(too_long)
-    assert isinstance(unknown, EngineError)
-    assert isinstance(fine, list) and len(fine[0].ids) <= 5
-
-
-def test_a_timeout_fails_alone_and_frees_its_slot() -> None:
-    one = engine(max_batch=1)
-
-    async def both() -> list[object]:
-        return await asyncio.gather(
-            one.sample([1], [0], Sampling(temperature=0, max_tokens=2000, timeout=0.02)),
+            one.sample([1], [0], slow),
             one.sample([2], [0], Sampling(max_tokens=5)),
             return_exceptions=True,
         )
 
-    slow, fine = asyncio.run(both())
-    assert isinstance(slow, EngineError) and "no answer within" in str(slow)
-    assert isinstance(fine, list)
+    *failed, fine = asyncio.run(all_of_them())
+    for error, why in zip(
+        failed, ("context overflow", "ids from 0", "no answer within"), strict=True
+    ):
+        assert isinstance(error, EngineError) and why in str(error)
+    assert isinstance(fine, list) and len(fine[0].ids) <= 5
 
 
 def test_cancelling_a_caller_frees_its_slot() -> None:

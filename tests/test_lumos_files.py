@@ -1,6 +1,5 @@
 """Lumos' two files: read in each form, joined, and what is said of files that do not fit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,9 @@ import pytest
 
 from coterie.datasets.catalogue import find
 from coterie.datasets.load import Loaded, load
-from coterie.datasets.lumos import (
+from coterie.datasets.plan_files import (
     NO_ACTIONS,
     NO_PARTNER,
-    NOT_ENDED,
-    NOT_TURNS,
-    OTHER_NUMBER,
-    OTHER_SUBGOALS,
-    OTHER_TASK,
-    STEPS_MISSING,
-    TWICE,
     join,
     parse_request,
     split_actions,
@@ -27,6 +19,7 @@ from coterie.datasets.plans import PlanRow
 from coterie.datasets.rows import LeftOut
 from coterie.errors import UserError
 from tests.hub import stub_hub
+from tests.row_files import jsonl
 
 Line = dict[str, Any]
 
@@ -36,13 +29,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "plan.jsonl", tmp_path / "ground.jsonl"
 
 
-def said(*texts: str) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-
-
 def line(dataset: str, id_: str, *texts: str) -> Line:
-    return {"dataset": dataset, "id": id_, "messages": said(*texts)}
+    roles = ("user", "assistant")
+    said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    return {"dataset": dataset, "id": id_, "messages": said}
 
 
 # Lines as upstream writes them, but for the words of the instruction
@@ -100,11 +90,6 @@ WEB_GROUND = line(
 )
 
 
-def put(file: Path, *lines: Line) -> Path:
-    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return file
-
-
 def unrolled(whole: Line) -> list[Line]:
     """Each turn of the assistant as a line, with the dialogue up to it."""
     messages = whole["messages"]
@@ -114,8 +99,14 @@ def unrolled(whole: Line) -> list[Line]:
     ]
 
 
-def rows_of(files: tuple[Path, Path]) -> list[PlanRow]:
-    return [row for row in join(files) if isinstance(row, PlanRow)]
+def joined(
+    files: tuple[Path, Path], plans: list[Line], grounds: list[Line]
+) -> tuple[list[PlanRow], list[LeftOut]]:
+    jsonl(files[0], *plans)
+    jsonl(files[1], *grounds)
+    found = list(join(files))
+    rows = [one for one in found if isinstance(one, PlanRow)]
+    return rows, [one for one in found if isinstance(one, LeftOut)]
 
 
 # Reading
@@ -124,9 +115,7 @@ def rows_of(files: tuple[Path, Path]) -> list[PlanRow]:
 def test_a_dialogue_step_by_step_gives_subgoals_actions_and_results(
     files: tuple[Path, Path],
 ) -> None:
-    put(files[0], PLAN)
-    put(files[1], GROUND)
-    (row,) = rows_of(files)
+    [row], _ = joined(files, [PLAN], [GROUND])
     assert (row.id, row.question, row.domain, row.description) == (
         "complex_qa_7", "Is Ann older than Bob?", "complex_qa", "",
     )  # fmt: skip
@@ -143,20 +132,14 @@ def test_a_dialogue_step_by_step_gives_subgoals_actions_and_results(
 def test_a_web_row_has_its_last_action_as_answer_and_the_description(
     files: tuple[Path, Path],
 ) -> None:
-    put(files[0], WEB_PLAN)
-    put(files[1], WEB_GROUND)
-    (row,) = rows_of(files)
+    [row], _ = joined(files, [WEB_PLAN], [WEB_GROUND])
     assert (row.domain, row.description, row.steps[0].result) == ("web", "A shop's page", "")
     assert row.answer == "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)"
 
 
 def test_a_line_for_each_step_gives_the_same_rows(files: tuple[Path, Path]) -> None:
-    put(files[0], PLAN, WEB_PLAN)
-    put(files[1], WEB_GROUND, GROUND)
-    whole = rows_of(files)
-    put(files[0], *unrolled(PLAN), *unrolled(WEB_PLAN))
-    put(files[1], *unrolled(GROUND), *unrolled(WEB_GROUND))
-    assert rows_of(files) == whole and len(whole) == 2
+    whole = joined(files, [PLAN], [GROUND])
+    assert joined(files, unrolled(PLAN), unrolled(GROUND)) == whole and len(whole[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -171,30 +154,23 @@ def test_a_line_for_each_step_gives_the_same_rows(files: tuple[Path, Path]) -> N
 def test_actions_given_at_once_are_dealt_to_the_subgoals(
     calls: str, sizes: list[int], aligned: bool, files: tuple[Path, Path]
 ) -> None:
-    put(files[0], plan_at_once("Add: 2 and 2", "maths_1", "Do this; now", "Do that"))
-    put(files[1], ground_at_once("Add: 2 and 2", "maths_1", calls, "Do this; now", "Do that"))
-    (row,) = rows_of(files)
+    task, planned = "Add: 2 and 2", ("Do this; now", "Do that")
+    plan, ground = plan_at_once(task, "m_1", *planned), ground_at_once(task, "m_1", calls, *planned)
+    [row], _ = joined(files, [plan], [ground])
     assert [len(step.actions) for step in row.steps] == sizes
-    assert (row.aligned, row.answer, row.question) == (aligned, "", "Add: 2 and 2")
-    assert row.subgoals == ("Do this; now", "Do that")
+    assert (row.aligned, row.answer, row.question) == (aligned, "", task)
+    assert row.subgoals == planned
 
 
 def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
     assert parse_request("Task: A") == ("A", "", "")
-    found = parse_request(
-        "Solve the Task: below.\nTask: Is it\nso?; Initial Environment Description: A b."
-    )
-    assert found == ("Is it\nso?", "A b", "")
-    assert split_subgoals("Subgoal 1: Use Subgoal 2: or not; Subgoal 3: x") == [
-        "Use",
-        "or not",
-        "x",
-    ]
+    text = "Solve the Task: below.\nTask: Is it\nso?; Initial Environment Description: A b."
+    assert parse_request(text) == ("Is it\nso?", "A b", "")
+    quoted = "Subgoal 1: Use Subgoal 2: or not; Subgoal 3: x"
+    assert split_subgoals(quoted) == ["Use", "or not", "x"]
     assert split_subgoals("Subgoal 4: a. Subgoal 5: b", first=4) == ["a.", "b"]
-    assert split_actions("R1, R2 = Solve(a; b); R3 = A(c);") == [
-        "R1, R2 = Solve(a; b)",
-        "R3 = A(c)",
-    ]
+    two = ["R1, R2 = Solve(a; b)", "R3 = A(c)"]
+    assert split_actions("R1, R2 = Solve(a; b); R3 = A(c);") == two
     assert split_actions("R8 = A(b); Output = R8 = 4") == ["R8 = A(b)", "R9 = R8 = 4"]
     for bad in (
         "Find it",
@@ -211,58 +187,28 @@ def test_texts_are_taken_apart_whatever_the_instruction_says() -> None:
 # Joining
 
 
-def test_lines_join_by_id_and_not_by_their_place(files: tuple[Path, Path]) -> None:
-    tasks = [f"Task {n}?" for n in range(4)]
-    put(files[0], *(plan_at_once(task, f"maths_{n}", "Do it") for n, task in enumerate(tasks)))
-    grounds = [
-        ground_at_once(task, f"maths_{n}", f"R1 = Calculator({n})", "Do it")
-        for n, task in enumerate(tasks)
-    ]
-    put(files[1], *reversed(grounds))
-    rows = rows_of(files)
-    assert [row.id for row in rows] == [f"maths_{n}" for n in range(4)]
-    assert [row.actions[0] for row in rows] == [f"R1 = Calculator({n})" for n in range(4)]
-
-
-def test_lines_that_were_numbered_anew_join_by_their_task(files: tuple[Path, Path]) -> None:
-    put(files[0], *(plan_at_once(f"{n}?", f"maths_{n}", "Do it") for n in range(4)))
-    # the second row was left out before the numbers were given
-    grounds = [(0, "0?"), (1, "2?"), (2, "3?")]
-    put(files[1], *(ground_at_once(t, f"maths_{n}", f"R1 = A({t})", "Do it") for n, t in grounds))
-    found = list(join(files))
-    rows = [one for one in found if isinstance(one, PlanRow)]
-    assert [(row.question, row.actions) for row in rows] == [
-        (f"{n}?", (f"R1 = A({n}?)",)) for n in (0, 2, 3)
-    ]
-    assert [one.where for one in found if isinstance(one, LeftOut)] == [
-        "plan.jsonl, line 2 (maths_1)"
-    ]
-
-
-def test_tasks_that_are_there_twice_join_by_id_only(files: tuple[Path, Path]) -> None:
-    put(files[0], *(plan_at_once("same?", f"maths_{n}", "Do it") for n in range(4)))
-    grounds = [ground_at_once("same?", f"maths_{n}", f"R1 = A({n})", "Do it") for n in (1, 2, 8, 9)]
-    put(files[1], *grounds)
-    found = list(join(files))
-    assert {row.id: row.actions for row in found if isinstance(row, PlanRow)} == {
-        "maths_1": ("R1 = A(1)",),
-        "maths_2": ("R1 = A(2)",),
-    }
-    assert [one.reason for one in found if isinstance(one, LeftOut)] == [NO_PARTNER] * 4
-
-
-def test_files_that_do_not_join_are_refused_with_ids_and_numbers(files: tuple[Path, Path]) -> None:
-    put(files[0], *(plan_at_once(f"{n}?", f"maths_{n}", "Do it") for n in range(9)))
-    put(files[1], *(ground_at_once(f"{n}?", f"maths_{n}", "R1 = A(b)", "Do it") for n in range(2)))
-    with pytest.raises(UserError) as error:
-        rows_of(files)
-    assert "only 2 rows can be made of plan.jsonl and ground.jsonl" in error.value.what
-    assert (
-        "line 3 (maths_2) " + NO_PARTNER in error.value.what and "maths_5" not in error.value.what
+@pytest.mark.parametrize(
+    "plans, grounds, questions, left",
+    [
+        ([(0, "a?"), (1, "b?")], [(1, "b?"), (0, "a?")], ["a?", "b?"], []),
+        # the second row was left out before the numbers were given
+        (list(enumerate("abcd")), list(enumerate("acd")), ["a", "c", "d"], ["maths_1"]),
+        ([(n, "same?") for n in range(4)], [(n, "same?") for n in (1, 2, 8, 9)], ["same?"] * 2,
+         ["maths_0", "maths_3", "maths_8", "maths_9"]),
+    ],
+)  # fmt: skip
+def test_lines_join_by_id_and_else_by_a_task_that_is_there_once(
+    plans: Any, grounds: Any, questions: list[str], left: list[str], files: tuple[Path, Path]
+) -> None:
+    rows, left_out = joined(
+        files,
+        [plan_at_once(task, f"maths_{n}", "Do it") for n, task in plans],
+        [ground_at_once(task, f"maths_{n}", f"R1 = A({task})", "Do it") for n, task in grounds],
     )
-    put(files[1], *(ground_at_once(f"{n}!", f"maths_{n}", "R1 = A(b)", "Do it") for n in range(9)))
-    with pytest.raises(UserError, match=OTHER_TASK):
-        rows_of(files)
+    assert [row.question for row in rows] == questions
+    assert [row.actions for row in rows] == [(f"R1 = A({task})",) for task in questions]
+    assert [one.where for one in left_out] == left
+    assert {one.reason for one in left_out} <= {NO_PARTNER}
 
 
 def without(whole: Line, *places: int) -> Line:
@@ -280,52 +226,29 @@ def changed(whole: Line, place: int, text: str) -> Line:
     "plan, ground, reason",
     [
         ([PLAN], [changed(GROUND, 3, " ")], NO_ACTIONS),
-        ([PLAN], [without(GROUND, 4, 5)], OTHER_NUMBER),
-        ([without(PLAN, 7)], [GROUND], NOT_TURNS),
-        ([without(PLAN, 6, 7)], [GROUND], NOT_ENDED),
-        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 2: Find Al")], [GROUND], OTHER_SUBGOALS),
-        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 3: Find Al")], [GROUND], "can't be parsed"),
-        ([changed(PLAN, 0, "Do something")], [GROUND], "can't be parsed"),
-        ([PLAN, PLAN, PLAN], [GROUND], TWICE),
+        ([PLAN], [without(GROUND, 4, 5)], "number of subgoals"),
+        ([without(PLAN, 7)], [GROUND], "alternating turns"),
+        ([without(PLAN, 6, 7)], [GROUND], "without an end"),
+        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 2: Find Al")], [GROUND], "differs in its subgoals"),
+        ([changed(PLAN, 3, "No, I will keep planning. Subgoal 3: Find Al")], [GROUND], "begin with 'Subgoal 2:'"),
+        ([changed(PLAN, 0, "Do something")], [GROUND], "has no 'Task:'"),
+        ([PLAN, PLAN, PLAN], [GROUND], "duplicate id"),
         ([plan_at_once("a?", "m", "One", "Two")], [ground_at_once("a?", "m", "R1 = A(b)", "One", "Two")], NO_ACTIONS),
-        (unrolled(PLAN)[:1] + unrolled(PLAN)[2:], unrolled(GROUND), STEPS_MISSING),
-        (unrolled(PLAN), unrolled(GROUND)[:1] + unrolled(GROUND)[2:], STEPS_MISSING),
+        ([PLAN], [PLAN], "2 plan files and 0 ground files are given (plan.jsonl"),
+        ([PLAN, {**PLAN, "id": ""}], [GROUND], "plan.jsonl, line 2 is broken: id"),
+        ([PLAN, PLAN | {"messages": PLAN["messages"][:1]}], [GROUND], "at least 2"),
+        ([PLAN, PLAN | {"dataset": "cooking"}], [GROUND], "dataset: must be maths"),
+        ([plan_at_once(f"{n}?", f"m_{n}", "Do it") for n in range(9)],
+         [ground_at_once(f"{n}?", f"m_{n}", "R1 = A(b)", "Do it") for n in range(2)],
+         f"only 2 rows can be made of plan.jsonl and ground.jsonl; 7 lines make none: m_2 {NO_PARTNER}"),
     ],
 )  # fmt: skip
 def test_lines_that_make_no_row_say_why(
     plan: list[Line], ground: list[Line], reason: str, files: tuple[Path, Path]
 ) -> None:
-    put(files[0], *plan)
-    put(files[1], *ground)
     with pytest.raises(UserError) as error:
-        rows_of(files)
-    assert reason in error.value.what and ".jsonl, line" in error.value.what
-
-
-def test_a_broken_line_is_named_by_file_and_line(files: tuple[Path, Path]) -> None:
-    put(files[0], PLAN, PLAN)
-    put(files[1], GROUND)
-    files[0].write_text(files[0].read_text()[:-40])
-    with pytest.raises(UserError, match=r"plan.jsonl, line 2 is broken: not JSON"):
-        rows_of(files)
-    for bad, why in [
-        ({key: value for key, value in PLAN.items() if key != "id"}, "id: is missing"),
-        (PLAN | {"messages": PLAN["messages"][:1]}, "at least 2"),
-        (PLAN | {"messages": [{"role": "judge", "content": ""}] * 2}, "role"),
-        (PLAN | {"dataset": "cooking"}, "unknown set 'cooking'"),
-    ]:
-        put(files[0], PLAN, bad)
-        with pytest.raises(UserError, match=rf"plan.jsonl, line 2 is .*{why}"):
-            rows_of(files)
-
-
-def test_two_files_of_a_kind_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    put(files[0], PLAN)
-    put(files[1], PLAN)
-    with pytest.raises(UserError, match=r"2 plan files and 0 ground files are given \(plan.jsonl"):
-        list(join(files))
-    put(files[1], GROUND)
-    assert len(list(join(files[::-1]))) == 1, "in any order"
+        joined(files, plan, ground)
+    assert reason in error.value.what
 
 
 # The sets by name
@@ -350,23 +273,19 @@ def check_loaded(found: Loaded, count: int) -> None:
     assert not {row.key for row in train} & {row.key for row in held}
 
 
-def test_a_folder_of_the_two_files_is_joined_and_a_tenth_is_held_out(
-    files: tuple[Path, Path],
-) -> None:
-    for file, lines in zip(files, many(300), strict=True):
-        put(file, *lines)
-    check_loaded(load("lumos_complex_qa", files[0].parent), 300)
-    assert len(load("lumos_complex_qa", files[0].parent, 0.5).rows["heldout"]) > 100
-
-
-def test_a_set_of_two_repositories_is_downloaded_and_joined(
+def test_a_set_of_a_folder_or_two_repositories_is_joined_and_a_tenth_is_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repos = find("lumos_complex_qa").repos
-    bodies = ["".join(json.dumps(one) + "\n" for one in lines).encode() for lines in many(300)]
+    made = [
+        jsonl(tmp_path / "own" / one.train[0], *lines)
+        for one, lines in zip(repos, many(300), strict=True)
+    ]
+    check_loaded(load("lumos_complex_qa", tmp_path / "own"), 300)
+    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
     served = {
-        f"{one.name}/resolve/{one.revision}/{one.train[0]}": body
-        for one, body in zip(repos, bodies, strict=True)
+        f"{one.name}/resolve/{one.revision}/{one.train[0]}": file.read_bytes()
+        for one, file in zip(repos, made, strict=True)
     }
-    with stub_hub(served, tmp_path, monkeypatch):
+    with stub_hub(served, tmp_path / "cache", monkeypatch):
         check_loaded(load("lumos_complex_qa"), 300)

@@ -18,9 +18,8 @@ from coterie.errors import UserError
 from coterie.recipes import plan as plan_of_run
 from coterie.record.rows import Row, Target
 from coterie.runs.reinforce_settings import UpdateSettings
-from coterie.training.losses import SFT
+from coterie.training.losses import SFT, Objective
 from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
-from coterie.training.objective import Objective
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.reference import LossModule
 from coterie.training.settings import PolicyGradientSettings, TrainingSettings

@@ -16,7 +16,7 @@ from coterie.record.tree import Task
 from coterie.rewards.critics import Correction
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from tests.test_moat import SMALL
 from tests.web_tasks import write
 

@@ -8,28 +8,12 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
-from coterie.models.call_syntaxes import (
-    SYNTAXES,
-    DeepSeekJson,
-    GemmaJson,
-    GlmXml,
-    HarmonyJson,
-    HermesJson,
-    KimiJson,
-    LlamaJson,
-    MiniMaxXml,
-    MistralJson,
-    MuseXml,
-    NativeSyntax,
-    PythonCalls,
-    QwenXml,
-)
+from coterie.models.call_syntaxes import SYNTAXES, CallSyntax, openai_call
 from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
-from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
+from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Speaker, Tool, ToolCall, ToolResult, make_turn
 from coterie.tools.calls import validate_calls
@@ -49,20 +33,6 @@ SCHEMA = {
     "$defs": {"place": {"type": "object"}},
 }
 TOOLS = (Tool("look", "Looks.", SCHEMA), Tool("push", "Pushes.", {"type": "object"}))
-READ: dict[str, NativeSyntax] = {
-    "hermes": HermesJson(),
-    "xml": QwenXml(),
-    "llama": LlamaJson(),
-    "mistral": MistralJson(),
-    "glm": GlmXml(),
-    "harmony": HarmonyJson(),
-    "gemma": GemmaJson(),
-    "deepseek": DeepSeekJson(),
-    "python": PythonCalls(),
-    "muse": MuseXml(),
-    "kimi": KimiJson(),
-    "minimax": MiniMaxXml(),
-}
 
 
 def hermes(name: str, **given: Any) -> str:
@@ -88,61 +58,48 @@ def named(name: str, **given: Any) -> str:
 
 def read(syntax: str, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
     """The calls that could be run, as names and arguments; all are checked by the tools' schemas."""
-    calls = validate_calls(READ[syntax].parse(text, finish, TOOLS), TOOLS)
+    calls = validate_calls(SYNTAXES[syntax].parse(text, finish, TOOLS), TOOLS)
     assert [call.id for call in calls] == [f"c{n}" for n in range(len(calls))]
     assert not any(call.error for call in calls), calls
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def errors(syntax: str, text: str, finish: Any = "end") -> list[str]:
-    return [call.error for call in READ[syntax].parse(text, finish, TOOLS)]
+    return [call.error for call in SYNTAXES[syntax].parse(text, finish, TOOLS)]
 
 
 A, B, PUSH = ("look", {"what": "a"}), ("look", {"what": "b"}), ("push", {})
 BARE = "<function=look><parameter=what>a</parameter></function>"
-ARG = "<arg_key>what</arg_key><arg_value>a</arg_value>"
 SAID = '<|message|>{"what": "a"}'
-V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 KIMI = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 MINIMAX = '<invoke name="look">\n<parameter name="what">a</parameter>\n</invoke>\n'
-INVOKE = '<atem:invoke name="look"><atem:parameter name="what">a</atem:parameter></atem:invoke>'
 
 
 @pytest.mark.parametrize(
     ("syntax", "text", "calls"),
     [
-        ("hermes", "no call", []),
         ("hermes", f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}", [A, B]),
         ("hermes", '<tool_call>{"name": "push"}</tool_call>', [("push", {})]),
-        ("xml", f"I look.\n{xml('look', what='a')}\n{xml('look', what='b')}", [A, B]),
+        ("qwen", f"I look.\n{xml('look', what='a')}\n{xml('look', what='b')}", [A, B]),
         ("llama", llama("look", what="a"), [A]),
         ("llama", f"\n<|python_tag|>{llama('look', what='a')};  {llama('look', what='b')}", [A, B]),
         ("llama", f"Let me see. <|python_tag|>{llama('look', what='a')}", [A]),
         ("llama", f"{llama('look', what='a')}\n{llama('look', what='b')}", [A, B]),
         ("llama", '{"name": "Ada", "age": 36}', []),
-        ("llama", '{"city": "Oslo"', []),
         ("llama", f"It is {llama('look', what='a')}", []),
         ("mistral", f"I look.{mistral(A, B)}", [A, B]),
-        ("mistral", mistral(A).replace("]", "] ", 1), [A]),
         ("mistral", named("look", what="a") + named("look", what="b"), [A, B]),
         ("mistral", '[TOOL_CALLS]look[CALL_ID]ab12[ARGS]{"what": "a"}', [A]),
         ("mistral", f"[THINK]{mistral(B)}[/THINK]{mistral(A)}", [A]),
         ("hermes", hermes("look", what="a").replace("arguments", "parameters"), [A]),
         ("hermes", hermes("look", what="a").replace('{"name', '{"type": "function", "name'), [A]),
-        ("xml", xml("look", what="a").removeprefix("<tool_call>"), [A]),
-        ("xml", f"I look.\n{BARE}\n{BARE}</tool_call>{xml('look', what='b')}", [A, A, B]),
-        ("glm", f"<tool_call>look{ARG}\n</tool_call><tool_call>push\n</tool_call>", [A, PUSH]),
+        ("qwen", xml("look", what="a").removeprefix("<tool_call>"), [A]),
+        ("qwen", f"I look.\n{BARE}\n{BARE}</tool_call>{xml('look', what='b')}", [A, A, B]),
         ("harmony", f"<|channel|>commentary to=functions.look <|constrain|>json{SAID}<|call|>", [A]),
         ("harmony", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
                     f"<|channel|>commentary to=functions.look<|channel|>commentary json{SAID}", [A]),
         ("harmony", "<|channel|>final<|message|>Use to=functions.look or <|message|>.", []),
-        ("deepseek", f"I look.<｜tool▁calls▁begin｜>{V31.format('look', json.dumps(A[1]))}"
-                     f"{V31.format('push', '{}')}<｜tool▁calls▁end｜>", [A, PUSH]),
-        ("gemma", '<|tool_call>call:look{what:<|"|>a<|"|>}<tool_call|>'
-                  '<|tool_call>call:push{}<tool_call|>', [A, PUSH]),
-        ("python", "<|tool_call_start|>[look(what='a'), push()]<|tool_call_end|>", [A, PUSH]),
         ("python", r"""<|tool_call_start|>look(what="\x61")<|tool_call_end|>""", [A]),
-        ("muse", f"<atem:function_calls>{INVOKE}\n{INVOKE}</atem:function_calls>", [A, A]),
         ("minimax", f"<minimax:tool_call>\n{MINIMAX}{MINIMAX}</minimax:tool_call>", [A, A]),
         ("kimi", "I look.<|tool_calls_section_begin|>" + KIMI.format("functions.look:0", json.dumps(A[1]))
                  + KIMI.format("functions.push:1", "{}") + "<|tool_calls_section_end|>", [A, PUSH]),
@@ -153,11 +110,6 @@ def test_calls_are_read_in_their_order(syntax: str, text: str, calls: list[Any])
     assert read(syntax, text) == calls
 
 
-def test_twelve_calls_are_named_by_their_place() -> None:
-    text = "\n".join(hermes("look", what=str(n)) for n in range(12))
-    assert [given["what"] for _, given in read("hermes", text)] == [str(n) for n in range(12)]
-
-
 MARKS = "</tool_call> <think> [TOOL_CALLS] </parameter> ; } \" ' \\ \n é😀 <|python_tag|>"
 
 
@@ -165,7 +117,7 @@ MARKS = "</tool_call> <think> [TOOL_CALLS] </parameter> ; } \" ' \\ \n é😀 <|
     ("syntax", "text"),
     [
         ("hermes", hermes("look", what=MARKS) + hermes("look", what="b")),
-        ("xml", xml("look", what=MARKS) + xml("look", what="b")),
+        ("qwen", xml("look", what=MARKS) + xml("look", what="b")),
         ("llama", llama("look", what=MARKS) + ";" + llama("look", what="b")),
         ("mistral", mistral(("look", {"what": MARKS}), B)),
         ("mistral", named("look", what=MARKS) + named("look", what="b")),
@@ -210,57 +162,40 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
     ("syntax", "text", "why"),
     [
         ("hermes", "<tool_call>{'name': 'look'}</tool_call>", "can't be read"),
-        ("hermes", "<tool_call></tool_call>", "can't be read"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "has no name"),
-        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "has no name"),
-        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>', "has no name"),
         ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
         ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
         ("hermes", '<tool_call>{"name": "look"} and</tool_call>', "something follows"),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nests too deep"),
         ("hermes", hermes("look", what=DEEP), "nests too deep"),
-        ("llama", json.dumps({"name": "look", "parameters": {"what": DEEP}}), "nests too deep"),
-        ("mistral", "[TOOL_CALLS]look[ARGS]" + json.dumps({"what": DEEP}), "nests too deep"),
-        ("xml", '<tool_call>{"name": "look"}</tool_call>', "calls are "),
-        ("xml", xml(""), "has no name"),
-        ("xml", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
-        ("xml", xml("look", what="a").replace("</function>", ""), "is not closed"),
-        ("xml", "<tool_call><function=look><parameter=what>a</parameter><parameter=what>b</parameter>"
+        ("qwen", '<tool_call>{"name": "look"}</tool_call>', "calls are "),
+        ("qwen", xml(""), "has no name"),
+        ("qwen", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
+        ("qwen", xml("look", what="a").replace("</function>", ""), "is not closed"),
+        ("qwen", "<tool_call><function=look><parameter=what>a</parameter><parameter=what>b</parameter>"
                 "</function></tool_call>", "is there twice"),
         ("llama", '{"parameters": {}}', "has no name"),
-        ("llama", '{"name": "look", "parameters": "x"}', "are a text"),
         ("llama", '{"name": "look", "parameters": {', "can't be read"),
         ("llama", "<|python_tag|>look.call(1)", "can't be read"),
         ("mistral", "[TOOL_CALLS]look(1)", "can't be read"),
-        ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "has no name"),
         ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": "{}"}]', "are a text"),
-        ("mistral", '[TOOL_CALLS]look[ARGS]"x"', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
-        ("xml", "<function=look><parameter=what>a</function>", "is not closed"),
-        ("xml", "Call <function=look> with a thing", "is not closed"),
-        ("glm", '<tool_call>{"name": "look", "arguments": {}}</tool_call>', "calls are "),
+        ("qwen", "<function=look><parameter=what>a</function>", "is not closed"),
+        ("qwen", "Call <function=look> with a thing", "is not closed"),
         ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
         ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "calls are "),
-        ("harmony", "<|channel|>commentary to=functions.look<|message|>what=a<|call|>", "can't be read"),
         ("harmony", f" to=functions.look{SAID} and<|call|>", "something follows"),
         ("deepseek", "<｜tool▁calls▁begin｜>look", "is not closed"),
-        ("deepseek", V31.format("look", "{what}"), "can't be read"),
         ("gemma", '<|tool_call>call:look{what:a}<tool_call|>', "can't be read"),
-        ("gemma", '<|tool_call>look{}<tool_call|>', "calls are "),
         ("gemma", '<|tool_call>call:look{what:<|"|>a}<tool_call|>', "can't be read"),
         ("gemma", f"<|tool_call>call:look{{what:{'[' * 9999}}}<tool_call|>", "nests too deep"),
         ("python", "<|tool_call_start|>[look('a')]<|tool_call_end|>", "not all named"),
         ("python", "<|tool_call_start|>[look(**{'what': 'a'})]<|tool_call_end|>", "not all named"),
         ("python", "<|tool_call_start|>[look(what=open('a'))]<|tool_call_end|>", "can't be read"),
-        ("python", "<|tool_call_start|>[look]<|tool_call_end|>", "a call is NAME(KEY=value)"),
         ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
-        ("muse", "<atem:function_calls>look</atem:function_calls>", "calls are "),
-        ("muse", INVOKE.replace("</atem:parameter>", ""), "is not closed"),
-        ("minimax", MINIMAX.replace("</parameter>", ""), "is not closed"),
         ("minimax", f"<minimax:tool_call>{MINIMAX}", "is not closed"),
         ("kimi", KIMI.format("functions.look:0", "{what}"), "can't be read"),
-        ("kimi", "<|tool_calls_section_begin|>look{}", "is not closed"),
     ],
 )  # fmt: skip
 def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: str) -> None:
@@ -279,7 +214,7 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
         first, second = errors("hermes", text + hermes("look", what="a"))
         assert first and not second
     whole = xml("look", what="a")
-    first, second = errors("xml", whole.removesuffix("</tool_call>") + whole)
+    first, second = errors("qwen", whole.removesuffix("</tool_call>") + whole)
     assert "<tool_call> is not closed" in first and not second
 
 
@@ -308,24 +243,18 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     ],
 )
 def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
-    (call,) = READ["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
+    (call,) = SYNTAXES["qwen"].parse(xml("look", **{key: value}), "end", TOOLS)
     given = json.loads(call.arguments)[key]
     assert given == found and type(given) is type(found)
 
 
 def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
-    (call,) = HermesJson().parse(
+    (call,) = SYNTAXES["hermes"].parse(
         '<tool_call>{"name": "look", "arguments": {"what": "\\ud800"}}</tool_call>', "end"
     )
     assert call.arguments.encode()
     (told,) = validate_calls((call,), TOOLS)
     assert "half a character" in told.error
-
-
-@pytest.mark.parametrize("syntax", READ)
-def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) -> None:
-    one: Syntax = READ[syntax]
-    assert one.stop == () and one.show(()) == ""
 
 
 # -- published templates --------------------------------------------------------------------------
@@ -354,36 +283,36 @@ PUBLISHED_TOOLS = (
 SHOWN = {"deepseekv3": "{{ tools | tojson if tools }}"}
 """What a template without tools is given to show them; DeepSeek's users write them into the system's message."""
 WRITE_CALLS = {
-    "DeepSeekJson": ["deepseekv3"],
-    "GemmaJson": ["diffusion_gemma", "gemma4", *(f"gemma4_v{n}" for n in range(2, 6))],
-    "GlmXml": ["glm4moe"],
-    "HarmonyJson": ["gptoss"],
-    "HermesJson": ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"],
-    "LlamaJson": ["llama3_1", "llama3_2"],
-    "MuseXml": ["muse_glimmer"],
-    "PythonCalls": ["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2"],
-    "QwenXml": ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra",
+    "deepseek": ["deepseekv3"],
+    "gemma": ["diffusion_gemma", "gemma4", *(f"gemma4_v{n}" for n in range(2, 6))],
+    "glm": ["glm4moe"],
+    "harmony": ["gptoss"],
+    "hermes": ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"],
+    "llama": ["llama3_1", "llama3_2"],
+    "muse": ["muse_glimmer"],
+    "python": ["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2"],
+    "qwen": ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra",
                 "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"],
 }  # fmt: skip
 FAMILIES = {name: kind for kind, names in WRITE_CALLS.items() for name in names}
 ENDS = {
-    "DeepSeekJson": "<｜tool▁calls▁end｜>", "GemmaJson": "<|tool_response>", "GlmXml": "<|observation|>",
-    "HarmonyJson": "<|call|>", "LlamaJson": "<|eot_id|>", "MuseXml": "<|eot|>", "gemma4_v2": "<turn|>",
+    "deepseek": "<｜tool▁calls▁end｜>", "gemma": "<|tool_response>", "glm": "<|observation|>",
+    "harmony": "<|call|>", "llama": "<|eot_id|>", "muse": "<|eot|>", "gemma4_v2": "<turn|>",
 }  # fmt: skip
 """The token that ends a message with calls, by syntax or template; ``<|im_end|>`` for all others."""
-AFTER_CALLS = {*WRITE_CALLS["GemmaJson"], "gptoss", "muse_glimmer"} - {"gemma4_v2"}
+AFTER_CALLS = {*WRITE_CALLS["gemma"], "gptoss", "muse_glimmer"} - {"gemma4_v2"}
 """Those that take results only after a message with calls, or begin such a message in another way."""
 ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
 THOUGHTS = {
-    "GemmaJson": "<|channel>thought\n{}<channel|>",
-    "HarmonyJson": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
-    "MuseXml": " to=self<|message|>{}<|eom|><|start|>assistant",
+    "gemma": "<|channel>thought\n{}<channel|>",
+    "harmony": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "muse": " to=self<|message|>{}<|eom|><|start|>assistant",
 }
 
 
 def templates_tools(tokenizer: Any) -> ToolTemplate:
     template = ChatTemplate(tokenizer)
-    return tool_template(tokenizer, template, ControlTokens(tokenizer, template))
+    return ToolTemplate(template, ControlTokens(tokenizer, template))
 
 
 @cache
@@ -411,7 +340,7 @@ def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str
     return found, calls, text.removeprefix("<think>")
 
 
-def read_back(syntax: NativeSyntax, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
+def read_back(syntax: CallSyntax, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
     calls = syntax.parse(text, finish, PUBLISHED_TOOLS)
     return [(one.name, None if one.error else json.loads(one.arguments)) for one in calls]
 
@@ -423,14 +352,14 @@ def test_calls_that_a_published_template_writes_are_read_back(name: str) -> None
             templates_tools(published(name)).required()
         return
     found, calls, text = published_calls(name)
-    assert type(found.required()).__name__ == FAMILIES[name]
+    assert found.required().name == SYNTAXES[FAMILIES[name]].name
     end = ENDS.get(name, ENDS.get(FAMILIES[name], "<|im_end|>"))
     assert found.ends == {published(name).convert_tokens_to_ids(end)}
     assert found.parallel == (len(calls) == 2)
     assert found.results == ("calls" if name in AFTER_CALLS else "tool")
     assert read_back(found.required(), text) == calls
-    wrong = [other for other in SYNTAXES if other.__name__ != FAMILIES[name]]
-    assert not any(read_back(other(), text) == calls for other in wrong)
+    wrong = [other for key, other in SYNTAXES.items() if key != FAMILIES[name]]
+    assert not any(read_back(other, text) == calls for other in wrong)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -493,18 +422,18 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "results", "parallel"),
     [
-        ("coder", QwenXml, "tool", True),
-        ("mistral", MistralJson, "calls", True),
-        ("kimi", KimiJson, "calls", True),
-        ("minimax", MiniMaxXml, "calls", True),
-        ("granite", HermesJson, "tool", True),
+        ("coder", "qwen", "tool", True),
+        ("mistral", "mistral", "calls", True),
+        ("kimi", "kimi", "calls", True),
+        ("minimax", "minimax", "calls", True),
+        ("granite", "hermes", "tool", True),
     ],
 )
 def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
-    name: str, kind: type, results: str, parallel: bool
+    name: str, kind: str, results: str, parallel: bool
 ) -> None:
     found = ChatRenderer(tokenizer(name)).tools
-    assert type(found.required()) is kind
+    assert found.required().name == SYNTAXES[kind].name
     assert (found.shows_tools, found.results, found.parallel) == (True, results, parallel)
     ids = {"mistral": "call00003", "kimi": "functions.{name}:3"}
     assert found.call_id(3) == ids.get(name, "c3")
@@ -552,35 +481,6 @@ def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
     text = renderer.decode(ids)
     assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
     assert "in < tool_call> here" in text
-
-
-def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits() -> None:
-    other = copy(tokenizer("qwen2"))
-    other.chat_template = (
-        SHAPES["qwen2"]
-        .replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{")
-        .replace("}\\n</tool_call>'", "}\\n</call>'")
-    )
-    other.response_template = {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "content": {"close": "<|im_end|>"},
-            "tool_calls": {
-                "open": "<call>\n", "close": "\n</call>", "repeats": True, "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-        },
-    }  # fmt: skip
-    syntax = ChatRenderer(other).tools.required()
-    assert isinstance(syntax, ResponseTemplate)
-    text = hermes("look", what="a").replace("tool_call", "call")
-    (call,) = syntax.parse(f"I look.\n{text}", "end", TOOLS)
-    assert (call.name, json.loads(call.arguments), call.error) == ("look", {"what": "a"}, "")
-    (cut,) = syntax.parse(text, "length", TOOLS)
-    assert "cut off" in cut.error
-    (broken,) = syntax.parse("<call>\n{oops\n</call>", "end", TOOLS)
-    assert "can't be read" in broken.error
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -16,7 +16,7 @@ from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.record.rows import view
-from coterie.rollout.grower import Rollout
+from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps

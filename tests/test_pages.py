@@ -3,10 +3,9 @@
 from os.path import commonprefix
 
 import numpy as np
-import pytest
 
-from coterie.engines.compiled.llama import Pages
-from coterie.engines.rows import BLOCK, BlockIndex, PrefixCache
+from coterie.engines.llama import Pages
+from coterie.engines.sequence import BLOCK, BlockIndex, PrefixCache
 
 
 def pages() -> Pages:
@@ -30,16 +29,9 @@ def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
         assert last != store.page(0, 2)
         assert (store.keys[last] == 3.0).all() and (store.values[last] == 3.0).all()
         assert store.table[row, :3].tolist() == [store.page(row, n) for n in range(3)]
-
-
-def test_a_fork_at_the_end_of_a_page_shares_all() -> None:
-    store = pages()
-    store.begin(0, [], BLOCK)
-    store.fork(0, [1], BLOCK)
-    assert store.used == 1
-    store.extend(0, BLOCK + 1)
-    store.extend(1, BLOCK + 1)
-    assert store.used == 3 and store.page(0, 1) != store.page(1, 1)
+    store.fork(0, [3], 2 * BLOCK)  # at the end of a page: all are shared
+    assert store.used == 3 + 2
+    assert store.page_bytes == 2 * 2 * 2 * 8 * BLOCK * np.dtype(np.float32).itemsize
 
 
 def test_the_last_user_of_a_page_frees_it() -> None:
@@ -115,14 +107,6 @@ def test_the_index_finds_the_page_that_begins_most_like_a_prompt() -> None:
     for page in held:
         index.drop(page)
     assert not index._after and not index._place and index.closest(b"a", (1,)) == (0, 0)
-
-
-@pytest.mark.parametrize("length", [1, BLOCK, 5 * BLOCK + 1])
-def test_a_page_costs_what_it_says(length: int) -> None:
-    store = pages()
-    store.begin(0, [], length)
-    assert store.page_bytes == 2 * 2 * 2 * 8 * BLOCK * np.dtype(np.float32).itemsize
-    assert store.used == -(-length // BLOCK)
 
 
 def test_rows_that_begin_alike_become_neighbours() -> None:

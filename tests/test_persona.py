@@ -3,84 +3,36 @@
 import asyncio
 import random
 import re
-from collections import Counter
 
 import pytest
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.persona import (
-    ANSWER_MARK,
     CALLS,
     CHOICES,
-    HINTS,
-    MAX_TURNS,
     NO_WISH,
     SYSTEM_PROMPT,
     TOO_MUCH,
     UNCLEAR,
     Choice,
-    aspects_named,
-    canonical_key,
     generate_tasks,
     output_of,
     scripted_reply,
     source_of,
-    split_of,
-    with_reference,
 )
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from scripts.tiny.persona_dialogues import (
     ASKS,
-    BEFORE,
-    SKILL,
-    THANKS,
-    THINGS,
-    VAGUE,
     answer_text,
-    corpus,
 )
 
 TASKS = generate_tasks("heldout", 150, 1)
-DIALOGUES = list(corpus(5, 1000))
 ABOVE_4 = Choice("above", 4)
 TIMES_3 = Choice("times", 3)
 LAST_2 = Choice("last", 2)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load("tiny-persona").tokenizer
-
-
-def test_splits_are_disjoint_by_construction():
-    splits = {name: generate_tasks(name, 200, 1) for name in ("train", "heldout", "corpus")}
-    for name, tasks in splits.items():
-        assert {split_of(task.choices) for task in tasks} == {name}
-    keys = [{canonical_key(task.choices) for task in tasks} for tasks in splits.values()]
-    assert len(set().union(*keys)) == sum(map(len, keys))
-
-
-def test_unknown_splits_and_sizes_are_refused():
-    with pytest.raises(ValueError, match="heldout"):
-        generate_tasks("test", 1, 0)
-    with pytest.raises(ValueError, match="2, 3 or 4"):
-        generate_tasks("train", 1, 0, sizes=(1,))
-
-
-def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
-    assert generate_tasks("train", 30, 3)[:20] == generate_tasks("train", 20, 3)
-    one, other = ([t.opening for t in generate_tasks("train", 20, seed)] for seed in (3, 4))
-    assert len(set(one) & set(other)) < 5
-
-
-def test_no_task_comes_twice_and_most_functions_differ():
-    tasks = generate_tasks("train", 1000, 0)
-    assert len({(task.choices, task.opening) for task in tasks}) == 1000
-    assert len({canonical_key(task.choices) for task in tasks}) > 600
-    assert len({task.task_id for task in tasks}) == 1000
 
 
 def test_the_steps_of_a_function_do_what_they_say():
@@ -122,16 +74,6 @@ def test_references_agree_with_the_steps_in_the_real_sandbox():
     assert asyncio.run(run()) == [True] * len(TASKS) + [False]
 
 
-def test_openings_are_vague_and_end_with_the_signature():
-    for task in TASKS:
-        assert task.opening.endswith(f" The signature of the function is: def {task.name}(xs)")
-        assert not re.search(r"\d", task.opening)
-        assert not any(choice.sentence in task.opening for choice in task.choices)
-        aspects = [choice.aspect for choice in task.choices]
-        hinted = {a for a, phrases in HINTS.items() if any(p in task.opening for p in phrases)}
-        assert hinted == set(aspects)
-
-
 CHOSEN = (ABOVE_4, TIMES_3, LAST_2)
 REPLIES = [
     ("Which numbers are kept?", "Keep only numbers above 4."),
@@ -154,79 +96,6 @@ REPLIES = [
 @pytest.mark.parametrize(("said", "reply"), REPLIES)
 def test_the_person_tells_one_thing_at_a_time(said: str, reply: str):
     assert scripted_reply(CHOSEN, said) == reply
-
-
-def test_every_choice_can_be_asked_for_and_no_reply_holds_code():
-    for aspect, choices in CHOICES.items():
-        for choice in choices:
-            reply = scripted_reply([choice], ASKS[aspect][0])
-            assert reply == choice.sentence and "{" not in reply
-            assert str(choice.number) in reply if choice.number else not re.search(r"\d", reply)
-            assert not re.search(r"[=\[\]()<>%*]", reply) and choice.code not in reply
-        assert len({choice.sentence for choice in choices}) == len(choices)
-
-
-def test_the_scripted_wordings_are_understood():
-    for aspect, questions in ASKS.items():
-        for question in questions:
-            for before in ("", *BEFORE):
-                assert aspects_named(f"{before} {question}") == [aspect]
-        assert aspects_named(THINGS[aspect]) == [aspect]
-    assert not any(map(aspects_named, (*VAGUE, *THANKS)))
-
-
-def test_habits_vary_turn_by_turn_and_less_than_half_of_the_dialogues_end_right():
-    counts = Counter(habit for d in DIALOGUES for habit in d.habits)
-    assert set(counts) == {"ask", "vague", "several", "guess", "again", "thanks", "answer"}
-    unaided = [d for d in DIALOGUES if not d.shown]
-    assert 0.3 < sum(d.right for d in unaided) / len(unaided) < 0.5
-    assert max(len(d.turns) for d in DIALOGUES) == MAX_TURNS
-    ended = [d for d in DIALOGUES if d.habits[-1] in ("answer", "guess")]
-    assert 0.8 < len(ended) / len(DIALOGUES) < 0.9  # the others ran out of turns
-    assert all((ANSWER_MARK in d.turns[-1]) == (d in ended) for d in DIALOGUES)
-    assert not any(ANSWER_MARK in said for d in DIALOGUES for said in d.turns[:-1])
-
-
-def test_good_questions_lead_to_the_right_answer():
-    dialogues = list(corpus(2, 200, SKILL))
-    assert {habit for d in dialogues for habit in d.habits} == {"ask", "answer"}
-    assert all(d.right and len(d.turns) == len(d.task.choices) + 1 for d in dialogues)
-
-
-def test_the_script_uses_nothing_that_it_was_not_told():
-    """An unaided agent that guesses is right about what it asked for; the rest is drawn."""
-    for d in (d for d in DIALOGUES if not d.shown and d.habits[-1] in ("answer", "guess")):
-        for choice in d.task.choices:
-            if choice.sentence in d.replies:
-                assert f"    {choice.code}\n" in d.turns[-1]
-    guessed = [d for d in DIALOGUES if not d.shown and d.habits[-1] == "guess"]
-    assert sum(d.right for d in guessed) / len(guessed) < 0.15
-
-
-def test_dialogues_with_the_reference_in_the_prompt_answer_with_it():
-    shown = [d for d in DIALOGUES if d.shown]
-    assert 0.05 < len(shown) / len(DIALOGUES) < 0.11
-    for d in shown:
-        assert d.prompt == SYSTEM_PROMPT + with_reference(d.task.reference)
-        assert d.prompt.endswith(f"\nReference:\n{d.task.reference}")
-        assert d.right or d.habits[-1] not in ("answer", "guess")
-    assert all(d.prompt == SYSTEM_PROMPT for d in DIALOGUES if not d.shown)
-    assert {d.habits[-1] for d in shown} >= {"guess", "answer"}
-
-
-def test_texts_survive_encoding_and_decoding_to_the_last_space(tokenizer):
-    texts = ["x", " x", "\n\n  y\t= 1 ", "def f(x):\r\n\treturn  12345", "é ∑ 漢", *ASKS["keep"]]
-    for d in DIALOGUES[:200]:
-        texts += [d.prompt, d.task.opening, *d.turns, *d.replies]
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_digits_and_names_are_single_pieces_and_the_prompt_is_short(tokenizer):
-    pieces = tokenizer.tokenize("def tidy(xs): return xs[:45]")
-    assert {"def", "Ġtidy", "Ġreturn", "4", "5"} <= set(pieces)
-    assert len(tokenizer.encode(SYSTEM_PROMPT)) <= 40
 
 
 def test_the_packaged_model_writes_the_function_that_it_was_told():

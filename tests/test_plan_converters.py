@@ -21,7 +21,7 @@ from coterie.datasets.plans import (
 )
 from coterie.datasets.problems import number, value
 from coterie.errors import UserError
-from tests.test_data import SHARED, jsonl, real_rows
+from tests.row_files import SHARED, jsonl, real_rows
 
 
 def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:
@@ -134,13 +134,13 @@ def test_a_solution_without_a_plan_is_left_out_with_the_reason(answer: str, why:
 
 def test_broken_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
     good = {"question": "What?", "answer": "<<1+1=2>>2\n#### 2"}
-    file = jsonl(tmp_path / "train.jsonl", [good, good | {"answer": "two"}])
+    file = jsonl(tmp_path / "train.jsonl", good, good | {"answer": "two"})
     with pytest.raises(UserError, match=r"line 2 is broken: .*no '####'"):
         load("gsm8k_plans", file)
     file.write_text(json.dumps(good) + "\n" + json.dumps(good)[:20] + "\n")
     with pytest.raises(UserError, match=r"line 2 is broken: not JSON"):
         load("gsm8k_plans", file)
-    jsonl(file, [{"qid": "a", "question": "Is it?", "decomposition": []}])
+    jsonl(file, {"qid": "a", "question": "Is it?", "decomposition": []})
     with pytest.raises(UserError, match=r"line 1 is broken: answer: is missing"):
         load("strategyqa_plans", file)
 

@@ -1,13 +1,14 @@
-"""Planner and grounder: what they are shown, what becomes of actions, what a path is worth, at once and by steps."""
+"""Planner and grounder: what they are shown, what becomes of actions, what a path is worth, and rows of other sets."""
 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from coterie.environments.plan_domains import pages_of
 from coterie.environments.plan_ground import (
-    GOLD,
     GROUNDER,
     PLANNER,
     PlanGround,
@@ -16,13 +17,15 @@ from coterie.environments.plan_ground import (
     plan_text,
     subgoals_in,
 )
-from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, openers_of
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.tools.retrieval.index import build_index
+from coterie.runs.items import open_actors
+from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.talking import talk_out
+from tests.test_endpoint import says, service
 
 SET = "tests/plans.py:Plans"
 
@@ -110,13 +113,6 @@ def test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools():
     assert said == ("assistant", right.plan)
 
 
-def test_what_is_right_is_a_secret_of_graders_and_critics():
-    task = environment().tasks("train", 1, 0)[0]
-    assert task.secrets[GOLD].readers == {"grader"}
-    assert gold(task).actions not in str(task)
-    assert "R1" not in str(task.public)
-
-
 def test_step_by_step_each_result_is_told_to_the_planner_alone():
     world = environment("iterative")
     task = world.tasks("heldout", 1, 0)[0]
@@ -173,45 +169,6 @@ def test_training_tasks_by_steps_are_single_steps_after_the_right_ones():
     assert shown[1][1] == gold(first).plan
 
 
-def test_tasks_of_both_splits_are_disjoint():
-    world = environment()
-    train, heldout = world.tasks("train", 50, 0), world.tasks("heldout", 50, 0)
-    assert len(train) == len(heldout) == 20
-    assert not {task.id for task in train} & {task.id for task in heldout}
-
-
-def test_questions_are_answered_from_pages(tmp_path):
-    pages = tmp_path / "pages.jsonl"
-    rows = [
-        {"title": "Peru", "text": "Lima is the capital of Peru."},
-        {"title": "Norway", "text": "Oslo is the capital of Norway."},
-    ]
-    pages.write_text("\n".join(map(json.dumps, rows)))
-    build_index(pages, tmp_path / "index")
-    world = environment_of("tests/plans.py:Questions", f"environment.corpus={tmp_path / 'index'}")
-    assert isinstance(world, PlanGround)
-    task = world.tasks("heldout", 1, 0)[0]
-    right = gold(task)
-    _, grade = played(world, task, {PLANNER: [right.plan], GROUNDER: [right.actions]})
-    assert (grade.score, world.metric) == (1.0, "exact match")
-    nowhere = "R1 = KnowledgeQuery(Chess)"
-    _, grade = played(world, task, {PLANNER: ["Subgoal 1: chess"], GROUNDER: [nowhere]})
-    assert grade.score == 0.0
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "says"),
-    [
-        ("Questions", (), "environment.corpus=FOLDER"),
-        ("Questions", ("environment.corpus=nowhere",), "not an index of pages|no index"),
-        ("Plans", ("environment.corpus=nowhere",), "no pages to search"),
-    ],
-)
-def test_pages_that_are_missing_or_not_wanted_are_refused(name, words, says):
-    with pytest.raises(UserError, match=says):
-        environment_of(f"tests/plans.py:{name}", *words)
-
-
 def test_subgoals_are_read_as_they_are_written():
     plan = plan_text(["find a; then b", "add c"])
     assert plan == "Subgoal 1: find a; then b; Subgoal 2: add c"
@@ -220,3 +177,122 @@ def test_subgoals_are_read_as_they_are_written():
     assert is_done("Done.") and not is_done("Subgoal 3: stop")
     assert is_done(" done") and not is_done("Done. Subgoal 3: stop")
     assert not is_done("") and not is_done("Find the pens.")
+
+
+CONTEXT = [
+    ["Peru", ["Peru is a country.", " Its capital is Lima."]],
+    ["Norway", ["Norway is a country in the north.", " The capital of Norway is Oslo."]],
+    ["Empty", [" "]],
+]
+
+
+def hotpot(folder: Path, count: int = 2) -> Path:
+    """Rows of HotpotQA, about other countries in each split."""
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "heldout"):
+        rows = [
+            {"_id": f"{split}{n}", "question": f"What is the {split} capital of Norway ({n})?", "answer": "Oslo",
+             "context": CONTEXT, "supporting_facts": [["Norway", 1]]}
+            for n in range(count)
+        ]  # fmt: skip
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def world(name: str, *words: str) -> PlanGround:
+    found = environment_of(name, "environment=plan_ground", *words)
+    assert isinstance(found, PlanGround)
+    return found
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "svamp"])
+def test_word_problems_without_plans_are_played_by_their_answers(name: str) -> None:
+    where = world(name)
+    task = where.tasks("heldout", 1, 0)[0]
+    assert (where.domain.name, where.metric) == ("maths", "success")
+    assert not gold(task).steps and not gold(task).done
+    answer = task.secrets["answer"].reveal("grader")
+    for said, score in ((answer, 1.0), (f"{answer} + 1", 0.0)):
+        lines = {PLANNER: ["Subgoal 1: x"], GROUNDER: [f"R1 = Calculator({said})"]}
+        assert played(where, task, lines)[1].score == score
+    _, grade = played(where, task, {PLANNER: ["Done."], GROUNDER: ["I don't know"]})
+    assert grade.score == 0.0, "no plan is not a right one"
+
+
+def test_rows_without_plans_are_not_trained_on() -> None:
+    where = world("gsm8k")
+    with pytest.raises(UserError, match="no plans to train on"):
+        where.tasks("train", 1, 0)
+    assert where.scored_tasks(5, 0) == []
+    assert len(world("gsm8k", "environment.form=iterative").tasks("heldout", 3, 0)) == 3
+
+
+LOOK = (
+    "R1 = KnowledgeQuery(Norway); R2 = ParagraphRetrieve(R1, Query: capital of Norway); "
+    "R3 = QA([R2], Question: What is the capital of Norway?)"
+)
+
+
+def test_questions_are_answered_from_the_pages_that_come_with_them(tmp_path: Path) -> None:
+    where = world("hotpot_qa", f"dataset.source={hotpot(tmp_path / 'rows')}")
+    task = where.tasks("heldout", 1, 0)[0]
+    assert where.metric == "exact match" and where.needs == (Sandbox,)
+    assert pages_of(task) == [
+        ("Peru", "Peru is a country. Its capital is Lima."),
+        ("Norway", "Norway is a country in the north. The capital of Norway is Oslo."),
+    ]
+    assert played(where, task, {PLANNER: ["Subgoal 1: x"], GROUNDER: [LOOK]})[1].score == 1.0
+    other = LOOK.replace("Norway", "Peru")
+    assert played(where, task, {PLANNER: ["Subgoal 1: x"], GROUNDER: [other]})[1].score == 0.0
+
+
+def test_a_few_pages_are_searched_by_their_words() -> None:
+    pages = FewPages([("Oslo", "A town."), ("Lima", "A town by the sea."), ("Sea", "Salt.")])
+    assert [one.title for one in pages.pages("salt sea", 5)] == ["Sea", "Lima"]
+    assert [one.title for one in pages.search("salt sea", 1, pages=[0, 1])] == ["Lima"]
+    assert len(pages) == 3 and pages.first(2).title == pages.paragraph(2).title == "Sea"
+    with pytest.raises(IndexError):
+        pages.paragraph(-1)
+    assert pages.pages("zebra", 3) == []
+
+
+def test_a_chat_model_reads_where_one_is_named(tmp_path: Path) -> None:
+    """Behind an endpoint, opened with the cast, asked with the passages that were found."""
+
+    fine = {
+        "choices": [{"message": {"content": "Answer: Oslo"}, "finish_reason": "stop", "index": 0}]
+    }
+
+    async def play(where: PlanGround, task: Task, shared: Shared) -> Grade:
+        lines = {PLANNER: ["Subgoal 1: x"], GROUNDER: [LOOK]}
+        return (await talk_out(where, task, lambda p: lines[p.agent].pop(0), shared=shared))[1]
+
+    async def whole(words: Sequence[str]) -> Grade:
+        where = world("hotpot_qa", *words)
+        assert where.needs == (Sandbox, ChatReader)
+        task = where.tasks("heldout", 1, 0)[0]
+        async with open_actors(where, tmp_path, openers={Sandbox: Sandbox}) as actors:
+            assert ChatReader in actors.shared
+            return await play(where, task, actors.shared)
+
+    with service(says(200, fine)) as server:
+        words = [f"dataset.source={hotpot(tmp_path / 'rows')}",
+                 f"environment.reader.url={server.url}", "environment.reader=reads"]  # fmt: skip
+        assert asyncio.run(whole(words)).score == 1.0
+    assert len(server.bodies) == 1
+    body = server.bodies[0]
+    assert body["model"] == "reads"
+    asked = body["messages"][-1]["content"]
+    assert "The capital of Norway is Oslo." in asked and "What is the capital of Norway?" in asked
+
+
+def test_readers_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
+    rows = f"dataset.source={hotpot(tmp_path / 'rows')}"
+    with pytest.raises(UserError, match="nobody/nothing"):
+        world("hotpot_qa", rows, "environment.reader=nobody/nothing")
+    with pytest.raises(UserError, match="NO_SUCH_KEY"):
+        world("hotpot_qa", rows, "environment.reader=x", "environment.reader.url=http://127.0.0.1:9/v1",
+              "environment.reader.key_variable=NO_SUCH_KEY")  # fmt: skip
+    with pytest.raises(UserError, match="pages to search"):
+        world("gsm8k", "environment.reader=tiny-exchange")
+    assert openers_of(world("gsm8k"), tmp_path) == {}

@@ -10,9 +10,9 @@ from coterie.datasets.catalogue import CATALOGUE, SPLITS
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import Rows, dataset_type, row_type
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.datasets.problems import SvampRow, number, value
+from coterie.datasets.problems import number, value
 from coterie.errors import UserError
-from tests.test_data import jsonl
+from tests.row_files import jsonl
 
 PLANS = [name for name, entry in CATALOGUE.items() if issubclass(entry.row, PlanRow)]
 ROW: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_a_row_that_says_nothing_is_refused(change: dict[str, Any], said: str) -
 def test_a_line_of_lumos_says_that_two_files_are_joined(tmp_path: Path) -> None:
     line = {"dataset": "maths", "id": "maths_0", "messages": []}
     with pytest.raises(UserError, match="one of Lumos' two files"):
-        list(read_rows(jsonl(tmp_path / "plan.jsonl", [line]), PlanRow))
+        list(read_rows(jsonl(tmp_path / "plan.jsonl", line), PlanRow))
 
 
 # Arithmetic
@@ -106,16 +106,3 @@ def test_sample_plans_have_answers_and_their_set_is_found_by_name(name: str) -> 
         for one in rows.split(split):
             assert isinstance(one, PlanRow) and one.answer
     assert issubclass(row_type(name), PlanRow)
-
-
-def test_svamp_is_read_from_its_own_form() -> None:
-    given = {
-        "ID": "chal-1", "Body": "Each pack costs 76 dollars. If there is a discount of 25 dollars",
-        "Question": "How much is a pack?", "Equation": "( 76.0 - 25.0 )", "Answer": 51.0, "Type": "Subtraction",
-    }  # fmt: skip
-    one = SvampRow.model_validate(given)
-    assert one.question.endswith("If there is a discount of 25 dollars, how much is a pack?")
-    assert (one.id, one.answer, value(one.equation)) == ("chal-1", "51", 51)
-    assert SvampRow.model_validate(given | {"Answer": 2.5}).answer == "2.5"
-    with pytest.raises(ValidationError, match="not a number"):
-        SvampRow.model_validate(given | {"Answer": "many"})

@@ -6,17 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coterie.environments.protocol import Environment, Grade, Shared, State, Transition
-from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.turn import Turn
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.items import play
-from tests.games import Counting, Rounds, Script
+from tests.games import Rounds, Script
 
 STAGE = "rollout"
 
@@ -79,40 +76,3 @@ def test_a_reward_belongs_to_all_that_is_said_at_the_same_time(tmp_path: Path) -
         assert credit(store, "Ann") == ben and sorted(ben.values()) == [0, 1, 2]
         final = {outcome.leaf: float(path[1].text) for outcome, path in tree.trajectories()}
         assert credit(store, "Ben", FINAL_REWARD) == final
-
-
-def test_rewards_of_sessions_differ_by_turn_and_are_given_once(tmp_path: Path) -> None:
-    def say(prompt: Prompt) -> str:
-        return str(1 + prompt.draw + len(prompt.messages) // 4)
-
-    game = Counting()
-    with Store.open(tmp_path / "store.sqlite") as store:
-        play_into(store, game, Script(say), episodes(game))
-        turns = [turn for tree in store.trees(0, STAGE) for turn in tree.turns.values()]
-        rewards = {turn.id: float(turn.text) for turn in turns if turn.speaker.name == "agent"}
-        assert credit(store) == rewards and len(set(rewards.values())) > 2
-        acts = game.acts
-        play_into(store, game, Script(say), episodes(game))
-        assert (credit(store), game.acts) == (rewards, acts), "what is written is not played again"
-
-
-def test_an_episode_that_fails_leaves_no_credit_of_its_turns(tmp_path: Path) -> None:
-    def say(prompt: Prompt) -> str:
-        return "no number" if prompt.draw and len(prompt.messages) > 2 else "3"
-
-    game = Counting()
-    with Store.open(tmp_path / "store.sqlite") as store:
-        play_into(store, game, Script(say), episodes(game, tasks=1))
-        (tree,) = store.trees(0, STAGE)
-        assert [outcome.sample for outcome in tree.outcomes.values()] == [0]
-        assert len(store.failures(0)) == 1
-        said = [turn.id for turn in tree.turns.values() if turn.speaker.name == "agent"]
-        assert credit(store) == dict.fromkeys(said, 3.0) and len(said) == 2
-
-
-def test_where_all_episodes_fail_nothing_is_written(tmp_path: Path) -> None:
-    game = Counting()
-    with Store.open(tmp_path / "store.sqlite") as store:
-        with pytest.raises(UserError, match="all 4 dialogues failed"):
-            play_into(store, game, Script(lambda _: "no number"), episodes(game))
-        assert not credit(store) and not list(store.trees(0, STAGE))

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
-from coterie.models.logprobs import entropies
-from coterie.models.packed import sequence_entropies
-from coterie.models.packing import CostRule
+from coterie.models.logprobs import entropies, sequence_entropies
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Piece, Row, Segment, Target, View, rows, view
 from coterie.record.turn import Part, Sample, Speaker, make_turn
 from coterie.training.batches import make_batch

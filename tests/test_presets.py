@@ -15,7 +15,7 @@ import pytest
 from coterie.environments.registry import is_micro_world, task_word
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval import build_index
 from tests.templates import model
 
 SETS = ("hotpot_qa", "2wiki", "trivia_qa", "cbt", "math", "gsm8k", "arc_c", "mmlu")

@@ -1,10 +1,8 @@
 """Python sessions: what cells show, what lasts between them, and what is lost and when."""
 
 import asyncio
-import re
 
-from coterie.tools.sandbox.inside.job import CONTINUATION
-from coterie.tools.sandbox.pool import ANEW, LOST, NOTHING, Sandbox, shorten
+from coterie.tools.sandbox.pool import ANEW, LOST, NOTHING, Sandbox
 from tests.python_sessions import QUICK, in_sandbox, in_session, texts
 
 SHOWN = {
@@ -98,15 +96,6 @@ def test_output_is_cut_in_its_middle() -> None:
     assert long == "a" * 90 + "b" * 10 + note.format(11) + "b" * 99
     assert fits == "ä" * 100 + "€" * 100
     assert longer == "€" * 100 + note.format("99,801") + "€" * 99 and none == "1"
-
-
-def test_cutting_leaves_no_broken_character() -> None:
-    data = ("a" + "€" * 1000).encode()
-    for kept in range(800, 810):
-        left_out = len(data[kept:-kept].translate(None, CONTINUATION))
-        text = shorten(data[:kept], data[-kept:], left_out, 200)
-        assert "�" not in text and text.startswith("a€") and text.endswith("€")
-        assert re.findall(r"\d+", text) == ["801"]
 
 
 REFUSED = (

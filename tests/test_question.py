@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from coterie import api
 from coterie.datasets.problems import boxed_answer
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.question import answer_of, as_number, filled
@@ -133,20 +130,6 @@ def test_the_right_answer_in_verl_columns_is_hidden_from_prompts(tmp_path: Path)
             prompt(environment(file, f"environment.prompt={{question}} {{{column}}}"))
 
 
-def test_equal_questions_are_one_task_unless_other_columns_differ(tmp_path: Path) -> None:
-    rows = [{"question": "Color?", "text": t, "answer": t[-4:]} for t in ("a blue", "a pink")]
-    file = jsonl(tmp_path / "a.jsonl", *sums(), *rows, rows[0])
-    game = environment(file)
-    tasks = [*game.tasks("train", 99, 0), *game.tasks("heldout", 99, 0)]
-    assert len({task.id for task in tasks}) == len(tasks) == 12
-
-
-def test_a_column_of_aliases_is_right_too(tmp_path: Path) -> None:
-    rows = [{"question": f"{n}?", "answer": "NYC", "aliases": ["New York"]} for n in range(5)]
-    game = environment(jsonl(tmp_path / "a.jsonl", *rows))
-    assert graded(game, "New York").score == graded(game, "NYC").score == 1.0
-
-
 @pytest.mark.parametrize(
     ("reward", "answers", "reply", "score"),
     [
@@ -255,20 +238,6 @@ def test_numbers_of_all_libraries_are_rewards(value: object, number: float | Non
     assert as_number(value) == number
 
 
-def test_a_changed_reward_is_named_when_its_run_goes_on(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    jsonl(tmp_path / "a.jsonl", *sums(20))
-    words = ("dataset=a.jsonl", "environment.reward=rewards.py:words", "model=tiny-acts", "rollout.tasks=2",
-             "rollout.samples=2", "rollout.max_tokens=4", "steps.count=1", "update.max_length=64",
-             "evaluate.tasks=3")  # fmt: skip
-    assert cli("stage", "evaluate", "run", *words, "--recipe", "rl/grpo").code == 0
-    (tmp_path / "rewards.py").write_text(REWARDS + "# changed\n")
-    later = time.time() + 10
-    os.utime(tmp_path / "rewards.py", (later, later))
-    said = " ".join(refused(cli, "run", "--folder", "run").split())
-    assert "rewards.py has changed -> keep the settings" in said
-
-
 def test_a_reward_that_fails_later_ends_the_run_with_the_row(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     file = jsonl(tmp_path / "a.jsonl", *sums())
@@ -296,15 +265,6 @@ def test_questions_are_played_by_one_agent_in_rl_and_debated_in_optima(tmp_path:
     assert played("optima/isft", f"dataset={file}") == "debate"
     debate = settings("rl/grpo", ["dataset=gsm8k", "environment=debate"]).model_dump()
     assert played("rl/grpo", "dataset=gsm8k", stored=debate) == "debate", "a run goes on"
-
-
-def test_an_agent_may_call_tools_before_it_replies(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "a.jsonl", *sums())
-    tools = ["examples/tool.py:multiply"]
-    game = api.environment(str(file), tools=tools, calls="tags", reward="math")
-    (task,) = game.tasks("train", 1, 0)
-    assert [one.name for one in game.tools(State(task, 0), "agent")] == ["multiply"]
-    assert game.limits["turns"] > 1, "messages that call come besides the reply"
 
 
 def test_the_same_words_run_resume_and_evaluate(tmp_path: Path, cli: Cli) -> None:

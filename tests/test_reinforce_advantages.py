@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from coterie.models.heads import add_head
+from coterie.models.adapters import add_head
 from coterie.models.loading import load
 from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome

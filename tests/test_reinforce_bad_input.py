@@ -46,12 +46,6 @@ class Ended(Exchange):
     def tasks(self, split, count, seed, after=()):
         return [] if after else super().tasks(split, count, seed)
 
-class Nameless(Exchange):
-    name = "nameless"
-
-    def tasks(self, split, count, seed, after=()):
-        return [replace(task, id="") for task in super().tasks(split, 1, seed, after)]
-
 class Ungraded(Exchange):
     name = "ungraded"
 
@@ -127,12 +121,6 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
     )
     assert f"left out: {paths} paths without a reward" in said
     assert "Paths without a reward were not graded" in said
-
-
-def test_a_task_without_an_id_is_refused_before_the_run(tmp_path: Path) -> None:
-    own = words(tmp_path, environment="Nameless")
-    with pytest.raises(UserError, match="task 1 an empty id"):
-        made("rl/grpo", own).check()
 
 
 @pytest.mark.slow

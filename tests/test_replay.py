@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.protocol import Observation, Transition
-from coterie.record.tree import Ending, Outcome, Task
-from coterie.record.turn import Part, Speaker, Turn
+from coterie.environments.protocol import Transition
+from coterie.record.tree import Ending, Outcome
+from coterie.record.turn import Turn
 from coterie.rollout.branches import ReplayMismatch
-from tests.games import GAME, Counting, Script
+from tests.games import Counting, Script
 from tests.test_branches import branches, growing, say, step
 
 
@@ -62,23 +62,6 @@ def test_a_tree_from_the_store_is_refused_where_the_environment_has_changed() ->
     asyncio.run(test())
 
 
-def test_a_tree_from_the_store_is_left_as_it_is_where_the_beginning_has_changed() -> None:
-    class Otherwise(Counting):
-        async def begin(self, task: Task, live: object) -> Transition:
-            return Transition(seen=(Observation(GAME, (Part("another"),)),))
-
-    async def test() -> None:
-        async with growing(Counting(), Script(lambda _: "1")) as (grown, kept):
-            at = await step(grown, await grown.start())
-            turns = dict(grown.tree.turns)
-            other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(ReplayMismatch):
-                await other.position(at.node)
-            assert grown.tree.turns == turns
-
-    asyncio.run(test())
-
-
 def test_a_tree_from_the_store_is_refused_where_its_ending_has_changed() -> None:
     async def test() -> None:
         async with growing(Counting(), Script(lambda _: "6")) as (grown, kept):
@@ -116,25 +99,5 @@ def test_a_replay_that_differs_is_noticed_and_changes_nothing(otherwise: dict[st
             with pytest.raises(ReplayMismatch):
                 await say(grown, one, "2")
             assert grown.rewards == rewards
-
-    asyncio.run(test())
-
-
-def test_a_beginning_that_says_less_in_a_replay_is_noticed() -> None:
-    class Shorter(Counting):
-        begun = 0
-
-        async def begin(self, task: Task, live: Any) -> Transition:
-            self.begun += 1
-            person = Observation(Speaker("person", "agent"), (Part("1"),))
-            found = await super().begin(task, live)
-            return replace(found, seen=(*found.seen, person)) if self.begun == 1 else found
-
-    async def test() -> None:
-        async with growing(Shorter(forks=False), Script(lambda _: "1")) as (grown, _):
-            start = await grown.start()
-            await step(grown, start)
-            with pytest.raises(ReplayMismatch):
-                await say(grown, start, "2")
 
     asyncio.run(test())

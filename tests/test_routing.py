@@ -2,8 +2,8 @@
 
 import random
 
-from coterie.engines.rows import BLOCK, block_keys
-from coterie.engines.servers.pool import FACTOR, SLACK, PrefixRouter
+from coterie.engines.pool import FACTOR, SLACK, PrefixRouter
+from coterie.engines.sequence import BLOCK, block_keys
 
 
 def ids(seed: int, blocks: int) -> list[int]:
@@ -54,12 +54,13 @@ def test_a_beginning_that_all_prompts_share_does_not_gather_them_on_one_server()
     assert all(homes.count(server) == 10 for server in range(4))
 
 
-def test_the_most_complete_of_several_holders_is_chosen() -> None:
+def test_the_server_of_the_longest_known_beginning_is_chosen() -> None:
     router = PrefixRouter(3)
     prompt = ids(0, 4)
-    router.remember(2, block_keys(prompt[: 2 * BLOCK]))
     router.remember(1, block_keys(prompt))
+    router.remember(2, block_keys(prompt[: 2 * BLOCK]))
     assert router.choose(block_keys(prompt), [5, 5, 5], range(3)) == 1
+    assert router.choose(block_keys(prompt[: 3 * BLOCK - 1]), [5, 5, 5], range(3)) == 2
     assert router.choose(block_keys(prompt), [5, 5, 5], (0, 2)) == 2
 
 

@@ -1,7 +1,6 @@
 """The sandbox's main paths: grading, its rules of equality, limits, refusals."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,9 @@ from coterie.tools.sandbox import worker
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, Mode, format_value, judge
 from coterie.tools.sandbox.worker import SandboxSettings
+from tests.python_sessions import in_sandbox as inside
 
-ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
-
-
-def inside(
-    work: Callable[[Sandbox], Coroutine[Any, Any, Any]], settings: SandboxSettings = ONE
-) -> Any:
-    async def run() -> Any:
-        async with Sandbox(settings) as sandbox:
-            return await work(sandbox)
-
-    return asyncio.run(run())
 
 
 def graded(
@@ -209,12 +198,6 @@ def test_a_jail_that_does_not_start_is_refused_with_what_it_said(tmp_path: Any) 
     program.chmod(0o755)
     with pytest.raises(UserError, match=r"No permissions to create new namespace\n.*container"):
         inside(lambda s: s.run("", ["1"]), SandboxSettings(workers=2, bwrap_path=str(program)))
-
-
-def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.sys, "platform", "darwin")
-    with pytest.raises(UserError, match="needs Linux"):
-        worker.make_jail(ONE)
 
 
 ORDER = "[list({'alpha', 'beta', b'c', None, 2.5}), hash('x'), hash(None), sys.flags.isolated]"

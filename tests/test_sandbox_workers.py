@@ -5,26 +5,26 @@ import os
 import subprocess
 import sys
 import time as clock
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.sandbox import pool
 from coterie.tools.sandbox import worker as users
-from coterie.tools.sandbox.inside.job import BY_ANSWER
+from coterie.tools.sandbox.inside.job import BY_ANSWER, Job
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import Graded, TestResult, judge
+from coterie.tools.sandbox.results import Graded
 from coterie.tools.sandbox.worker import (
     SandboxSettings,
     Worker,
     WorkerPool,
-    job_of,
     make_jail,
     pack,
+    request,
 )
-from tests.test_sandbox import ONE, SIZED, inside
+from tests.python_sessions import ONE
+from tests.python_sessions import in_sandbox as inside
+from tests.test_sandbox import SIZED
 
 
 def test_many_answers_at_a_time_keep_their_own_results() -> None:
@@ -77,7 +77,8 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
 
     async def work() -> None:
         worker = await Worker.start(make_jail(ONE))
-        job = job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user)
+        own = {"source": SIZED, "calls": ["f(250_000)"] * 8, "legacy": False}
+        job = request(Job, ONE, worker.user, **own)
         worker._in.write(pack(job) + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)
@@ -91,12 +92,12 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
 
     async def work(steps: int) -> None:
         workers = WorkerPool(ONE)
-        run = asyncio.create_task(workers.run("", ["1"], legacy=False))
+        run = asyncio.create_task(workers.run("", ["1"], False, ONE))
         for _ in range(steps):
             await asyncio.sleep(0)
         run.cancel()
         await asyncio.wait([run])
-        records, _ = await workers.run("", ["1"], legacy=False)
+        records, _ = await workers.run("", ["1"], False, ONE)
         assert records == [(BY_ANSWER, b'{"value": ["int", "1"]}')]
         await workers.close()
 
@@ -104,21 +105,6 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
         await asyncio.gather(*(asyncio.wait_for(work(steps), 60) for steps in range(1, 7)))
 
     asyncio.run(every())
-
-
-def test_values_are_compared_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large set takes half a second, so its thread is not that of the event loop."""
-    loops = []
-
-    def watched(*args: Any) -> TestResult:
-        loops.append(asyncio._get_running_loop())
-        return judge(*args)
-
-    monkeypatch.setattr(pool, "judge", watched)
-    source = "from decimal import Decimal\ndef f(): return {Decimal(n) / 7 for n in range(1000)}"
-    expected = {Decimal(n) / 7 for n in range(1000)}
-    assert inside(lambda s: s.grade(source, ["f()"], [expected])).success
-    assert loops == [None]
 
 
 def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +129,3 @@ def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(done.stdout) == claimed[1].uid == again.uid
     for user in (*claimed, again):
         user.release()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="all answers of an ordinary user are one user")
-def test_a_user_is_free_again_when_its_worker_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        worker = await Worker.start(make_jail(ONE))
-        monkeypatch.setattr(users, "UIDS", range(worker.user.uid, worker.user.uid + 1))
-        with pytest.raises(UserError, match="in use"):
-            users.claim_user()
-        await worker.close()
-        user = users.claim_user()
-        assert user.uid == worker.user.uid
-        user.release()
-
-    asyncio.run(work())

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers.utils import import_utils
 
-from coterie.cli import serve_model
+from coterie.cli import serve
+from coterie.engines import vllm
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Reply, Utterance
-from coterie.engines.servers import vllm
 from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
@@ -73,9 +73,9 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
         want = recipe.load_policy(run, 1).model.state_dict()
     weights = load(merged).model.state_dict()
     assert all(torch.equal(weights[name], want[name]) for name in want)
-    _, path, export = serve_model._policy(folder, None)
+    _, path, export = serve._policy(folder, None)
     assert Path(path) == merged and export is not None and export.out.exists()
-    assert serve_model._policy(folder, 0)[1:] == (load(NAME).source, None)
+    assert serve._policy(folder, 0)[1:] == (load(NAME).source, None)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_exported(
@@ -83,7 +83,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_exported(
 ) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} of 127.0.0.1 is in use" in refused(
+        assert f"can't listen on port {port}" in refused(
             cli, "serve", "model", NAME, "--port", port
         )
     model = ("serve", "model", "--port", 0)
@@ -92,7 +92,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_exported(
     assert "has no version 7" in refused(cli, *model, finished, "--iteration", 7)
     assert "can't run /no/python" in refused(cli, *model, NAME, "--python", "/no/python")
     monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)
-    monkeypatch.setattr(serve_model, "_vllm_command", lambda *_: None)
+    monkeypatch.setattr(serve, "_vllm_command", lambda *_: None)
     assert "pip install 'transformers[serving]'" in refused(cli, *model, finished)
     assert not (finished / "served").exists()
 
@@ -101,14 +101,14 @@ def test_vllm_serves_with_the_models_defaults_and_without_routes_that_load_weigh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vllm, "check_vllm", lambda settings: None)
-    found = serve_model._vllm_command(VLLMSettings(python="/env/python"), "/weights", "mine", 8000)
+    found = serve._vllm_command(VLLMSettings(python="/env/python"), "/weights", "mine", 8000)
     assert found is not None
     words, variables = found
     assert words[:5] == ["/env/python", "-m", "vllm.entrypoints.cli.main", "serve", "/weights"]
     assert words[words.index("--served-model-name") + 1] == "mine"
     assert words[-2:] == ["--generation-config", "auto"]
     assert variables["VLLM_SERVER_DEV_MODE"] == "0"
-    monkeypatch.setattr(serve_model.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(serve_model.shutil, "which", lambda name: "/bin/vllm")
-    found = serve_model._vllm_command(VLLMSettings(), "/weights", "mine", 8000)
+    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(serve.shutil, "which", lambda name: "/bin/vllm")
+    found = serve._vllm_command(VLLMSettings(), "/weights", "mine", 8000)
     assert found is not None and found[0][:3] == ["/bin/vllm", "serve", "/weights"]

@@ -20,9 +20,8 @@ from mcp.client.stdio import StdioServerParameters
 from coterie.errors import UserError
 from coterie.record.turn import Tool
 from coterie.tools.calls import CallLimits, Function, ToolError, ToolUnavailable
-from coterie.tools.mcp.server import ToolServer
-from coterie.tools.mcp.source import McpSettings, McpSource
-from coterie.tools.registry import JoinedSource, sources_in
+from coterie.tools.mcp import McpSettings, McpSource, ToolServer
+from coterie.tools.registry import sources_in
 from coterie.tools.tags import Tag
 from tests.conftest import Cli
 from tests.row_files import jsonl
@@ -44,11 +43,10 @@ ANSWERS = ["42", "Oslo is the capital", "[Oslo](https://e.org/oslo)", "The capit
 class Words:
     """A source of two tools."""
 
-    def __init__(self, name: str = "say") -> None:
-        self.tools = (Tool(name, "Says a word.", WORD), Tool("break", "Breaks.", WORD, alone=True))
-        self.tags = {name: Tag("word")}
-        self.identity = name
-        self.open_now = 0
+    tools = (Tool("say", "Says a word.", WORD), Tool("break", "Breaks.", WORD, alone=True))
+    tags: Mapping[str, Tag] = {}
+    identity = "say"
+    open_now = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
@@ -61,7 +59,7 @@ class Words:
             raise ToolUnavailable("secret place is gone")
 
         self.open_now += 1
-        yield {self.tools[0].name: say, "break": destroy}
+        yield {"say": say, "break": destroy}
         self.open_now -= 1
 
 
@@ -179,7 +177,6 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "tools.yaml"
     for tools, said in (
         ([], "has no list of tools"),
-        ([{"name": "nothing"}], "no tool is called 'nothing'"),
         ([{"name": "wiki_search", "corpus": "nowhere"}], "nowhere is not an index"),
         ([{"name": "web_search"}], "backend: is missing"),
     ):
@@ -190,23 +187,22 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:
         ran = cli("serve", "tools", "--config", file, "--port", taken.getsockname()[1])
     assert ran.code == 2 and "can't listen on port" in ran.err
     ran = cli("serve", "tools", "--config", tmp_path / "none.yaml", "--port", 0)
-    assert ran.code == 2 and "can't be read" in ran.err
+    assert ran.code == 2 and "can't read" in ran.err
 
 
-def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do() -> None:
-    first, second = Words(), Words("tell")
-    joined = JoinedSource({"here": first, "there": second})
-    assert [tool.name for tool in joined.tools] == ["say", "here_break", "tell", "there_break"]
-    assert joined.tags == {"say": Tag("word"), "tell": Tag("word")}
-    assert joined.identity != JoinedSource({"there": second, "here": first}).identity
+def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do(tmp_path: Path) -> None:
+    for name in "ab":
+        text = f'def say(word: str) -> str:\n    "Says."\n    return "{name}: " + word\n'
+        (tmp_path / f"{name}.py").write_text(text)
+    tools = [{"name": name, "tool": f"{tmp_path}/{name}.py:say"} for name in "ab"]
+    file = tmp_path / "tools.yaml"
+    file.write_text(json.dumps({"tools": [*tools, {"name": "python"}]}))
+    first, second, other = sources_in(file)
+    assert [one.tools[0].name for one in (first, second, other)] == ["a_say", "b_say", "python"]
+    assert first.tags == {"a_say": Tag("word")} and first.identity != second.identity
 
-    async def use() -> list[str]:
-        async with joined.open() as functions:
-            assert first.open_now == second.open_now == 1
-            with pytest.raises(ToolUnavailable):
-                await functions["there_break"]({"word": "x"})
-            return [await functions[name]({"word": "x"}) for name in ("say", "tell")]
+    async def use() -> str:
+        async with second.open() as functions:
+            return await functions["b_say"]({"word": "x"})
 
-    assert asyncio.run(use()) == ["say: x", "tell: x"]
-    with pytest.raises(UserError, match="two tools are called"):
-        JoinedSource({"a": Words(), "b": Words(), "c": Words("a_say")})
+    assert asyncio.run(use()) == "b: x"

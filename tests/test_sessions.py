@@ -67,18 +67,6 @@ def test_each_session_is_closed_by_the_task_that_opened_it() -> None:
     asyncio.run(test())
 
 
-def test_a_session_waits_where_it_stands_and_is_one_branchs_alone() -> None:
-    async def test() -> None:
-        async with sessions_of(3, SECONDS) as sessions:
-            assert sessions.take("a") is None
-            session = await sessions.open(Table().game())
-            await sessions.keep("a", session)
-            assert sessions.take("a") is session
-            assert sessions.take("a") is None
-
-    asyncio.run(test())
-
-
 def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> None:
     async def test() -> None:
         table = Table()
@@ -88,25 +76,6 @@ def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> 
             assert (table.most, sessions.closed_early) == (2, 2)
             assert sessions.take("a") is sessions.take("b") is None
             assert await moves(sessions, "d") == ["d"]
-
-    asyncio.run(test())
-
-
-def test_fifty_branches_share_two_places_and_all_get_one() -> None:
-    async def test() -> None:
-        table = Table()
-        async with sessions_of(2, SECONDS) as sessions:
-
-            async def branch(number: int) -> None:
-                session = await sessions.open(table.game())
-                await asyncio.sleep(0.001)
-                await (
-                    sessions.keep(f"{number}", session) if number % 2 else sessions.drop(session)
-                )
-
-            await asyncio.wait_for(asyncio.gather(*map(branch, range(50))), 20)
-            assert (table.most, sessions.opened) == (2, 50)
-        assert table.live == 0
 
     asyncio.run(test())
 
@@ -148,15 +117,6 @@ async def slow(ended: list[str]) -> AsyncIterator[Game]:
         ended.append("slow")
 
 
-@asynccontextmanager
-async def stubborn(ended: list[str]) -> AsyncIterator[Game]:
-    try:
-        yield Game(Table(), [])
-    finally:
-        ended.append("begins")
-        await asyncio.sleep(60)
-
-
 def test_what_does_not_open_gives_its_place_back() -> None:
     async def test() -> None:
         ended: list[str] = []
@@ -169,17 +129,6 @@ def test_what_does_not_open_gives_its_place_back() -> None:
             await sessions.open(Table().game())
 
     asyncio.run(test())
-
-
-def test_what_does_not_close_is_cancelled() -> None:
-    async def test() -> None:
-        ended: list[str] = []
-        async with sessions_of(1, 0.05) as sessions:
-            await sessions.keep("a", await sessions.open(stubborn(ended)))
-            await sessions.open(Table().game())  # "a" has to make room
-        assert ended == ["begins"]
-
-    asyncio.run(asyncio.wait_for(test(), 10))
 
 
 @asynccontextmanager

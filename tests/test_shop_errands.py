@@ -9,16 +9,12 @@ from coterie.environments.protocol import Grade
 from coterie.environments.settings import split_of_key
 from coterie.environments.shop import (
     WISH,
-    Errand,
     ShopErrands,
     ShopSettings,
     canonical_key,
     errands,
 )
-from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import settings
 from coterie.record.tree import Task
-from tests.conftest import Cli
 from tests.played import environment_of
 from tests.test_plan_ground import played
 
@@ -81,15 +77,6 @@ def test_what_is_missing_is_taken_off_and_nothing_bought_is_worth_0() -> None:
     assert (grade.score, grade.metrics["well_formed"]) == (0.0, 0.0)
 
 
-def test_one_visit_does_not_change_another() -> None:
-    first, second = heldout(count=2)
-    where = world()
-    for task in (first, second, first):
-        said = [plan_text(["x"], n) for n in range(1, len(right(task)) + 1)]
-        lines = {PLANNER: [*said, "Done."], GROUNDER: right(task)}
-        assert played(where, task, lines)[1].score == 1.0
-
-
 def test_training_tasks_are_single_steps_that_give_what_the_right_ones_give() -> None:
     tasks = world().tasks("train", 40, 0)
     assert len(tasks) == len({task.id.partition("/")[0] for task in tasks}) == 40
@@ -117,15 +104,6 @@ def test_splits_share_no_wish_and_draws_go_on() -> None:
     assert where.tasks("heldout", 3, 1)[0].public != where.tasks("heldout", 3, 0)[0].public
 
 
-def test_the_key_of_a_wish_has_all_but_its_price() -> None:
-    (one,) = errands(200, "train", 0, 1)
-    assert isinstance(one, Errand)
-    w = one.wish
-    key = canonical_key(w)
-    assert all(part in key for part in (w.kind, *w.attributes, *(v for _, v in w.options)))
-    assert str(w.cents) not in key
-
-
 def test_what_is_wished_for_is_a_secret_and_scored_tasks_have_right_actions() -> None:
     (task,) = heldout()
     assert task.secrets[WISH].readers == {"grader"}
@@ -136,10 +114,6 @@ def test_what_is_wished_for_is_a_secret_and_scored_tasks_have_right_actions() ->
     assert [one.id for one in world("onetime").scored_tasks(2, 0)] == [
         one.id for one in heldout(count=2)
     ]
-
-
-def test_a_shop_that_has_no_more_wishes_gives_what_it_has() -> None:
-    assert 0 < len(errands(1, "train", 0, 10_000)) < 10_000
 
 
 @pytest.mark.parametrize("form", ["iterative", "onetime"])
@@ -155,15 +129,3 @@ def test_training_errands_begin_anew_with_other_steps(form: str) -> None:
     assert where.tasks("train", 10**4, 0, [10**4])[:3] == after
     over = where.tasks("train", 4, 0, [count - 2])
     assert over == [*whole[-2:], *after[:2]]
-
-
-def test_it_is_evaluated_by_its_name_and_a_method_is_played_on_it(cli: Cli) -> None:
-    said = cli(
-        "evaluate", "shop", "policy=tiny-exchange", "tasks=3", "max_tokens=24", "engine.device=cpu"
-    )
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["bought"]) == (3, 0, 0.0)
-    own = settings("moat/web", ["environment=shop"])
-    assert (own.choice.environment, own.environment) == ("shop", ShopSettings(name="shop"))
-    assert isinstance(recipe_of(own).environment, ShopErrands)

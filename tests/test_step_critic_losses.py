@@ -4,13 +4,10 @@ Log-probs are given, not computed: policy and reference of two trajectories of t
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from coterie.errors import UserError
 from coterie.record.rows import Pair, Row, Target
 from coterie.training.losses import DPO, DPOSettings, side_statistic
 from coterie.training.reference import row_logprobs
@@ -51,14 +48,6 @@ def test_the_bradley_terry_loss_is_that_of_the_margin(normalise):
     assert objective.count(pair) == 2.0
 
 
-def test_segments_of_a_side_count_as_one_trajectory():
-    """A template that rewrites history cuts a trajectory into rows; its turns stay the same."""
-    first, second = row([7, 1, 2], (1, 3)), row([9, 8, 3], (2, 3))
-    logprobs = [torch.tensor(CHOSEN[:2]), torch.tensor(CHOSEN[2:])]
-    for normalise, (expected, *_) in BY_HAND.items():
-        assert float(side_statistic([first, second], logprobs, normalise)) == expected
-
-
 def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():
     begins = row([1, 2, 3, 8, 4], (0, 3), (4, 5))
     assert begins.predicted == [range(1, 3), range(4, 5)]
@@ -70,29 +59,3 @@ def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():
     both = (mute, BETTER)
     values = [torch.zeros(0), torch.tensor(CHOSEN)]
     assert float(side_statistic(both, values, "turns")) == -2.5
-
-
-def test_tokens_of_others_change_a_loss_only_as_context():
-    """What a person says has no log-prob in the loss: one number a target token, whatever is around."""
-    longer = replace(BETTER, ids=(7, 7, 7, 1, 2, 8, 8, 8, 3), targets=(
-        Target(3, 5, "agent@0"), Target(8, 9, "agent@0"),
-    ))  # fmt: skip
-    objective = DPO(DPOSettings(normalise="turns"))
-    given = [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]]
-    one, other = (Pair((side,), (WORSE,), (-3.5, -3.5)) for side in (BETTER, longer))
-    assert objective.losses([one], given).equal(objective.losses([other], given))
-    assert len(row_logprobs(tiny_llama(), [longer])[0]) == len(CHOSEN)
-
-
-@pytest.mark.parametrize("weight", [-1.0, math.nan])
-def test_a_weight_that_is_negative_or_not_a_number_is_refused(weight):
-    with pytest.raises(UserError, match="weight >= 0"):
-        DPO(DPOSettings()).count(Pair((BETTER,), (WORSE,), (0.0, 0.0), weight))
-
-
-@pytest.mark.parametrize(
-    "bad", [{"beta": 0}, {"label_smoothing": -0.1}, {"label_smoothing": 0.5}, {"nll": -1}], ids=str
-)
-def test_numbers_of_the_objective_that_cannot_work_are_refused(bad):
-    with pytest.raises(ValidationError):
-        DPOSettings(**bad)

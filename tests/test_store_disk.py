@@ -1,9 +1,7 @@
 """Where a store can go wrong: foreign files, kill -9, second writers, full and unsafe disks."""
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,7 +16,7 @@ import pytest
 import coterie
 from coterie.errors import UserError
 from coterie.record.store import Store, unsafe_filesystem
-from coterie.record.tables import add_item, write_tree
+from coterie.record.tables import write_item, write_tree
 from coterie.record.tree import Item
 from tests.random_trees import fill, key, whole
 
@@ -145,7 +143,7 @@ def wait_inside_a_transaction(path: Path) -> None:
     fill(store, 5)
     with store.transaction() as db:
         db.execute("PRAGMA cache_size = 1")  # what does not fit is written before the commit
-        add_item(db, Item(key("half")))
+        write_item(db, Item(key("half")))
         for number in range(200):
             write_tree(db, key(f"x{number}"), whole(number, f"x{number}"))
         print("inside")
@@ -209,45 +207,6 @@ def test_a_full_file_rolls_the_item_back_and_keeps_the_rest(tmp_path):
         assert store.tree(0, "rollout", "t001") == whole(1, "t001")
         store._db.execute("PRAGMA max_page_count = 1000000")
         store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
-
-
-def fill_the_disk(folder: Path) -> None:
-    """Finish items until the disk is full, make room, go on; tell what happened."""
-    path, ballast, done = folder / "s.db", folder / "ballast", 0
-    ballast.write_bytes(bytes(2**20))
-    with Store.open(path) as store:
-        try:
-            while True:
-                store.finish(key(f"t{done:06}"), tree=whole(done, f"t{done:06}"))
-                done += 1
-        except UserError as error:
-            reason = str(error)
-    ballast.unlink()
-    with Store.open(path) as store:
-        kept = list(store.trees(0, "rollout")) == [whole(n, f"t{n:06}") for n in range(done)]
-        store.finish(key(f"t{done:06}"), tree=whole(done, f"t{done:06}"))
-        (check,) = store._db.execute("PRAGMA integrity_check").fetchone()
-    print(json.dumps({"reason": reason, "done": done, "kept": kept, "check": check}))
-
-
-def test_a_full_disk_loses_nothing_committed_and_the_run_resumes(tmp_path):
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=3m none {tmp_path}"
-    if not shutil.which("unshare") or subprocess.run([*inside, mount], check=False).returncode:
-        pytest.skip("no permission to mount a small tmpfs in a namespace of one's own here")
-    result = subprocess.run(
-        [*inside, f'{mount} && exec "$@"', "sh", *command("fill_the_disk", tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
-    assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert "nothing committed is lost" in told["reason"]
-    assert told["done"] > 10
-    assert told["kept"]
-    assert told["check"] == "ok"
 
 
 @pytest.mark.parametrize(

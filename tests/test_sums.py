@@ -1,30 +1,23 @@
 """The ``sums`` micro-world: its splits, its traps, its scripts."""
 
-import json
 import random
 from collections.abc import Sequence
-
-import pytest
 
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import split_of_key
 from coterie.environments.sums import (
     MOST,
     PROMPT,
-    Dialogue,
     Sums,
     SumsSettings,
     canonical_key,
-    corrected_play,
     generate,
-    habit_play,
     problem_text,
-    right_play,
     sums_task,
 )
 from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
-from tests.conftest import Cli
+from scripts.tiny.acts import Dialogue, corrected_play, habit_play, right_play
 from tests.python_sessions import dialogue, in_sandbox, seen
 
 
@@ -47,11 +40,11 @@ def test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong() -> None:
     found = generate("heldout", 1000, 1)
     assert 450 < sum(one.trap for one in found) < 550
     for one in found:
-        assert (one.habit == one.program) is (not one.trap)
-        assert (one.wrong_answer == one.answer) is (not one.trap)
-        assert eval(one.program) == one.answer and eval(one.habit) == one.wrong_answer
+        habit, wrong = one.program_of(times=True), one.answer_of(times=True)
+        assert (habit == one.program) is (wrong == one.answer) is (not one.trap)
+        assert eval(one.program) == one.answer and eval(habit) == wrong
         numbers = [int(word) for word in problem_text(one).split() if word.isdigit()]
-        assert max(*numbers, one.answer, one.wrong_answer) <= MOST and one.answer > 0
+        assert max(*numbers, one.answer, wrong) <= MOST and one.answer > 0
         assert ("in all" in problem_text(one)) is one.trap
     assert len(PROMPT.split()) <= 12
 
@@ -85,14 +78,3 @@ def test_scripted_dialogues_go_as_they_are_written() -> None:
     habits = [(sums_task(one), habit_play(one, rng)) for one in found]
     scores = replayed(Sums(SumsSettings(feedback="none")), habits)
     assert scores == [float(not one.trap) for one in found] and 0 < sum(scores) < 24
-    with pytest.raises(ValueError, match="not a trap"):
-        corrected_play(next(one for one in found if not one.trap), rng)
-
-
-def test_sums_are_evaluated_by_their_name(cli: Cli) -> None:
-    said = cli(
-        "evaluate", "sums", "policy=tiny-exchange", "tasks=2", "max_tokens=8", "engine.device=cpu"
-    )
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["score"]) == (2, 0, 0.0)

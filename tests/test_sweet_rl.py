@@ -9,8 +9,7 @@ import pytest
 
 from coterie.environments.coding import CRITIC
 from coterie.errors import UserError
-from coterie.models.adapters import using
-from coterie.models.heads import HEAD_FILE, token_values
+from coterie.models.adapters import HEAD_FILE, token_values, using
 from coterie.models.loading import is_adapter
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolResult
 from coterie.tools.calls import validate_calls
 from coterie.tools.tags import Tag, Tags
@@ -52,29 +51,6 @@ def test_tags_are_calls(text: str, queries: list[str]) -> None:
 )  # fmt: skip
 def test_broken_tags_are_calls_that_are_not_run(text: str, finish: Any, errors: list[str]) -> None:
     assert [one.error for one in TAGS.parse(text, finish)] == errors
-
-
-@pytest.mark.parametrize("observation", ["search", "answer", "a b"])
-def test_the_tag_of_a_result_is_no_other(observation: str) -> None:
-    with pytest.raises(
-        UserError, match=r"is a result and a call or the answer|not the name of a tag"
-    ):
-        Tags({"search": Tag("query")}, observation=observation)
-
-
-@pytest.mark.parametrize(
-    ("calls", "answer", "reason"),
-    [
-        ({"answer": Tag("x")}, "answer", "is a call and the answer"),
-        ({"look up": Tag("x")}, "answer", "not the name of a tag"),
-        ({}, "a.b", "not the name of a tag"),
-        ({"look": Tag("x", "")}, "answer", "an empty separator"),
-        ({"look": Tag("x", " ")}, "answer", "an empty separator"),
-    ],
-)
-def test_tags_that_cannot_work_are_refused(calls: Any, answer: str, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        Tags(calls, answer)
 
 
 def test_only_complete_answers_count() -> None:

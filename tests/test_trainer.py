@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import multiprocessing
-import os
-import random
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,28 +74,6 @@ def test_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, method):
     assert metrics_of(tmp_path / "steps") == metrics_of(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights(tmp_path):
-    settings = LONG.model_copy(update={"epochs": 10, "save_every_steps": 1})
-    whole = take_steps(tmp_path / "whole", settings)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.test_trainer"])
-    moments, reached = random.Random(0), []
-    for _ in range(20):
-        hears, says = context.Pipe(duplex=False)
-        child = context.Process(target=take_steps, args=(tmp_path / "cut", settings, says))
-        child.start()
-        steps = [hears.recv() for _ in range(moments.randint(1, 3))]
-        time.sleep(moments.uniform(0.0, 0.1))
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        reached.append(steps[0])
-    assert reached == sorted(reached), "nothing that was saved is lost"
-    assert reached[-1] > 10
-    assert take_steps(tmp_path / "cut", settings) == whole
-    assert metrics_of(tmp_path / "cut") == metrics_of(tmp_path / "whole")
-
-
 def test_a_checkpoint_is_written_when_it_is_asked_for(tmp_path):
     whole = take_steps(tmp_path / "whole", LONG)
     with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
@@ -112,28 +86,6 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(tmp_path):
     with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
         assert trainer.done == 6
     assert take_steps(tmp_path / "cut", LONG) == whole
-
-
-def test_what_is_left_out_is_counted_over_restarts(tmp_path):
-    rows = some_rows(8)
-    long, mute = Row((2,) * 65, (Target(3, 65, "script"),)), Row((2, 3), ())
-    settings = CONSTANT.model_copy(update={"save_every_steps": 1})
-    for step in range(3):
-        with Trainer(tiny_llama(), SFT(), settings, tmp_path) as trainer:
-            assert trainer.done == step
-            trainer.step([*rows, long, mute])
-            report = trainer.finish() if step == 2 else None
-    assert (report.steps, report.rows) == (3, 24)
-    assert (report.dropped_too_long, report.dropped_empty) == (3, 3)
-    assert report.tokens == 3 * sum(len(row.ids) for row in rows)
-    assert report.targets == 3 * sum(row.target_count for row in rows)
-
-
-def test_the_targets_of_a_pair_are_those_of_both_sides(tmp_path):
-    own = pairs()
-    report = train(tiny_llama(), own, SETTINGS, tmp_path, objective=DPO(DPOSettings()))
-    sides = [row for pair in own for row in (*pair.chosen, *pair.rejected)]
-    assert report.targets == SETTINGS.epochs * sum(row.target_count for row in sides)
 
 
 def test_a_training_that_is_cut_counts_what_it_leaves_out_once(tmp_path):
@@ -223,22 +175,6 @@ def test_two_adapters_of_a_base_trained_in_turn_are_each_as_if_alone(tmp_path):
     assert both.active_adapter == "planner"
 
 
-def test_one_of_two_adapters_is_gone_on_with_though_the_other_has_moved(tmp_path):
-    both = adapted()
-    with opened(both, SFT(), METHODS["lora"], tmp_path / "p", steps=STEPS, adapter="planner") as p:
-        rows = next(arriving(LONG))
-        p.step(rows)
-        p.save()
-        with opened(both, SFT(), CONSTANT_LORA, tmp_path / "g", adapter="grounder") as g:
-            g.step(rows)
-            g.finish()
-    fresh = adapted()
-    with opened(fresh, SFT(), CONSTANT_LORA, tmp_path / "g", adapter="grounder") as g:
-        assert g.done == 1
-    with opened(fresh, SFT(), METHODS["lora"], tmp_path / "p", steps=STEPS, adapter="planner") as p:
-        assert p.done == 1
-
-
 CONSTANT_LORA = TrainingSettings(**{**CONSTANT.model_dump(), "method": "lora"})
 
 
@@ -326,16 +262,6 @@ def test_after_ctrl_c_in_the_middle_of_a_step_it_has_to_be_opened_again(tmp_path
                 stepped(trainer, rows)
             hashes.append(weight_hash(trainer.finish().final))
     assert hashes[0] == hashes[1]
-
-
-def test_an_adapter_that_comes_while_another_trains_stays(tmp_path):
-    model = add_lora(tiny_llama(), r=2, alpha=4, name="first")
-    with Trainer(model, SFT(), METHODS["lora"], tmp_path, steps=1) as trainer:
-        add_lora(model, r=2, alpha=4, name="second")
-        stepped(trainer, some_rows(8))
-        trainer.finish()
-    assert list(model.peft_config) == ["first", "second"]
-    assert model.active_adapter == "first"
 
 
 def test_a_schedule_needs_to_know_how_many_steps_there_are(tmp_path):

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora
-from coterie.models.packing import CostRule, pack
-from coterie.models.splitting import Splitter
+from coterie.models.prefix_trie import CostRule, Splitter, pack
 from coterie.record.rows import Row, Target
 from coterie.training import checkpoint
 from coterie.training.batches import Order, make_batch, rank_microbatches
@@ -125,11 +124,6 @@ def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
         train(tiny_llama(), [long], SETTINGS, tmp_path / "none")
 
 
-def test_rows_beyond_the_models_positions_are_dropped(tmp_path):
-    report = train(tiny_llama(max_position_embeddings=20), some_rows(), SETTINGS, tmp_path)
-    assert report.dropped_too_long == sum(len(row.ids) > 20 for row in some_rows()) > 0
-
-
 # What is learned.
 
 
@@ -206,14 +200,6 @@ def own_logprobs(model, row):
     return torch.stack([logprobs[place - 1, row.ids[place]] for place in places])
 
 
-def test_a_training_leaves_threads_and_random_numbers_as_they_were(tmp_path):
-    model, threads = tiny_llama(), torch.get_num_threads()
-    before = torch.get_rng_state()
-    train(model, some_rows(8), with_(threads=threads + 1, epochs=1), tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
-
-
 def test_steps_are_those_of_all_epochs_or_as_many_as_were_asked_for(tmp_path):
     for number, (changes, steps) in enumerate(
         (({"epochs": 2}, 4), ({"epochs": 2, "max_steps": 3}, 3), ({"max_steps": 9}, 4))
@@ -229,16 +215,6 @@ def test_gradient_checkpointing_changes_nothing(tmp_path):
         train(model, some_rows(), with_(gradient_checkpointing=on, epochs=1), tmp_path / str(on))
         results.append(weights_of(model))
     assert largest_difference(*results) < 1e-6
-
-
-def test_the_rate_climbs_and_goes_to_zero():
-    settings = with_(warmup_ratio=0.1, learning_rate=1.0)
-    rates = [rate_at(step, 100, settings) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == rates[10] == 1.0
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] < 0.01
-    assert rate_at(99, 100, with_(schedule="constant", learning_rate=1.0)) == 1.0
 
 
 @pytest.mark.parametrize(

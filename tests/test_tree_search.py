@@ -9,17 +9,17 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.protocol import Sampling
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver
-from coterie.rollout.grower import Rollout
-from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
+from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.tree_search import (
     Judgment,
+    Rollout,
     SearchSettings,
     TreeSearch,
     Value,
@@ -260,52 +260,3 @@ def test_near_siblings_are_one(tiny: LoadedModel, limit: float) -> None:
         for later, text in enumerate(said):
             near = [Levenshtein.distance(text, old) / (len(text) + 1) for old in said[:later]]
             assert all(distance >= limit for distance in near)
-
-
-def test_merging_makes_a_tree_narrower(tiny: LoadedModel) -> None:
-    width = [
-        len(search(talker(tiny), SearchSettings(searches=1, rollouts=8, merge_distance=d))[0].tree.turns)
-        for d in (0.0, 0.8)
-    ]  # fmt: skip
-    assert width[1] < width[0]
-
-
-def test_where_every_dialogue_ends_at_once_all_searches_begin_at_the_root(
-    tiny: LoadedModel,
-) -> None:
-    whole = talker(tiny)
-    brief = Sampling(0.9, 1.0, 2)  # every turn is cut, and a cut turn ends a dialogue
-    sampler = TokenSampler(whole.engine, whole.render, brief, whole.context_length)
-    growing, _ = search(sampler, SearchSettings(searches=3, rollouts=4))
-    tree = growing.tree
-    assert {r.start for r in growing.rollouts} == {tree.root} and len(growing.rollouts) == 12
-    assert all(o.ending.reason == "length" and o.score == 0 for o in tree.outcomes.values())
-    found = sibling_pairs(
-        tree, node_values(tree, growing.rollouts), PairSettings(theta_filter=-9, theta_diff=0)
-    )
-    assert found == [], "all are equally bad"
-
-
-class Breaking(TokenSampler):
-    """A sampler whose engine gives up on some utterances."""
-
-    broken = 0
-
-    async def candidates(
-        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
-    ) -> list[Response]:
-        if prompt.parent != prompt.tree.root and prompt.agent == "Bob" and seeds[0] % 2:
-            self.broken += len(seeds)
-            raise EngineError("the server went away")
-        return await super().candidates(prompt, context, seeds, draws)
-
-
-def test_a_branch_that_fails_is_recorded_and_the_others_go_on(tiny: LoadedModel) -> None:
-    good = talker(tiny)
-    sampler = Breaking(good.engine, good.render, good.sampling, good.context_length)
-    growing, _ = search(sampler, SearchSettings(searches=4, rollouts=4))
-    failed = [r for r in growing.rollouts if r.leaf is None]
-    assert 0 < len(failed) < 16 and len(growing.rollouts) == 16
-    assert {r.failure for r in failed} == {"the server went away"}
-    assert {t.id for t in growing.tree.leaves()} == set(growing.tree.outcomes), "no half paths"
-    assert all(r.reward is not None for r in growing.rollouts if r.leaf)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from coterie.models.blocks import BlockedMask, by_blocks
-from coterie.models.packed import PackedBatch, pack_batch
-from coterie.models.packing import CostRule
+from coterie.models.logprobs import BlockedMask, PackedBatch, by_blocks, pack_batch
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import Row, Target
 from coterie.training.reference import row_logprobs
 from tests.training_models import tiny_llama

@@ -10,17 +10,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import OPTConfig, OPTForCausalLM
 
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, load_adapter
-from coterie.models.heads import HEAD_FILE, add_head, find_head, load_head, token_values
-from coterie.models.packing import CostRule
+from coterie.models.adapters import (
+    HEAD_FILE,
+    add_head,
+    load_adapter,
+    load_head,
+    token_values,
+)
+from coterie.models.prefix_trie import CostRule
 from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import SFT, Classifier, Regression
+from coterie.training.losses import Classifier, Regression
 from coterie.training.reference import LossModule, places
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
-from tests import heads_side
-from tests.launching import launch
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 
 ALWAYS = CostRule(0.0)
@@ -131,13 +134,6 @@ def test_values_at_targets_do_not_see_what_comes_after_them():
     torch.testing.assert_close(one, other)
 
 
-def test_a_fresh_head_values_everything_alike():
-    model = tiny_llama()
-    add_head(model)
-    (values,) = token_values(model, [(1, 2, 3)], [(1, 2)])
-    assert values.tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights(kind, tied, tmp_path):
@@ -182,16 +178,6 @@ class Halted:
     def close(self) -> None: ...
 
 
-@pytest.mark.ranks
-def test_two_ranks_give_the_head_of_one(tmp_path):
-    launch("ddp.yaml", 2, "tests.heads_side", tmp_path / "two")
-    heads_side.main(tmp_path / "one")
-    for file in (HEAD_FILE, "model.safetensors"):
-        one, two = (load_file(tmp_path / name / "final" / file) for name in ("one", "two"))
-        assert one.keys() == two.keys()
-        assert max(float((weight - two[name]).abs().max()) for name, weight in one.items()) < 1e-5
-
-
 def test_a_bias_that_cancels_is_left_alone(tmp_path):
     """Rounding is all its gradient is, and Adam would walk by that."""
     for kind, moves in (("regression", False), ("classifier", True)):
@@ -200,14 +186,6 @@ def test_a_bias_that_cancels_is_left_alone(tmp_path):
         train(model, make(), SETTINGS, tmp_path / kind, objective=objective)
         assert (float(model.value_head.bias.detach()) != 0.25) is moves
         assert model.value_head.bias.requires_grad, "as it was found"
-
-
-def test_training_on_logprobs_leaves_a_head_as_it_was(tmp_path):
-    model = with_head()
-    before = model.value_head.weight.detach().clone()
-    report = train(model, some_rows(), SETTINGS, tmp_path, objective=SFT())
-    assert torch.equal(model.value_head.weight, before)
-    assert torch.equal(load_file(report.final / HEAD_FILE)["value_head.weight"], before)
 
 
 def test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was(tmp_path):
@@ -240,19 +218,6 @@ def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     with torch.no_grad():
         losses = [float(in_microbatches(m, objective, make(), 100, None)) for m in (model, loaded)]
     assert losses[1] < 0.8 * losses[0], "both went on from where they were"
-
-
-def test_an_adapter_without_its_head_values_otherwise():
-    model = with_head()
-    (row,) = some_rows(1)
-    (plain,) = token_values(model, [row.ids], [places(row)])
-    wrapped = add_lora(model, r=2, alpha=4)
-    assert find_head(wrapped) is model.value_head
-    for name, weight in wrapped.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_()
-    (with_adapter,) = token_values(wrapped, [row.ids], [places(row)])
-    assert float((with_adapter - plain).detach().abs().max()) > 1e-3
 
 
 def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):

@@ -77,13 +77,13 @@ def test_no_path_leads_out_of_the_folder(folder: Path, seer: Service) -> None:
 def test_what_is_no_image_is_not_sent(folder: Path, seer: Service) -> None:
     (folder / "notes.png").write_text("a password")
     (folder / "large.png").write_bytes(PNG + b"0" * 5000)
-    tool = VisualInspector(
-        VisualSettings(folder=str(folder), endpoint=model_at(seer.url), page_bytes=2000)
-    )
-    with pytest.raises(ToolError, match="not an image of a kind that is read"):
-        look(tool, "notes.png")
-    with pytest.raises(ToolError, match="larger than 2,000 bytes"):
-        look(tool, "large.png")
+    settings = VisualSettings(folder=str(folder), endpoint=model_at(seer.url), page_bytes=2000)
+    for name, error in (
+        ("notes", "not an image of a kind that"),
+        ("large", "larger than 2,000 bytes"),
+    ):
+        with pytest.raises(ToolError, match=error):
+            look(VisualInspector(settings), f"{name}.png")
     assert not seer.bodies
 
 

@@ -1,33 +1,31 @@
-"""How vLLM servers are started and given weights, as far as that can be said without vLLM (``tests/vllm`` runs it)."""
+"""Command, environment and weights of vLLM servers, without vLLM (``tests/vllm`` runs it)."""
 
 import ast
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from coterie.engines.servers.vllm import INSIDE, VLLMBackend
 from coterie.engines.settings import VLLMSettings
+from coterie.engines.vllm import INSIDE, VLLMBackend, check_vllm, device_lists
 from coterie.errors import UserError
 
 
-class Client:
-    """Notes what is posted."""
+def reload_method(backend: VLLMBackend) -> str:
+    """Return the method of its workers by which a server reads new weights."""
+    calls: list[tuple[str, Any]] = []
 
-    def __init__(self) -> None:
-        self.posted: list[tuple[str, Any]] = []
+    class Client:
+        async def post(self, path: str, body: Any) -> None:
+            calls.append((path, body))
 
-    async def post(self, path: str, body: Any) -> None:
-        self.posted.append((path, body))
-
-
-def method(backend: VLLMBackend) -> str:
-    """By which method of its workers a server reads new weights."""
     client: Any = Client()
     asyncio.run(backend.reload(client, "runs/x/final"))
-    ((path, body),) = client.posted
+    ((path, body),) = calls
     assert path == "/collective_rpc" and body["kwargs"] == {"weights_path": "runs/x/final"}
     return str(body["method"])
 
@@ -38,26 +36,53 @@ def test_a_server_on_a_cpu_reads_new_weights_into_a_tied_output_layer_too(
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     on_cpu, on_gpu = (VLLMBackend(VLLMSettings(), devices) for devices in ([], ["0"]))
     words = list(on_cpu.command("model", "policy", 8000))
-    added = words[words.index("--worker-extension-cls") + 1]
+    module, _, name = words[words.index("--worker-extension-cls") + 1].partition(".")
     assert on_cpu.environment(0)["PYTHONPATH"] == f"{INSIDE}{os.pathsep}elsewhere"
-    module, _, name = added.partition(".")
-    (written,) = [
-        node
-        for node in ast.parse((INSIDE / f"{module}.py").read_text()).body
-        if isinstance(node, ast.ClassDef)
-    ]
-    functions = {node.name for node in written.body if isinstance(node, ast.FunctionDef)}
-    assert written.name == name and method(on_cpu) in functions
+    body = ast.parse((INSIDE / f"{module}.py").read_text()).body
+    (extension,) = [node for node in body if isinstance(node, ast.ClassDef)]
+    methods = {node.name for node in extension.body if isinstance(node, ast.FunctionDef)}
+    assert extension.name == name and reload_method(on_cpu) in methods
     assert "--worker-extension-cls" not in on_gpu.command("model", "policy", 8000)
-    assert method(on_gpu) == "reload_weights" and "PYTHONPATH" not in on_gpu.environment(0)
+    assert "PYTHONPATH" not in on_gpu.environment(0)
+    external = VLLMBackend(VLLMSettings(urls=("http://host:8000",)), [])
+    assert reload_method(on_gpu) == reload_method(external) == "reload_weights"
 
 
-def test_servers_that_somebody_else_started_are_asked_for_what_all_vllm_servers_have() -> None:
-    assert method(VLLMBackend(VLLMSettings(urls=("http://host:8000",)), [])) == "reload_weights"
-
-
-def test_an_adapter_of_too_high_a_rank_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"lora_rank": 8}, ""), ({"lora_rank": 4}, "has rank 8"),
+     ({"lora_rank": 8, "lora_modules": ("k_proj",)}, "in q_proj, but .* in k_proj")],
+)  # fmt: skip
+def test_an_adapter_that_servers_do_not_support_is_refused(
+    change: dict[str, Any], error: str, tmp_path: Path
+) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"]}')
-    VLLMBackend(VLLMSettings(lora_rank=8), []).check_adapter(tmp_path)
-    with pytest.raises(UserError, match="has rank 8, but the vLLM servers support up to 4"):
-        VLLMBackend(VLLMSettings(lora_rank=4), []).check_adapter(tmp_path)
+    backend = VLLMBackend(VLLMSettings(**change), [])
+    if not error:
+        return backend.check_adapter(tmp_path)
+    with pytest.raises(UserError, match=error):
+        backend.check_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"arguments": {"port": 80}}, "coterie sets --port itself"),
+        ({"arguments": {"logprobs_mode": "raw_logprobs"}}, "coterie sets --logprobs-mode itself"),
+        ({"python": str(Path(sys.base_prefix) / "bin" / "python3")}, "has no working vLLM"),
+        ({"python": "/nowhere/python"}, "can't run /nowhere/python"),
+    ],
+)
+def test_servers_that_cannot_start_are_refused(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        check_vllm(VLLMSettings(**change))
+
+
+def test_devices_are_dealt_out_and_too_few_are_refused() -> None:
+    pair = VLLMSettings(servers=2, tensor_parallel_size=2)
+    assert device_lists(pair, ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+    assert device_lists(pair, []) == []
+    with pytest.raises(UserError, match="2 servers with 2 devices each need 4, but 3 are"):
+        device_lists(pair, ["0", "1", "2"])
+    with pytest.raises(ValidationError, match="give 2 devices to each of 2 servers"):
+        VLLMSettings(servers=2, tensor_parallel_size=2, devices=("0,1", "2"))

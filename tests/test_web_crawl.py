@@ -14,8 +14,7 @@ from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 from coterie.record.turn import ToolCall
 from coterie.tools.calls import MESSAGE, CallLimits, ToolError, run_calls
-from coterie.tools.tags import Tags
-from coterie.tools.web.pages import CrawlPage, CrawlPageSettings, plain_url
+from coterie.tools.web import CrawlPage, CrawlPageSettings, plain_url
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import Hosts, hosts
@@ -88,21 +87,6 @@ def test_a_traps_call_leaves_those_beside_it_alone(host: Hosts) -> None:
     assert "capital of Norway" in oslo.text
     assert len(bomb.text) < 10_000 and len(huge.text) < 10_000
     assert "endless words" in huge.text and "its end was not read" in huge.text
-
-
-def test_long_pages_are_shown_in_part(host: Hosts) -> None:
-    text = read(crawler(host, page_characters=100), f"{host.url}/oslo")
-    assert "characters are left out here" in text and len(text) < 300
-
-
-def test_several_urls_stand_in_one_tag(host: Hosts) -> None:
-    calls = Tags(crawler(host).tags).parse(
-        "<crawl_page>https://a.org|https://b.org</crawl_page>", "stop"
-    )
-    assert [json.loads(one.arguments)["urls"] for one in calls] == [
-        "https://a.org",
-        "https://b.org",
-    ]
 
 
 def test_control_tokens_of_a_page_stay_text(host: Hosts) -> None:

@@ -5,21 +5,22 @@ A fake stands for Serper, which is paid for; it speaks as Serper does.
 
 import asyncio
 import json
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
+from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
-from coterie.tools.tags import Tags
-from coterie.tools.web import search as searching
-from coterie.tools.web.search import Cache, Hit, WebSearch, WebSearchSettings, observation
+from coterie.tools.search import Cache, WebSearch, WebSearchSettings
+from tests.listening import listening
 
 PAGES = [
     {
@@ -37,72 +38,40 @@ PAGES = [
 ]
 
 
-class FakeSerper(ThreadingHTTPServer):
-    """Stands for google.serper.dev: as many hits as are asked for, up to ``there`` of them."""
-
-    daemon_threads = True
+class FakeSerper:
+    """Stands for google.serper.dev: as many hits as are asked for."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.there = 200
         self.statuses: list[int] = []
         """What the next requests are answered with; then 200."""
         self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
+        self.keys: set[str] = set()
         self.most = self.now = 0
-        self.pause = 0.0
-        self.lock = threading.Lock()
+        self.app = Starlette(routes=[Route("/search", self.search, methods=["POST"])])
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/search"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeSerper
-
-    def do_POST(self) -> None:
-        fake = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with fake.lock:
-            fake.asked.append(body)
-            fake.keys.append(self.headers["X-API-KEY"])
-            fake.now += 1
-            fake.most = max(fake.most, fake.now)
-            status = fake.statuses.pop(0) if fake.statuses else 200
-        time.sleep(fake.pause)
+    async def search(self, request: Request) -> JSONResponse:
+        body, key = await request.json(), request.headers["X-API-KEY"]
+        self.asked.append(body)
+        self.keys.add(key)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        if (status := self.statuses.pop(0) if self.statuses else 200) != 200:
+            return JSONResponse({"message": f"bad key {key}"}, status)
         hits = [
-            {
-                "title": f"{body['q']} {n}",
-                "link": f"https://example.org/{n}",
-                "snippet": "text",
-                "position": n,
-            }
-            for n in range(1, min(body["num"], fake.there) + 1)
+            {"title": f"{body['q']} {n}", "link": f"https://e.org/{n}", "position": n}
+            for n in range(1, body["num"] + 1)
         ]
-        found = {"searchParameters": body, "organic": hits, "credits": 1}
-        said = json.dumps(
-            found if status == 200 else {"message": f"bad key {self.headers['X-API-KEY']}"}
-        )
-        with fake.lock:
-            fake.now -= 1
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        return JSONResponse({"searchParameters": body, "organic": hits, "credits": 1})
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeSerper]:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSerper:
     monkeypatch.setenv("SERPER_API_KEY", "paid-for")
+    monkeypatch.setattr(searching, "FIRST_PAUSE", 0.0)
     monkeypatch.chdir(tmp_path)
-    with FakeSerper() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+    return FakeSerper()
 
 
 @pytest.fixture
@@ -112,26 +81,29 @@ def corpus(tmp_path: Path) -> str:
     return str(file)
 
 
-def ask(settings: WebSearchSettings, do: Callable[[WebSearch], Awaitable[Any]]) -> Any:
-    async def opened() -> Any:
-        search = WebSearch(settings)
-        async with search.open():
-            return await do(search)
+def call(settings: WebSearchSettings, *queries: str) -> list[str]:
+    """What calls at the same time are answered with."""
+
+    async def opened() -> list[str]:
+        async with WebSearch(settings).open() as functions:
+            search = functions["web_search"]
+            return list(await asyncio.gather(*(search({"query": query}) for query in queries)))
 
     return asyncio.run(opened())
 
 
-def call(tool: WebSearch, *queries: str) -> list[str]:
-    async def all_of_them() -> list[str]:
-        async with tool.open() as functions:
-            return [await functions["web_search"]({"query": query}) for query in queries]
+def ask(fake: FakeSerper, *queries: str, **settings: Any) -> list[str]:
+    async def served() -> list[str]:
+        async with listening(fake.app) as url:
+            own = WebSearchSettings(backend="serper", upstream=f"{url}/search", **settings)
+            return await asyncio.to_thread(call, own, *queries)
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(served())
 
 
 def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
-    tool = WebSearch(WebSearchSettings(backend="corpus", pages=corpus, num=2))
-    oslo, nothing, both = call(tool, "Norway's capital", "zebra", "capital")
+    settings = WebSearchSettings(backend="corpus", pages=corpus, num=2)
+    oslo, nothing, both = call(settings, "Norway's capital", "zebra", "capital")
     assert oslo.splitlines() == [
         "Found 2 results:", "", "## Web Results", "1. [Oslo](https://example.org/oslo)", "Date published: 2024",
         "https://example.org/oslo", "Oslo is the capital of Norway.", "", "2. [Rome](https://example.org/rome)",
@@ -141,120 +113,47 @@ def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
     assert "Found 2 results" in both and "salt" not in both
 
 
-def test_several_queries_stand_in_one_tag(corpus: str) -> None:
-    tool = WebSearch(WebSearchSettings(backend="corpus", pages=corpus))
-    calls = Tags(tool.tags).parse("<web_search>Oslo | Rome</web_search>", "stop")
-    assert [json.loads(one.arguments) for one in calls] == [{"query": "Oslo"}, {"query": "Rome"}]
-
-
-def test_what_is_found_is_shown_with_its_date_and_source() -> None:
-    text = observation(
-        "x", [Hit(title="T", link="https://e.org", snippet="S", date="May", source="News")]
-    )
-    assert text == (
-        "Found 1 results:\n\n## Web Results\n1. [T](https://e.org)\nDate published: May\nSource: News\nhttps://e.org\nS"
-    )
-
-
 def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
-    tool = WebSearch(WebSearchSettings(backend="serper", upstream=fake.url, num=3))
-    (text,) = call(tool, " fjords ")
-    assert fake.asked == [{"q": "fjords", "num": 3}] and fake.keys == ["paid-for"]
-    assert text.startswith("Found 3 results") and "1. [fjords 1](https://example.org/1)" in text
+    (text,) = ask(fake, " two   words ", num=3)
+    assert fake.asked == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
+    assert text.startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in text
 
 
-def test_what_was_asked_is_kept_beyond_the_process(fake: FakeSerper, tmp_path: Path) -> None:
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-    counts = [3, 10, 5, 20, 60, 100]
-    for count in counts:
-        hits = ask(settings, lambda search, count=count: search.search("  two   words ", count))
-        assert len(hits) == count and hits[-1].link == f"https://example.org/{count}"
-    assert fake.asked == [{"q": "two words", "num": 10}, {"q": "two words", "num": 100}]
-
-
-def test_a_query_that_finds_little_is_not_asked_again_for_more(
+def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
     fake: FakeSerper, tmp_path: Path
 ) -> None:
-    fake.there = 4
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-    for count in (10, 8, 10):
-        assert len(ask(settings, lambda search, count=count: search.search("rare", count))) == 4
-    assert len(fake.asked) == 1
-    assert len(ask(settings, lambda search: search.search("rare", 50))) == 4
-    assert [body["num"] for body in fake.asked] == [10, 100]
-
-
-def test_one_query_of_many_agents_is_asked_once(fake: FakeSerper, tmp_path: Path) -> None:
-    fake.pause = 0.2
-    settings = WebSearchSettings(
-        backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
-    )
-
-    async def many(search: WebSearch) -> list[list[Hit]]:
-        return list(await asyncio.gather(*(search.search("same", 5) for _ in range(20))))
-
-    found = ask(settings, many)
-    assert len(fake.asked) == 1 and all(one == found[0] for one in found)
+    cache = str(tmp_path / "kept.sqlite")
+    texts = ask(fake, *["words"] * 20, num=3, cache=cache)
+    assert len(set(texts)) == 1 and ask(fake, "words", num=3, cache=cache) == texts[:1]
+    assert "Found 20 results" in ask(fake, "words", num=20, cache=cache)[0]
+    assert fake.asked == [{"q": "words", "num": 3}, {"q": "words", "num": 20}]
 
 
 def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
-    fake.pause = 0.05
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_concurrency=3)
-
-    async def many(search: WebSearch) -> None:
-        await asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
-
-    ask(settings, many)
+    ask(fake, *map(str, range(12)), upstream_concurrency=3)
     assert len(fake.asked) == 12 and fake.most <= 3
 
 
-def test_no_minute_has_more_queries_than_allowed(fake: FakeSerper) -> None:
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, requests_per_minute=12)
-
-    async def many(search: WebSearch) -> None:
-        asked = asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked, 1)
-
-    ask(settings, many)
-    assert len(fake.asked) <= 2
-
-
-def test_failures_that_may_pass_are_tried_again(
-    fake: FakeSerper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searching.random, "uniform", lambda *_: 0.0)
-    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_retries=2)
+def test_failures_that_may_pass_are_tried_again(fake: FakeSerper) -> None:
     fake.statuses = [500, 429]
-    assert len(ask(settings, lambda search: search.search("x", 3))) == 3
+    assert "Found 3 results" in ask(fake, "x", num=3, upstream_retries=2)[0]
     fake.statuses = [500, 502, 503]
-    with pytest.raises(ToolUnavailable, match="status 503"):
-        ask(settings, lambda search: search.search("x", 3))
+    with pytest.raises(ToolUnavailable, match=r"answered 503: .*<SERPER_API_KEY>"):
+        ask(fake, "x", upstream_retries=2)
     assert len(fake.asked) == 6
 
 
-def test_a_refused_key_ends_it_and_is_not_shown(fake: FakeSerper) -> None:
-    fake.statuses = [403]
-    with pytest.raises(EngineGone) as failed:
-        ask(
-            WebSearchSettings(backend="serper", upstream=fake.url),
-            lambda search: search.search("x", 3),
-        )
-    assert "bad key <SERPER_API_KEY>" in str(failed.value) and len(fake.asked) == 1
-
-
-def test_a_refused_query_is_told_to_the_agent(fake: FakeSerper) -> None:
-    fake.statuses = [400]
-    with pytest.raises(ToolError, match="the query is refused") as failed:
-        ask(
-            WebSearchSettings(backend="serper", upstream=fake.url),
-            lambda search: search.search("x", 3),
-        )
-    assert not isinstance(failed.value, ToolUnavailable)
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [(403, EngineGone, "bad key <SERPER_API_KEY>"), (400, ToolError, "the query is refused")],
+)
+def test_a_refused_key_ends_it_and_a_refused_query_is_told_to_the_agent(
+    fake: FakeSerper, status: int, kind: type[Exception], said: str
+) -> None:
+    fake.statuses = [status]
+    with pytest.raises(kind, match=said) as failed:
+        ask(fake, "x")
+    assert type(failed.value) is kind and len(fake.asked) == 1
 
 
 def test_what_can_not_work_is_refused_before_anything_is_asked(
@@ -277,9 +176,10 @@ def test_what_can_not_work_is_refused_before_anything_is_asked(
             WebSearch(WebSearchSettings(**settings))  # type: ignore[arg-type]
 
 
-def test_the_cache_forgets_what_is_old(tmp_path: Path) -> None:
+def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    cache = Cache(tmp_path / "c", seconds=10, now=lambda: clock[0])
+    monkeypatch.setattr(searching.time, "time", lambda: clock[0])
+    cache = Cache(tmp_path / "c", seconds=10)
 
     async def use() -> None:
         for name in "ab":
@@ -290,14 +190,12 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path) -> None:
 
     asyncio.run(use())
     cache.close()
-    later = Cache(tmp_path / "c", seconds=10, now=lambda: 1011.5)
+    later = Cache(tmp_path / "c", seconds=10)
     assert asyncio.run(later.get("b")) == "B"
     later.close()
 
 
 def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
-    import sqlite3
-
     text = tmp_path / "notes.txt"
     text.write_text("important " * 100)
     other = tmp_path / "other.sqlite"

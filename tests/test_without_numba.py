@@ -12,7 +12,6 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
 from coterie.models.adapters import base_fingerprint
 from coterie.models.loading import LoadedModel, load
-from coterie.record.store import Store
 
 PROMPT = list(range(3, 40))
 SAMPLING = Sampling(max_tokens=12, top_p=0.95)
@@ -72,15 +71,6 @@ def test_a_model_says_the_same_by_transformers() -> None:
         assert list(mine.logprobs) == pytest.approx(logprobs, abs=1e-4)
     assert scored(loaded) == pytest.approx(scores, abs=1e-4)
     assert base_fingerprint(loaded.model) == fingerprint
-
-
-@pytest.mark.slow
-def test_a_stage_of_a_run_plays_its_dialogues(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    without_numba(COMMANDS, "rollout", str(folder), "rollout.tasks=2", "rollout.samples=2")
-    with Store.open(folder / "store.sqlite", read_only=True) as store:
-        assert sum(1 for task, _ in store.finished_keys(0, "rollout") if task) == 4
-        assert not store.failures()
 
 
 def test_doctor_says_so_and_what_to_do() -> None:

@@ -16,18 +16,17 @@ from coterie.engines.chat_model import Answer
 from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import gold_answer
 from coterie.environments.protocol import Environment, Shared, State
-from coterie.environments.with_tools import SPENT
 from coterie.environments.workflow.agent import measures
 from coterie.environments.workflow.environment import AnswerJudge, read_judgement
 from coterie.environments.workflow.trace import call, final_answer, matches, overlap
-from coterie.errors import UserError
-from coterie.record.turn import Part, Speaker, Tool, ToolResult, make_turn
+from coterie.record.turn import Speaker, Tool, ToolResult, make_turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
-from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.samplers import Prompt
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.tools.calls import Function
 from coterie.tools.registry import Toolbox, ToolsSettings, tags_of_sources
 from coterie.tools.tags import Tag, Tags
+from tests.games import Script
 
 SETS = ["dataset=2wiki", "dataset.source=sample"]
 
@@ -46,39 +45,27 @@ def made(corpus: Path, *words: str) -> Environment:
     return benchmark_settings(BenchmarkSettings, "mhqa", given).build_environment()
 
 
-@dataclass
-class Said:
-    """Says these messages one after the other."""
-
-    messages: Sequence[str]
-    truncated: bool = False
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        turns = prompt.tree.turns
-        own = [
-            one for one in prompt.messages if one.turn and turns[one.turn].speaker.kind == "agent"
-        ]
-        text = self.messages[min(len(own), len(self.messages) - 1)]
-        turn = make_turn(
-            prompt.parent,
-            Speaker("agent", prompt.agent),
-            [Part(text)],
-            author="script",
-            truncated=self.truncated,
-        )
-        return Response(turn, None, 0)
-
-
 def play(
-    environment: Environment, *messages: str, judge: AnswerJudge | None = None, **keys: bool
+    environment: Environment,
+    *messages: str,
+    judge: AnswerJudge | None = None,
+    truncated: bool = False,
 ) -> EpisodeResult:
+    """Play the first held-out task with an agent that says these messages one after the other."""
+
+    def say(prompt: Prompt) -> str:
+        turns = prompt.tree.turns
+        own = sum(turns[one.turn].speaker.kind == "agent" for one in prompt.messages if one.turn)
+        return messages[min(own, len(messages) - 1)]
+
     async def work() -> EpisodeResult:
         task = environment.tasks("heldout", 1, 0)[0]
         async with AsyncExitStack() as stack:
             openers = environment.openers(Path())  # type: ignore[attr-defined]
             toolbox = await stack.enter_async_context(openers[Toolbox]())
             shared = Shared(*(one for one in (toolbox, judge) if one is not None))
-            driver = Driver(environment, {"agent": Said(messages, **keys)}, seed=0, shared=shared)
+            script = Script(say, truncated=truncated)
+            driver = Driver(environment, {"agent": script}, seed=0, shared=shared)
             async with driver.play_all([Episode(task, 0, 0, "rollout")]) as playing:
                 return await anext(playing)
 
@@ -102,20 +89,9 @@ def test_a_plan_of_tasks_is_measured_and_its_calls_are_made_as_tags(corpus: Path
     m = found.metrics
     assert found.failure is None and found.tree is not None
     assert (m["em"], m["f1"], m["well_formed"]) == (1.0, 1.0, 1.0)
-    assert (m["plans"], m["broken_plans"], m["tasks"], m["levels"], m["plan_width"]) == (
-        1,
-        0,
-        3,
-        2,
-        2,
-    )
-    assert (m["rounds"], m["calls"], m["width"], m["early_calls"], m["violations"]) == (
-        1,
-        2,
-        2,
-        0,
-        0,
-    )
+    sizes = {"plans": 1, "broken_plans": 0, "tasks": 3, "levels": 2, "plan_width": 2}
+    calls = {"rounds": 1, "calls": 2, "width": 2, "early_calls": 0, "violations": 0}
+    assert m.items() >= (sizes | calls).items()
     assert 0 < float(m["critical_seconds"]) <= float(m["serial_seconds"])
 
 
@@ -137,11 +113,7 @@ def test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders(corpus
     assert "not a tool" in texts[4] and texts[3] == "s4: not run: s5 failed"
     assert [one.error for one in results] == [False, False, False, True, True]
     assert results[0].began >= results[1].began + results[1].seconds
-    assert (
-        found.metrics["levels"] == 2
-        and found.metrics["calls"] == 5
-        and found.metrics["rounds"] == 1
-    )
+    assert found.metrics.items() >= {"levels": 2, "calls": 5, "rounds": 1}.items()
 
 
 @pytest.mark.parametrize("graph", [
@@ -163,47 +135,6 @@ def test_a_graph_that_cannot_be_read_is_answered_and_the_agent_goes_on_by_tags(
     assert first[0].error and first[0].text.startswith("not run: the graph can't be read")
     assert not second[0].error
     assert (found.metrics["plans"], found.metrics["broken_plans"]) == (0, 1)
-
-
-def test_of_a_graph_of_200_nodes_as_many_run_as_a_message_may_call(corpus: Path) -> None:
-    nodes = "".join(f'<node id="n{n}">wiki_search("river {n}")</node>' for n in range(200))
-    found = play(made(corpus), f"<graph>{nodes}</graph>", "<answer>x</answer>")
-    assert found.tree is not None
-    results = next(turn.results for turn in found.tree.turns.values() if turn.results)
-    assert len(results) == 200 and sum(not one.error for one in results) == 16
-
-
-def test_a_graph_spends_only_the_calls_that_it_makes(corpus: Path) -> None:
-    nodes = "".join(f'<node id="n{n}">wiki_search("river {n}")</node>' for n in range(200))
-    call = "<wiki_search>Margaret of Holland</wiki_search>"
-    found = play(
-        made(corpus, "tools.total=17"), f"<graph>{nodes}</graph>", call, call.lower(), "<answer>x</answer>"
-    )  # fmt: skip
-    assert found.tree is not None
-    after = [turn.results for turn in found.tree.turns.values() if turn.results][1:]
-    assert [[one.error for one in results] for results in after] == [[False], [True]]
-    assert after[1][0].text == SPENT
-
-
-def graph(first: str, second: str) -> str:
-    return (
-        f'<think>a</think><graph><node id="s1">wiki_search("{first}")</node>'
-        f'<node id="s2" depends="s1">wiki_search("{second}")</node></graph>'
-    )
-
-
-def test_what_a_graph_asks_is_asked_though_something_like_it_was_asked_before(corpus: Path) -> None:
-    found = play(
-        made(corpus),
-        "<think>a</think><wiki_search>Norway</wiki_search>",
-        graph("Norway", "father of {s1}"),
-        graph("Margaret of Holland", "father of {s1}"),
-        "<think>a</think><answer>x</answer>",
-    )
-    assert found.tree is not None and found.metrics["call_errors"] == 0
-    *_, (_, last) = [turn.results for turn in found.tree.turns.values() if turn.results]
-    assert "Margaret" in last.text, "{s1} stands for another thing than in the graph before"
-    assert found.metrics["violations"] == 0, "a graph is a call"
 
 
 def early(corpus: Path, *messages: str) -> float | int | str:
@@ -272,51 +203,16 @@ def test_queries_are_read_as_they_were_written(queries: list[str]) -> None:
     assert [json.loads(one.arguments)["query"] for one in calls] == queries
 
 
-def test_results_go_on_within_the_message_and_an_answer_ends_it(corpus: Path) -> None:
-    environment = made(corpus)
-    assert environment.syntax is not None
-    assert environment.syntax.stop == ("</wiki_search>", "</answer>", "</graph>")
-    state = State(environment.tasks("heldout", 1, 0)[0], 0)
-    system, user = environment.see(state, "agent")
-    assert "wiki_search>query | another query<" in system.parts[-1].text
-    assert user.parts[0].text.startswith("Question: ")
-
-
-def test_calls_before_their_tasks_can_have_been_done_are_counted(corpus: Path) -> None:
-    found = play(
-        made(corpus),
-        "<think>a</think><plan>T1: one\n- Dependencies: none\nT2: two\n- Dependencies: T1</plan>"
-        "<think>b</think><wiki_search>Norway|Sweden</wiki_search>",
-        "<think>c</think><answer>x</answer>",
-    )
-    assert found.metrics["early_calls"] == 1
-
-
-def test_the_width_is_that_of_the_widest_message(corpus: Path) -> None:
-    found = play(
-        made(corpus),
-        "<wiki_search>Norway</wiki_search>",
-        "<wiki_search>Sweden|Denmark|Finland</wiki_search>",
-        "<answer>x</answer>",
-    )
-    assert found.metrics["width"] == 3 and found.metrics["calls"] == 4
-
-
 def test_answers_are_read_alike_in_training_and_evaluation() -> None:
     assert final_answer("<answer>a</answer> then <answer> b </answer>") == "b"
     assert final_answer("<answer></answer>") is None and final_answer("the answer is Oslo.") is None
     assert final_answer("<think>x</think>\nThe answer is Oslo.", lenient=True) == "Oslo"
     assert final_answer("<think>x</think><answer>Oslo\nand", lenient=True) == "Oslo"
     assert matches("The Oslo | Bergen", ["Oslo", "bergen"], "all") == 1.0
-    assert (
-        matches("Oslo|Rome", ["Oslo"], "all") == 0.0
-        and matches("Oslo|Rome", ["Oslo"], "first") == 1.0
-    )
+    assert matches("Oslo|Rome", ["Oslo"], "all") == 0.0 < matches("Oslo|Rome", ["Oslo"], "first")
     assert matches("|", ["Oslo"], "all") == 0.0 and matches(None, ["Oslo"], "all") == 0.0
-    assert (
-        overlap("Oslo|Rome", ["Oslo"], "all") == 0.5
-        and overlap("Oslo|Rome", ["Oslo"], "first") == 1.0
-    )
+    assert overlap("Oslo|Rome", ["Oslo"], "all") == 0.5
+    assert overlap("Oslo|Rome", ["Oslo"], "first") == 1.0
 
 
 def test_a_message_without_an_answer_ends_without_one(corpus: Path) -> None:
@@ -368,11 +264,6 @@ def test_a_judge_that_answers_prose_leaves_the_path_without_a_score(corpus: Path
 ])  # fmt: skip
 def test_judgements(reply: str, expected: bool | None) -> None:
     assert read_judgement(reply) is expected
-
-
-def test_the_agent_needs_a_tool_that_can_be_opened() -> None:
-    with pytest.raises(UserError, match="wiki_search"):
-        benchmark_settings(BenchmarkSettings, "mhqa", SETS).build_environment()
 
 
 def test_the_short_prompt_leaves_out_the_tools(corpus: Path) -> None:

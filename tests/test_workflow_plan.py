@@ -1,10 +1,23 @@
-"""Plans that models write, read as graphs."""
+"""Plans that models write: read as graphs, run as soon as they can, and where the order of tags breaks the rules."""
 
+import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from coterie.environments.workflow.plan import BrokenPlan, Plan, Shape, Task, parse_plan
+from coterie.environments.workflow.plan import (
+    BrokenPlan,
+    Outcome,
+    Plan,
+    Shape,
+    Task,
+    parse_plan,
+    run_plan,
+    times,
+)
+from coterie.environments.workflow.trace import AgentKind, scan, violations
+from coterie.tools.calls import ToolError, ToolUnavailable
 
 TRAINED = """<plan>
 T1: Find the founder of Quill & Sons
@@ -127,14 +140,6 @@ def test_a_large_odd_text_is_a_plan_or_a_short_error(text: str) -> None:
     assert len(outcome(text)) < 500
 
 
-def test_random_text_is_a_plan_or_a_broken_plan() -> None:
-    draw = random.Random(7)
-    pieces = ["T1: a", "T2: b", ":", "\n", "\n", "\n- Dependencies:", "none", ",", "T1", "{T1}", "<graph>", "</graph>",
-              '<node id="a">x</node>', '<node id="b" depends="a">', "{a}", "&", "é", "\u2028", "<plan>"]  # fmt: skip
-    found = [outcome("".join(draw.choices(pieces, k=draw.randrange(15)))) for _ in range(3000)]
-    assert found.count("") > 100 and len(set(found)) > 8
-
-
 def test_the_levels_of_random_graphs_are_right() -> None:
     draw = random.Random(3)
     for _ in range(50):
@@ -153,8 +158,161 @@ def test_the_levels_of_random_graphs_are_right() -> None:
             assert level[name] == 1 + max((level[one] for one in waits), default=-1)
 
 
-def test_a_plan_of_a_thousand_tasks_in_a_chain_is_read() -> None:
-    chain = "\n".join(
-        f"T{n}: x\n- Dependencies: {f'T{n - 1}' if n else 'none'}" for n in range(1000)
-    )
-    assert parse_plan(chain).shape == Shape(1000, 1000, 1)
+A, B, C = Task("a", "a"), Task("b", "b({a})", ("a",)), Task("c", "c({a})", ("a",))
+DIAMOND = Plan((Task("d", "{b}+{c}", ("b", "c")), A, B, C))
+
+
+class Log:
+    """Runs tasks, and remembers when each began and ended. A task waits for the moment of its name."""
+
+    def __init__(self, slow: Sequence[str] = (), bad: Sequence[str] = ()) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.slow, self.bad = slow, bad
+        self.now = self.most = 0
+
+    async def __call__(self, id_: str, text: str) -> str:
+        self.events.append(("begin", id_))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        for _ in range(50 if id_ in self.slow else 3):
+            await asyncio.sleep(0)
+        self.now -= 1
+        self.events.append(("end", id_))
+        if id_ in self.bad:
+            raise ToolError("no such page")
+        return f"[{text}]"
+
+    def place(self, event: str, id_: str) -> int:
+        return self.events.index((event, id_))
+
+
+def play(plan: Plan, log: Log, width: int = 8, calls: int = 64) -> dict[str, Outcome]:
+    found = asyncio.run(run_plan(plan, log, width=width, calls=calls))
+    assert [one.id for one in found] == [task.id for task in plan.tasks]
+    return {one.id: one for one in found}
+
+
+def test_results_are_put_into_the_placeholders_of_tasks_that_wait() -> None:
+    found = play(DIAMOND, Log())
+    assert found["d"].text == "[[b([a])]+[c([a])]]"
+    assert {one.state for one in found.values()} == {"done"}
+
+
+def test_a_task_begins_before_a_slow_one_on_which_it_does_not_depend_has_ended() -> None:
+    log = Log(slow=["slow"])
+    play(Plan((Task("a", "x"), Task("slow", "x"), Task("b", "x", ("a",)))), log)
+    assert log.place("begin", "b") < log.place("end", "slow")
+
+
+def test_so_many_tasks_run_at_the_same_time_and_no_more() -> None:
+    log = Log()
+    play(Plan(tuple(Task(f"T{n}", "x") for n in range(9))), log, width=4)
+    assert log.most == 4
+
+
+def test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is() -> None:
+    log = Log(bad=["b"])
+    plan = Plan((*DIAMOND.tasks, Task("e", "x", ("d",)), Task("f", "x")))
+    found = play(plan, log)
+    assert (found["b"].state, found["b"].text) == ("failed", "no such page")
+    assert (found["d"].state, found["d"].text) == ("not run", "not run: b failed")
+    assert found["e"].text == "not run: d was not run"
+    assert found["c"].state == found["f"].state == "done"
+    assert ("begin", "d") not in log.events
+
+
+def test_tasks_beyond_the_budget_are_answered_as_not_run() -> None:
+    log = Log()
+    found = play(DIAMOND, log, calls=2)
+    assert [one for event, one in log.events if event == "begin"] == ["a", "b"]
+    assert found["c"].text == "not run: a plan has at most 2 calls"
+    assert found["d"].text == "not run: c was not run"
+
+
+def test_a_tool_that_is_away_ends_the_plan_and_leaves_nothing_running() -> None:
+    ended: list[str] = []
+
+    async def run(id_: str, text: str) -> str:
+        if id_ == "a":
+            await asyncio.sleep(0)
+            raise ToolUnavailable("away")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append(id_)
+            raise
+        return ""
+
+    async def check() -> None:
+        plan = Plan((Task("a", "x"), Task("b", "x")))
+        with pytest.raises(ToolUnavailable):
+            await run_plan(plan, run, width=8, calls=64)
+        assert ended == ["b"]
+
+    asyncio.run(check())
+
+
+def test_serial_time_is_the_sum_and_critical_time_the_longest_chain() -> None:
+    found = times(DIAMOND, {"a": 1.0, "b": 2.0, "c": 5.0, "d": 0.5})
+    assert (found.serial, found.critical) == (8.5, 6.5)
+    assert times(DIAMOND, {}).critical == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no tags < > </", []),
+        ("<think>a é</think> b <plan>c</plan>", [("think", "a é", True), ("plan", "c", True)]),
+        ("<think>a<plan>b</plan>", [("think", "a", False), ("plan", "b", True)]),
+        ("<think>a", [("think", "a", False)]),
+        ("<observation><answer>x</answer><think></observation>", [("observation", "<answer>x</answer><think>", True)]),
+        ("<Think>a</Think><b>", []),
+    ],
+)  # fmt: skip
+def test_segments_are_found(text: str, expected: list[tuple[str, str, bool]]) -> None:
+    assert scan(text)[0] == expected
+
+
+T, SEEN = "<think>t</think>", "<observation>o</observation>"
+PLAN, SEARCH, ANSWER = "<plan>p</plan>", "<wiki_search>q</wiki_search>", "<answer>a</answer>"
+WEB, BACK = "<web_search>q</web_search>", "<reflection>r</reflection>"
+MAYBE, CHECK = "<suggested_answer>s</suggested_answer>", "<double_check>4</double_check>"
+CODE = "<code>\n```py\nprint(1)\n```\n</code>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("mhqa", T + PLAN + T + SEARCH + SEEN + T + ANSWER),
+        ("mhqa", T + SEARCH * 2 + SEEN * 2 + T + BACK + T + PLAN + T + SEARCH + SEEN + T + ANSWER),
+        ("web", T + PLAN + T + WEB + SEEN + T + BACK + T + MAYBE + T + CHECK + T + ANSWER),
+        ("code", PLAN + T + CODE + SEEN + BACK + T + CODE + SEEN + BACK + T + ANSWER),
+        ("mhqa", T + SEARCH + "<observation><answer></think></observation>" + T + ANSWER),
+        ("mhqa", T + SEARCH),
+    ],
+)
+def test_what_follows_the_rules_has_no_violations(kind: AgentKind, text: str) -> None:
+    assert violations(text, kind) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "faults"),
+    [
+        ("mhqa", SEARCH + SEEN + T + ANSWER, ["no think before it"]),
+        ("mhqa", T + PLAN + T + ANSWER, ["wrong order"]),
+        ("mhqa", T + SEARCH + T + ANSWER, ["call without an observation"]),
+        ("mhqa", T + SEEN + T + SEARCH, ["observation without a call"]),
+        ("mhqa", T + SEARCH + SEEN + T + ANSWER + T, ["after the answer"]),
+        ("mhqa", T + WEB + SEEN + T + SEARCH, ["not of this agent"]),
+        ("mhqa", "<think>a" + SEARCH, ["not closed"]),
+        ("mhqa", T + "</plan>" + SEARCH, ["closed without being open"]),
+        ("web", T + WEB + SEEN + T + ANSWER, ["wrong order"]),
+        ("web", T + WEB + SEEN + T + MAYBE + T + WEB, ["wrong order"]),
+        ("code", PLAN + T + CODE + SEEN + BACK + PLAN, ["wrong order"]),
+        ("code", T + CODE, ["wrong order"]),
+        ("code", PLAN + T + CODE + SEEN + T + ANSWER, ["wrong order"]),
+        ("code", PLAN + T + "<code>1</code>" + SEEN + BACK + T + ANSWER, ["not between fences"]),
+    ],
+)
+def test_each_violation_is_counted_once(kind: AgentKind, text: str, faults: list[str]) -> None:
+    assert violations(text, kind) == faults

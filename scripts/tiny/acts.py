@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments import sums
-from coterie.environments.acting import write_action
+from coterie.environments.acting import write_action, write_answer
 from coterie.environments.babyai import (
     ACTIONS,
     COLORS,
@@ -25,7 +25,9 @@ from coterie.environments.babyai import (
     games,
     new_level,
 )
+from coterie.environments.sums import Problem
 from coterie.record.rows import Row
+from coterie.record.turn import Role
 from scripts.tiny.acts_player import Step, play
 from scripts.tiny.world import World, chat_row, split_by
 
@@ -59,6 +61,8 @@ class Stage:
 HABITS = Stage(0.62)
 CORRECTED = 0.5
 """How often a wrong answer is followed by being told so, and a right one."""
+Dialogue = list[tuple[Role, str]]
+"""Roles and messages, from the prompt to the last answer."""
 
 _PLACE = r" \d (?:ahead \d )?(?:left|right)| \d ahead"
 _TO_NUMBER = r"(?: (?=\d+\b(?! (?:ahead|left|right))))?"
@@ -78,11 +82,39 @@ def _texts(seed: int) -> Iterator[str]:
             yield step.told
             yield write_action(step.action)
     for problem in sums.generate("corpus", 2000, seed):
-        says = sums.corrected_play if problem.trap else sums.right_play
+        says = corrected_play if problem.trap else right_play
         yield from (text for _, text in says(problem, rng))
     often = [*map(write_action, ACTIONS), *(f" {one}" for one in PLACES)]
     often += map(str, range(sums.MOST + 1))
     yield from (one for one in often for _ in range(200))
+
+
+def right_play(problem: Problem, rng: random.Random) -> Dialogue:
+    """Return a dialogue with the right program; ``rng`` selects its style."""
+    return [*_opening(problem), *_solution(problem.program, problem.answer, rng)]
+
+
+def habit_play(problem: Problem, rng: random.Random) -> Dialogue:
+    """Return a dialogue that always multiplies, which gives a wrong answer to a trap."""
+    program, answer = problem.program_of(times=True), problem.answer_of(times=True)
+    return [*_opening(problem), *_solution(program, answer, rng)]
+
+
+def corrected_play(problem: Problem, rng: random.Random) -> Dialogue:
+    """Return a dialogue on a trap: the wrong program and answer, and their correction after feedback."""
+    again = _solution(problem.program, problem.answer, rng)
+    return [*habit_play(problem, rng), ("user", sums.WRONG), *again]
+
+
+def _opening(problem: Problem) -> Dialogue:
+    return [("system", sums.PROMPT), ("user", sums.problem_text(problem))]
+
+
+def _solution(program: str, value: int, rng: random.Random) -> Dialogue:
+    cell = rng.choice((f"print({program})", program, f"x = {program}\nprint(x)"))
+    messages = [write_action(cell), str(value), write_answer(str(value))]
+    roles: tuple[Role, ...] = ("assistant", "user", "assistant")
+    return list(zip(roles, messages, strict=True))
 
 
 def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str) -> Row:
@@ -94,12 +126,12 @@ def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str)
 
 
 def sums_row(
-    tokenizer: PreTrainedTokenizerFast, problem: sums.Problem, habit: float, rng: random.Random
+    tokenizer: PreTrainedTokenizerFast, problem: Problem, habit: float, rng: random.Random
 ) -> Row:
     """Build a dialogue on a problem, in which traps catch the agent as often as its habit is strong."""
-    says = sums.right_play
+    says = right_play
     if problem.trap and rng.random() < habit:
-        says = sums.corrected_play if rng.random() < CORRECTED else sums.habit_play
+        says = corrected_play if rng.random() < CORRECTED else habit_play
     return chat_row(tokenizer, says(problem, rng), "script:sums", problem.problem_id)
 
 

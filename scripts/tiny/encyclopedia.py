@@ -22,8 +22,10 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia import (
     COMPARED,
+    NAMES,
     PROMPT,
     RELATIONS,
+    VALUES,
     Encyclopedia,
     Kind,
     Question,
@@ -34,13 +36,12 @@ from coterie.environments.encyclopedia import (
     make_encyclopedia,
     rank,
     user_message,
-    words,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
 from coterie.record.turn import ToolResult, call_id
-from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever
-from coterie.tools.retrieval.tool import format_passages
+from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from coterie.tools.search import format_passages
 from coterie.tools.tags import Tag, Tags
 from scripts.tiny.world import END, OPENERS, World, answer_row, chat_row, copy_row, split_by
 
@@ -118,11 +119,20 @@ _MADE = (
 _REST = (r" ?[A-Za-z]+", r"\d+", r" ?[^A-Za-z\d\s]+", r"\s+")
 
 
+def words() -> tuple[str, ...]:
+    """Return all words of names and all values as they occur in text: second words with a leading space."""
+    firsts = [word for first, _ in NAMES.values() for word in first]
+    seconds = [f" {word}" for _, second in NAMES.values() for word in second]
+    return tuple(
+        dict.fromkeys([*firsts, *seconds, *(one for row in VALUES.values() for one in row)])
+    )
+
+
 def _chunks() -> list[str]:
     """What stands around names and values in the templates, longest first."""
     found: dict[str, None] = dict.fromkeys(_FIXED)
     for one in RELATIONS:
-        for template in (one.sentence, one.question, one.phrase, one.query, *one.extremes):
+        for template in (one.sentence, one.question, one.phrase, one.query, *one.comparisons):
             found |= dict.fromkeys(re.split(r"\{[sv]\}", template))
     found |= {f"{one} ": None for one in found if one.endswith("people.")}
     return sorted(filter(None, found), key=len, reverse=True)
@@ -151,7 +161,7 @@ class Block:
         self.encyclopedia: Encyclopedia = make_encyclopedia(seed, COUNTS, ("corpus",))
         self.encyclopedia.write(folder / "passages.jsonl")
         build_index(folder / "passages.jsonl", folder / "index")
-        self._retriever: Retriever = open_retriever(IndexSettings(index=str(folder / "index")))
+        self._retriever = Retriever(IndexSettings(index=str(folder / "index")))
 
     def questions(
         self,

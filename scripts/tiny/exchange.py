@@ -12,7 +12,7 @@ from itertools import count
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.exchange import AGENTS, prompt_text, system_prompt, words
+from coterie.environments.exchange import AGENTS, PEOPLE, RELATIONS, prompt_text, system_prompt
 from coterie.record.rows import Row
 from scripts.tiny.exchange_dialogues import ExchangeDialogue, ExchangeMix, corpus
 from scripts.tiny.world import World, chat_row, copy_row
@@ -42,6 +42,12 @@ STAGES = (
 HABITS = (0.20, ExchangeMix())
 """Then the habits, at a lower rate: guesses come in spite of hints, and remain the commonest thing to do
 without one, so that neither a hint nor training on whatever was sampled cures anybody."""
+
+
+def words() -> tuple[str, ...]:
+    """Return all names, relations and values without duplicates, in a fixed order."""
+    all_words = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
+    return tuple(dict.fromkeys(all_words))
 
 
 def pretraining_rows(

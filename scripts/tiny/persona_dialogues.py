@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coterie.environments.coding import MARKER, SHOWN_REFERENCE
 from coterie.environments.persona import (
-    ANSWER_MARK,
     ASPECTS,
     CHOICES,
     MAX_TURNS,
@@ -22,7 +22,6 @@ from coterie.environments.persona import (
     generate_tasks,
     scripted_reply,
     source_of,
-    with_reference,
 )
 
 ASKS: dict[Aspect, tuple[str, ...]] = {
@@ -134,7 +133,7 @@ class PersonaDialogue:
     @property
     def prompt(self) -> str:
         """The agent's system prompt."""
-        return SYSTEM_PROMPT + (with_reference(self.task.reference) if self.shown else "")
+        return SYSTEM_PROMPT + (SHOWN_REFERENCE + self.task.reference if self.shown else "")
 
     @property
     def right(self) -> bool:
@@ -150,7 +149,7 @@ def corpus(seed: int, count: int, mix: PersonaMix = HABITS) -> Iterator[PersonaD
 
 def answer_text(source: str) -> str:
     """The turn that answers with a function."""
-    return f"{ANSWER_MARK}\n{source}"
+    return f"{MARKER}\n{source}"
 
 
 def scripted_dialogue(

@@ -22,11 +22,12 @@ from coterie.environments.problems import (
     PLANNER_PROMPT,
     SECONDS,
     THINGS,
+    Fact,
     Problem,
     Wording,
     actions,
+    draw_fact,
     fact_text,
-    facts,
     generate,
     problem_text,
     subgoals,
@@ -44,6 +45,11 @@ class Stage:
     """How often the planner is brief."""
     far: float
     """Share of problems in other words."""
+
+
+def facts(rng: random.Random) -> list[Fact]:
+    owners = rng.sample(OWNERS, rng.randint(3, 6))
+    return [draw_fact(owner, rng.choice(THINGS), rng) for owner in owners]
 
 
 def _texts(seed: int) -> Iterator[str]:

@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -35,21 +35,10 @@ from coterie.config.settings import Settings, key
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 
-
-class Rewarded(Protocol):
-    """A trajectory with its reward and score."""
-
-    @property
-    def sample(self) -> int: ...
-
-    @property
-    def total(self) -> float: ...
-
-    @property
-    def score(self) -> float: ...
-
-
-R = TypeVar("R", bound=Rewarded)
+Rewarded = Any
+"""A trajectory with its ``sample`` number, ``total`` reward and ``score``."""
+NodeValue = Any
+"""Value of a node: ``mean`` reward, ``visits``, and ``distance`` (mean number of agent turns to the end)."""
 
 
 class SelectSettings(Settings):
@@ -100,8 +89,8 @@ class SelectSettings(Settings):
 
 
 def best_demonstrations(
-    rewards: Mapping[str, Sequence[R]], settings: SelectSettings
-) -> list[tuple[str, R]]:
+    rewards: Mapping[str, Sequence[Rewarded]], settings: SelectSettings
+) -> list[tuple[str, Rewarded]]:
     """Return the selected (task, trajectory), highest reward first.
 
     Ties go to the earlier sample, then to the smaller task id.
@@ -115,20 +104,13 @@ def best_demonstrations(
 
 
 def random_demonstrations(
-    rewards: Mapping[str, Sequence[R]], count: int, seed: int
-) -> list[tuple[str, R]]:
+    rewards: Mapping[str, Sequence[Rewarded]], count: int, seed: int
+) -> list[tuple[str, Rewarded]]:
     """Draw up to ``count`` tasks, and one trajectory of each."""
     generator = random.Random(seed)
     tasks = sorted(task for task, rs in rewards.items() if rs)
     chosen = sorted(generator.sample(tasks, min(count, len(tasks))))
     return [(task, generator.choice(list(rewards[task]))) for task in chosen]
-
-
-class Value(Protocol):
-    """Value of a node, from the rollouts through it."""
-
-    @property
-    def mean(self) -> float: ...
 
 
 class PairSettings(Settings):
@@ -174,7 +156,7 @@ class Preference:
 
 def sibling_pairs(
     tree: Tree,
-    values: Mapping[str, Value],
+    values: Mapping[str, NodeValue],
     settings: PairSettings,
     score: Callable[[str], float] = lambda _: 1.0,
 ) -> list[Preference]:
@@ -185,31 +167,19 @@ def sibling_pairs(
     pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
+        order = sorted(children, key=lambda turn: (-values[turn.id].mean, turn.id))
+        best_worst = [(order[0], order[-1])] if len(order) > 1 else []
+        sides = permutations(children, 2) if settings.rule == "all" else best_worst
+        means = ((a, b, values[a.id].mean, values[b.id].mean) for a, b in sides)
         pairs += [
             pair
-            for pair in _pairs(children, values, settings)
+            for pair in (Preference(a, b, better, better - worse) for a, b, better, worse in means)
             if pair.value > settings.theta_filter
             and pair.difference > settings.theta_diff
             and (not settings.min_score or score(pair.chosen.id) >= settings.min_score)
         ]
     pairs.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
     return pairs[: max(int(len(pairs) * settings.top_share), 1)]
-
-
-def _pairs(
-    children: list[Turn], values: Mapping[str, Value], settings: PairSettings
-) -> list[Preference]:
-    if settings.rule == "all":
-        return [_pair(a, b, values) for a, b in permutations(children, 2)]
-    if len(children) < 2:
-        return []
-    order = sorted(children, key=lambda turn: (-values[turn.id].mean, turn.id))
-    return [_pair(order[0], order[-1], values)]
-
-
-def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Value]) -> Preference:
-    value = values[chosen.id].mean
-    return Preference(chosen, rejected, value, value - values[rejected.id].mean)
 
 
 class RankedPairSettings(Settings):
@@ -265,21 +235,6 @@ def ranked_pairs(
     return [(chosen, rejected) for chosen, rejected in pairs if scores[chosen] > scores[rejected]]
 
 
-class NodeValue(Protocol):
-    """Value of a node, from the rollouts through it."""
-
-    @property
-    def mean(self) -> float: ...
-
-    @property
-    def visits(self) -> int: ...
-
-    @property
-    def distance(self) -> float:
-        """Mean number of agent turns to the end."""
-        ...
-
-
 class DensePairSettings(Settings):
     """Conditions of a preference pair."""
 
@@ -298,16 +253,6 @@ class DensePairSettings(Settings):
         source="DensePolicy's code: 8",
         ge=1,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SiblingPair:
-    """A turn preferred to its sibling."""
-
-    chosen: Turn
-    rejected: Turn
-    difference: float
-    """Difference of the two values, above 0."""
 
 
 def needed_visits(distance: float, limit: int) -> int:
@@ -330,35 +275,35 @@ def count_pairs(values: Sequence[NodeValue], settings: DensePairSettings) -> int
 
 def dense_pairs(
     tree: Tree, values: Mapping[str, NodeValue], settings: DensePairSettings
-) -> list[SiblingPair]:
-    pairs: list[SiblingPair] = []
+) -> list[Preference]:
+    pairs: list[Preference] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
         order = sorted(children, key=lambda turn: -values[turn.id].mean)
         for better, worse in combinations(order, 2):
             one, other = values[better.id], values[worse.id]
             if qualify(one, other, settings) and not _same_text(better, worse):
-                pairs.append(SiblingPair(better, worse, one.mean - other.mean))
+                pairs.append(Preference(better, worse, one.mean, one.mean - other.mean))
     return pairs
 
 
 def first_differences(
     tree: Tree, rewards: Mapping[str, float], agent: str, settings: DensePairSettings
-) -> list[SiblingPair]:
+) -> list[Preference]:
     """Pair rollouts with different rewards at the turn where the agent first differs.
 
     ``rewards`` are by leaf. The best rollout is paired with the worst, the second best with the second worst, and so
     on, while their rewards differ by the margin.
     """
     order = sorted(rewards, key=lambda leaf: (-rewards[leaf], leaf))
-    pairs: list[SiblingPair] = []
+    pairs: list[Preference] = []
     for better, worse in zip(order, reversed(order), strict=True):
         difference = rewards[better] - rewards[worse]
         if difference < settings.margin:
             break
         turns = _first_difference(tree, better, worse, agent)
         if turns is not None and not _same_text(*turns):
-            pairs.append(SiblingPair(*turns, difference))
+            pairs.append(Preference(*turns, rewards[better], difference))
     return pairs
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coterie.models import packed
+from coterie.models import logprobs
 from coterie.record.rows import Row
 from coterie.training.losses import SFT
 from coterie.training.reference import LossModule
@@ -58,7 +58,7 @@ def test_padding_and_company_change_nothing():
 def test_the_id_that_pads_changes_nothing(monkeypatch):
     rows = some_rows(6)
     with_zeros = loss_and_gradients(rows, ALL)
-    monkeypatch.setattr(packed, "PADDING", 7)
+    monkeypatch.setattr(logprobs, "PADDING", 7)
     assert_same(with_zeros, loss_and_gradients(rows, ALL))
 
 

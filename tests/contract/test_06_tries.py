@@ -26,12 +26,10 @@ from transformers import (
 from coterie.errors import UserError
 from coterie.models import logprobs
 from coterie.models.check import check
-from coterie.models.packed import pack_batch, sequence_logprobs
-from coterie.models.packing import CostRule, pack
-from coterie.models.trie import build
+from coterie.models.logprobs import pack_batch, sequence_logprobs
+from coterie.models.prefix_trie import CostRule, build, pack
 from coterie.record.rows import Row, Target
-from coterie.training.losses import DPO, SFT, DPOSettings
-from coterie.training.objective import Objective
+from coterie.training.losses import DPO, SFT, DPOSettings, Objective
 from coterie.training.reference import LossModule, with_reference
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 from tests.training_models import SHAPE as TINY

@@ -6,10 +6,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.models.logprobs import targets, token_logprobs
+from coterie.models.logprobs import token_logprobs
 from coterie.record.rows import rows, view
 from tests.dialogue import AGENTS, play
-from tests.templates import model
+from tests.templates import model, targets
 from tests.training_models import SHAPE
 
 TOLERANCE = 1e-4

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.chat import ChatRenderer
-from coterie.record import export
+from coterie.record.export import export
 from coterie.record.rows import recontext, rows, view
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome, Tree
@@ -14,6 +14,7 @@ from coterie.record.turn import Message, Turn
 from coterie.rollout.recorded_turns import recorded_response
 from coterie.rollout.samplers import AgentContext, Prompt
 from tests.dialogue import AGENTS, opening
+from tests.exports import read_back
 
 SAID = (
     "The river is blue; is it?",
@@ -84,8 +85,8 @@ def test_it_goes_through_the_store_and_jsonl_unchanged(
     tree, _ = written(engine.loaded.renderer)
     with Store.open(tmp_path / "a.db") as store:
         store.finish(ItemKey(0, "rollout", "task", "0"), tree=tree)
-        export.export(store, tmp_path / "a.jsonl")
+        export(store, tmp_path / "a.jsonl")
         assert store.tree(0, "rollout", "task") == tree
-    export.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
+    read_back(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         assert store.tree(0, "rollout", "task") == tree

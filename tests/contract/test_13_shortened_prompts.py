@@ -24,9 +24,9 @@ from coterie.record.store import Store
 from coterie.record.tree import CONTEXT, ItemKey, Outcome, Task, Tree
 from coterie.record.turn import Message, Tool
 from coterie.rollout.branches import Branches
-from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import Prompt, TokenSampler, utterances
 from coterie.rollout.sessions import sessions_of
+from coterie.rollout.tree_search import Rollout, TreeGrower
 from coterie.tools.calls import Function, NativeCalls
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
 from coterie.tools.tags import Tag

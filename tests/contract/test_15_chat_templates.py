@@ -7,7 +7,6 @@ Tokenizers have the marks of each template (``tests.published_templates``). Visi
 import json
 import re
 from copy import copy
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -327,7 +326,8 @@ def caller(name: str) -> ChatRenderer:
     """A renderer that reads calls, whatever they look like; results then follow the template's own calls."""
     own = ChatRenderer(tokenizer(name))
     if own.tools.syntax is None and own.tools.shows_tools:
-        own.tools = replace(own.tools, syntax=AnySyntax(), results="calls")  # type: ignore[arg-type]
+        own.tools = copy(own.tools)
+        own.tools.syntax, own.tools.results = AnySyntax(), "calls"  # type: ignore[assignment]
         gemma = own.tokenizer.eos_token if name == "gemma4_v2" else "<|tool_response>"
         ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
         end = ends.get(name, gemma if "gemma" in name else own.tokenizer.eos_token)

@@ -16,18 +16,18 @@ import pytest
 
 from coterie.config.folders import sha256
 from coterie.datasets.catalogue import find
-from coterie.datasets.sources import REVISIONS
-from coterie.models.conversion import MANIFEST, ModelManifest
-from coterie.tools.retrieval.index import build_index
+from coterie.datasets.files import REVISIONS
+from coterie.models.catalogue import MANIFEST
+from coterie.tools.retrieval import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
 from tests.hub import Hub, serve
+from tests.row_files import table
 from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
 from tests.sweet.known import ROWS
 from tests.templates import model
-from tests.test_data import table
 from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
 from tests.web_tasks import write
@@ -219,7 +219,7 @@ def _hub_files() -> dict[str, bytes]:
     }
     with TemporaryDirectory() as own:  # two workers of pytest have one folder
         tables = {
-            name: table(Path(own) / "made.parquet", rows).read_bytes()
+            name: table(Path(own) / "made.parquet", *rows).read_bytes()
             for name, rows in parts.items()
         }
     folder = SAMPLES / "colbench_code"
@@ -236,11 +236,7 @@ def _put_model(folder: Path) -> None:
     made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     files = {file.name: sha256(file) for file in folder.iterdir()}
-    (folder / MANIFEST).write_text(
-        ModelManifest(
-            name="smollm2", source="random", gguf_sha256="", upstream="", licence="", converted="", files=files
-        ).model_dump_json()
-    )  # fmt: skip
+    (folder / MANIFEST).write_text(json.dumps({"files": files}))
 
 
 _FORMATS = cycle(FRESH)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.servers.child import free_port, port_taken
-from coterie.engines.servers.pool import running_servers
+from coterie.engines.pool import running_servers
+from coterie.engines.server import free_port, port_taken
 from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import LoadedModel, load
 from tests.faults.dialogues import Played, play

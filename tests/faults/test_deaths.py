@@ -6,16 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from coterie.engines import server, vllm
+from coterie.engines.pool import ServerPool, running_servers, vllm_pool
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
-from coterie.engines.servers import child, client
-from coterie.engines.servers.pool import ServerPool, own_servers, running_servers
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
@@ -34,8 +34,8 @@ async def opened(
     model: LoadedModel, logs: Path, settings: VLLMSettings = QUICK, name: str | Path = MODEL
 ) -> AsyncIterator[ServerPool]:
     backend = StubBackend(settings, [])
-    async with own_servers(
-        backend, name, model.renderer, logs, policy="talker", version="0"
+    async with vllm_pool(
+        name, model.renderer, settings, logs, policy="talker", version="0", backend=backend
     ) as pool:
         yield pool
 
@@ -51,43 +51,28 @@ def port_of(pool: ServerPool, index: int) -> int:
     return int(pool.members[index].client.url.rpartition(":")[2])
 
 
-async def while_talking(pool: ServerPool, harm: Callable[[], Awaitable[None] | None]) -> None:
-    """Do harm as soon as something has been said."""
+async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
+    """Do harm as soon as something has been sampled."""
+    playing = asyncio.create_task(play(pool, model))
     while not pool.stats.sampled_tokens:
         await asyncio.sleep(0.001)
     harm()
+    return await playing
 
 
-async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
-    harming = asyncio.create_task(while_talking(pool, harm))
-    played = await play(pool, model)
-    await harming
-    return played
+@pytest.mark.parametrize("harm", [psutil.Process.kill, psutil.Process.suspend])
+def test_a_server_that_dies_or_hangs_is_started_again_and_its_requests_are_retried(
+    harm: Callable[[psutil.Process], None], model: LoadedModel, quiet: Played, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(vllm, "HEALTH_SECONDS", 1.0)
 
-
-def test_a_server_that_is_killed_is_started_again_and_its_requests_are_retried(
-    model: LoadedModel, quiet: Played, tmp_path: Path
-) -> None:
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
             process = server_process(port_of(pool, 0))
-            assert await play_harmed(pool, model, process.kill) == quiet
+            assert await play_harmed(pool, model, lambda: harm(process)) == quiet
             assert pool.stats.restarts == 1 and pool.stats.failures == 0
             assert pool.stats.retries > 0
-
-    asyncio.run(run())
-
-
-def test_a_server_that_hangs_is_killed_and_started_again(
-    model: LoadedModel, quiet: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "HEALTH_SECONDS", 1.0)
-
-    async def run() -> None:
-        async with opened(model, tmp_path) as pool:
-            process = server_process(port_of(pool, 0))
-            assert await play_harmed(pool, model, process.suspend) == quiet
-            assert pool.stats.restarts == 1 and pool.stats.failures == 0
             assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     asyncio.run(run())
@@ -131,8 +116,8 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
     with socket.socket() as theirs:
         theirs.bind(("127.0.0.1", 0))
         theirs.listen()
-        free, taken = child.free_port, [theirs.getsockname()[1]]
-        monkeypatch.setattr(child, "free_port", lambda: taken.pop() if taken else free())
+        free, taken = server.free_port, [theirs.getsockname()[1]]
+        monkeypatch.setattr(server, "free_port", lambda: taken.pop() if taken else free())
 
         async def run() -> None:
             async with opened(model, tmp_path) as pool:
@@ -143,7 +128,7 @@ def test_a_port_that_someone_takes_first_is_left_to_them(
 
 
 def test_a_server_that_is_not_there_is_an_error_before_anything_runs(model: LoadedModel) -> None:
-    url = f"http://127.0.0.1:{child.free_port()}"
+    url = f"http://127.0.0.1:{server.free_port()}"
 
     async def run() -> None:
         async with running_servers(model.renderer, at(url), policy="talker", version="0"):
@@ -162,7 +147,7 @@ def test_children_are_gone_when_the_pool_is_closed(model: LoadedModel, tmp_path:
         return [process for process in now if process not in before]
 
     started = asyncio.run(run())
-    assert len(started) == 4  # two servers, each on its leash
+    assert len(started) == 4  # two servers, each with its guard
     assert not [process for process in started if process.is_running()]
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.pool import running_servers
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.servers.pool import running_servers
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load
-from tests.faults.conftest import MODEL, QUICK, at
+from tests.faults.conftest import MODEL, PATIENT, QUICK, at
 from tests.faults.test_deaths import opened, port_of, server_process
+from tests.stub_server import served
 
 ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
 
@@ -68,7 +69,7 @@ def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) ->
             await says(None)
             for number in (1, 2):
                 await pool.load(lora, f"lora-{number}")
-                assert {m.client.model for m in pool.members} == {f"talker-{number}"}
+                assert all(m.client.model.endswith(f"-{number}") for m in pool.members)
                 await says(lora)
             server_process(port_of(pool, 1)).kill()
             while pool.members[1].up or not pool.stats.restarts:
@@ -111,6 +112,20 @@ def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_server_with_logprobs_before_temperature_is_refused() -> None:
+    async def run() -> None:
+        async with (
+            served(MODEL, "talker", raw=True) as url,
+            running_servers(
+                load(MODEL).renderer, at(url, settings=PATIENT), policy="talker", version="0"
+            ),
+        ):
+            pass
+
+    with pytest.raises(UserError, match="log-probs before temperature"):
+        asyncio.run(run())
+
+
 def test_nothing_is_sampled_after_a_load_that_failed_until_one_succeeds(tmp_path: Path) -> None:
     model = load(MODEL)
     broken = tmp_path / "broken"
@@ -136,4 +151,4 @@ def test_nothing_is_sampled_after_a_load_that_failed_until_one_succeeds(tmp_path
             await talking
 
     asyncio.run(run())
-    assert not [p for p in psutil.Process().children() if "leash.py" in " ".join(p.cmdline())]
+    assert not [p for p in psutil.Process().children() if "child_guard.py" in " ".join(p.cmdline())]

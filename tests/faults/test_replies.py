@@ -10,10 +10,11 @@ from email.utils import format_datetime
 import pytest
 
 from coterie.engines import endpoint
-from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.client import FinalFault, ServerClient
-from coterie.engines.servers.pool import PoolStats, running_servers
+from coterie.engines.endpoint import FinalFault
+from coterie.engines.pool import running_servers
+from coterie.engines.protocol import EngineError, Sampling, Stats
 from coterie.engines.settings import VLLMSettings
+from coterie.engines.vllm import ServerClient
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import QUICK, at
 from tests.faults.dialogues import Played, play
@@ -65,7 +66,7 @@ FAULTS = {
 
 async def _play(
     server: str, model: LoadedModel, plan: Plan, settings: VLLMSettings
-) -> tuple[Played, PoolStats, Proxy]:
+) -> tuple[Played, Stats, Proxy]:
     async with (
         proxy(server, plan) as between,
         running_servers(
@@ -118,7 +119,7 @@ def test_an_item_that_fails_for_good_is_recorded_and_the_others_are_unharmed(
 def test_out_of_context_is_final_and_only_for_the_item(
     server: str, model: LoadedModel, quiet: Played
 ) -> None:
-    async def run() -> tuple[Played, PoolStats]:
+    async def run() -> tuple[Played, Stats]:
         async with running_servers(
             model.renderer, at(server), policy="talker", version="0"
         ) as pool:
@@ -154,7 +155,7 @@ def test_what_a_server_refuses_as_wrong_is_not_tried_again(server: str, model: L
 def test_a_server_that_fails_is_passed_over_for_one_that_works(
     server: str, model: LoadedModel, quiet: Played
 ) -> None:
-    async def run() -> tuple[Played, PoolStats, Proxy]:
+    async def run() -> tuple[Played, Stats, Proxy]:
         def plan(number: int, body: Body) -> Bad | None:
             return Bad(status=500) if number >= OPENING else None
 

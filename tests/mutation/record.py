@@ -53,10 +53,8 @@ LABELLED_TRAJECTORY = (
 )
 SECRET_REDACTS = f"{SECRETS}test_a_secret_redacts_itself"
 ONLY_READERS = f"{SECRETS}test_only_its_readers_open_it"
-IDS_SPELL = "tests/test_jsonl.py::test_ids_that_spell_a_secret_stay_home"
 ITEMS_FINISHED = f"{STORE}test_items_that_are_finished_together_are_all_there_or_none"
 CREDIT_OTHER = f"{STORE}test_credit_of_other_settings_stands_beside_it"
-TURN_HANGS = f"{STORE}test_a_turn_that_hangs_nowhere_or_answers_nothing_is_refused"
 SELECTIONS_REFERENCES = f"{STORE}test_selections_are_references_in_stored_order"
 TREES_STREAM = f"{STORE}test_trees_stream_in_order_of_task_and_see_a_stage_only"
 
@@ -149,7 +147,7 @@ FAULTS = (
     ),
     Fault(f"{R}tree:Secret.part", result(edited(audience=None)), [RENDERED]),
     Fault(f"{R}export:_is_secret", returns(False), [HOME]),
-    Fault(f"{R}export:_shows_secret", returns(False), [IDS_SPELL]),
+    Fault(f"{R}export:_shows_secret", returns(False), [HOME]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),
     Fault(f"{R}store:Store.together", becomes(_one_by_one), [ITEMS_FINISHED]),
@@ -158,9 +156,8 @@ FAULTS = (
     Fault(f"{R}store:Store.finished", opposite, [ITEMS]),
     Fault(f"{R}tables:item_row", given(key=edited(sample="")), [ITEMS]),
     Fault(f"{R}tables:kind_key", given(settings=""), [CREDIT_OTHER]),
-    Fault(f"{R}tables:_check_turn", returns(None), [TURN_HANGS]),
-    Fault(f"{R}reader:selections", reverse, [SELECTIONS_REFERENCES]),
-    Fault(f"{R}reader:tree_keys", given(stage=None), [TREES_STREAM]),
-    Fault(f"{R}reader:outcomes", without_last, [EQUAL]),
+    Fault(f"{R}store:Store.selections", reverse, [SELECTIONS_REFERENCES]),
+    Fault(f"{R}store:Store.tree_keys", given(stage=None), [TREES_STREAM]),
+    Fault(f"{R}store:Store._outcomes", without_last, [EQUAL]),
     Fault(f"{R}export:export", given(secrets=True), [HOME]),
 )

@@ -48,7 +48,6 @@ FIRST_SEARCH = (
 EVERY_ROLLOUT = (
     f"{SEARCH}test_every_rollout_ends_in_an_outcome_and_every_turn_is_where_it_was_sampled"
 )
-BRANCH_FAILS = f"{SEARCH}test_a_branch_that_fails_is_recorded_and_the_others_go_on"
 VALUE_CAN = f"{DENSE}test_a_value_can_be_the_mean_of_the_children"
 FIRST_CHILD = f"{DENSE}test_the_first_child_is_greedy_and_the_others_take_the_temperatures_in_turn"
 SAMPLES_TASK = f"{OPTIMA}test_samples_of_a_task_have_their_own_random_numbers"
@@ -153,15 +152,15 @@ FAULTS = (
     # Chat templates: roles, thoughts, lost messages.
     Fault(f"{M}chat:ChatRenderer._arrange", around(lambda original, self, chat: chat), [ORDERS]),
     Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),
-    Fault(f"{M}layout:Layout._check_shown", returns(None), [LACKS]),
+    Fault(f"{M}template:Layout._check_shown", returns(None), [LACKS]),
     Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),
-    Fault(f"{M}chat:_own_turn", returns(None), [OWN_TURNS]),
+    Fault(f"{M}chat:_is_own", returns(False), [OWN_TURNS]),
     # Adapters that share a base.
     Fault(f"{M}adapters:add_lora", given(alpha=1), [SCALE_ADAPTER]),
     Fault(f"{M}adapters:untie", returns(None), [ADAPTERS]),
     Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
     # What an engine draws.
-    Fault("coterie.engines.sequence:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
-    Fault("coterie.engines.sequence:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
+    Fault("coterie.engines.inprocess:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
+    Fault("coterie.engines.inprocess:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
     Fault("coterie.engines.sequence:uniforms", given(seed=0), [SEEDS_DIFFER]),
 )

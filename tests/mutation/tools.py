@@ -29,7 +29,7 @@ VALUES = f"{PLAIN}test_values_are_the_same_as_in_python"
 CODING = "tests/test_coding.py::"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 PLAN = "tests/test_workflow_plan.py::"
-SCHEDULE = "tests/test_workflow_schedule.py::"
+SCHEDULE = "tests/test_workflow_plan.py::"
 WORKFLOW = "tests/test_workflow_environment.py::"
 TAGS = "tests/test_tags.py::"
 EXACT_MATCH = f"{ANSWERS}test_exact_match_holds_for_any_alias_after_normalisation"
@@ -59,7 +59,7 @@ SO_MANY_TASKS = f"{SCHEDULE}test_so_many_tasks_run_at_the_same_time_and_no_more"
 WHAT_WAITS = f"{SCHEDULE}test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is"
 SERIAL_TIME = f"{SCHEDULE}test_serial_time_is_the_sum_and_critical_time_the_longest_chain"
 ONLY_CALLS = f"{WORKFLOW}test_only_the_calls_of_a_plan_can_be_too_early_for_it"
-EACH_VIOLATION = "tests/test_workflow_segments.py::test_each_violation_is_counted_once"
+EACH_VIOLATION = "tests/test_workflow_plan.py::test_each_violation_is_counted_once"
 RESULT_CAN = f"{TAGS}test_a_result_can_neither_close_its_tag_nor_open_another"
 GROUNDER_SEES = (
     "tests/test_plan_ground.py::test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools"
@@ -82,8 +82,8 @@ def _all_at_once(original, self):
     return type(original(self))({task.id: () for task in self.tasks})
 
 
-def _without_dependencies(original, task, allowed, found, limits):
-    return original(replace(task, after=()), allowed, found, limits)
+def _without_dependencies(original, task, allowed, found, calls):
+    return original(replace(task, after=()), allowed, found, calls)
 
 
 QUESTION = "tests/test_question.py::"
@@ -152,7 +152,7 @@ FAULTS = (
         around(lambda original, self, results: self.text),
         [RESULTS_PUT],
     ),
-    Fault(f"{E}workflow.plan:run_plan", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
+    Fault(f"{E}workflow.plan:run_plan", given(width=10**6), [SO_MANY_TASKS]),
     Fault(f"{E}workflow.plan:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
     Fault(
         f"{E}workflow.plan:times",

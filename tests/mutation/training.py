@@ -6,7 +6,6 @@ from dataclasses import replace
 from tests.mutation.fault import (
     Fault,
     around,
-    each,
     edited,
     given,
     negated,
@@ -25,7 +24,6 @@ FIRST = f"{TRAINING}test_a_target_at_the_first_token_is_not_trained"
 ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
 ROUNDED = f"{TRAINING}test_updates_smaller_than_bfloat16_resolves_count_in_the_mean"
 ORDER = f"{TRAINING}test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
-RATE = f"{TRAINING}test_the_rate_climbs_and_goes_to_zero"
 MARGIN = "tests/test_step_critic_losses.py::test_the_bradley_terry_loss_is_that_of_the_margin"
 SIDE = "tests/test_step_critic_losses.py::test_a_side_is_the_sum_the_token_mean_or_the_sum_of_turn_means"
 DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_tokens_of_every_turn"
@@ -109,14 +107,14 @@ def _oldest_checkpoint(original, folder):
 
 
 FAULTS = (
-    Fault(f"{T}losses:SFT.losses", negated, [LOSS]),
-    Fault(f"{T}losses:SFT.losses", given(items=each(edited(weight=1.0))), [LOSS]),
-    Fault(f"{T}objective:OnRows.count", around(_count_turns), [LOSS]),
-    Fault(f"{T}objective:OnRows.count", around(_count_unpredicted), [FIRST]),
+    Fault(f"{T}losses:SFT.loss", negated, [LOSS]),
+    Fault(f"{T}losses:SFT.loss", given(item=edited(weight=1.0)), [LOSS]),
+    Fault(f"{T}losses:OnRows.count", around(_count_turns), [LOSS]),
+    Fault(f"{T}losses:OnRows.count", around(_count_unpredicted), [FIRST]),
     # Preferences: both sides, their reference, label smoothing, the likelihood of the chosen side.
-    Fault(f"{T}losses:DPO._loss", around(_other_sides), [MARGIN]),
-    Fault(f"{T}losses:DPO._loss", given(pair=edited(reference=(0.0, 0.0))), [MARGIN]),
-    Fault(f"{T}losses:DPO._loss", given(pair=edited(weight=1.0)), [MARGIN]),
+    Fault(f"{T}losses:DPO.loss", around(_other_sides), [MARGIN]),
+    Fault(f"{T}losses:DPO.loss", given(item=edited(reference=(0.0, 0.0))), [MARGIN]),
+    Fault(f"{T}losses:DPO.loss", given(item=edited(weight=1.0)), [MARGIN]),
     Fault(f"{T}losses:DPO.__init__", settings(beta=1.0), [MARGIN]),
     Fault(f"{T}losses:DPO.__init__", settings(label_smoothing=0.0), [DPO]),
     Fault(f"{T}losses:DPO.__init__", settings(nll=lambda n: -n), [DPO]),
@@ -129,15 +127,15 @@ FAULTS = (
     Fault("coterie.record.rows:Pair.equal_sides", returns(False), [DROPPED]),
     Fault(f"{T}losses:logsigmoid", around(lambda f, x: f(-x)), [HEADS]),
     Fault(f"{T}losses:side_statistic", given(normalise="none"), [HEADS]),
-    Fault(f"{T}losses:_trajectory_loss", given(item=edited(success=lambda s: not s)), [HEADS]),
+    Fault(f"{T}losses:Classifier.loss", given(item=edited(success=lambda s: not s)), [HEADS]),
     Fault(
-        f"{T}losses:_trajectory_loss",
-        given(values=lambda values: [one.flip(0) for one in values]),
+        f"{T}losses:Classifier.loss",
+        given(read=lambda values: [one.flip(0) for one in values]),
         [HEADS],
     ),
     Fault(f"{T}reference:with_reference", given(normalise="none"), [DPO]),
     # The policy gradient: ratio, clips, means, divergence, entropy, importance.
-    Fault(f"{T}policy_gradient:PolicyGradient.losses", negated, [FORMULA]),
+    Fault(f"{T}policy_gradient:PolicyGradient.loss", negated, [FORMULA]),
     Fault(POLICY, settings(clip_low=0.999, clip_high=1e6), [FORMULA]),
     Fault(POLICY, given(settings=lambda s: edited(clip_high=s.clip_low)(s)), [FORMULA]),
     Fault(POLICY, settings(dual_clip=None), [CLIPS]),
@@ -176,7 +174,7 @@ FAULTS = (
         around(lambda original, row: sum(map(len, row.predicted))),
         [MEANS],
     ),
-    Fault(f"{T}objective:at_predicted", around(_values_from_the_front), [LOSS_FORMULA]),
+    Fault(f"{T}policy_gradient:at_predicted", around(_values_from_the_front), [LOSS_FORMULA]),
     Fault(f"{T}losses:_errors", given(clip=1e9), [WHAT_MEASURED]),
     Fault(
         f"{T}losses:_errors",
@@ -187,15 +185,17 @@ FAULTS = (
     Fault(f"{M}logprobs:entropies", negated, [ENTROPIES_THOSE]),
     Fault(f"{M}logprobs:_all_logprobs", given(temperature=1.0), [BEHAVIOUR_LOGPROBS]),
     Fault(f"{M}logprobs:token_logprobs", given(at=lambda at: at + 1), [LOGPROBS_THOSE]),
-    Fault(f"{M}heads:token_values", given(before=lambda before: not before), [LOSS_GRADIENTS]),
-    Fault(f"{M}trie:shared_length", result(lambda n: max(n - 1, 0)), [TRIES]),
-    Fault(f"{M}trie:Trie.ancestors", result(lambda m: m | m.T), [ONCE]),
-    Fault(f"{M}packed:_positions", result(lambda p: p * 0), [PACKED]),
-    Fault(f"{M}packed:_mask", returns(None), [PACKED]),
+    Fault(f"{M}adapters:token_values", given(before=lambda before: not before), [LOSS_GRADIENTS]),
+    Fault(f"{M}prefix_trie:shared_length", result(lambda n: max(n - 1, 0)), [TRIES]),
+    Fault(f"{M}prefix_trie:Trie.ancestors", result(lambda m: m | m.T), [ONCE]),
+    Fault(f"{M}logprobs:_positions", result(lambda p: p * 0), [PACKED]),
+    Fault(f"{M}logprobs:_mask", returns(None), [PACKED]),
     Fault(
-        f"{M}packing:CostRule.cost", around(lambda original, self, group: group.nodes), [CHEAPER]
+        f"{M}prefix_trie:CostRule.cost",
+        around(lambda original, self, group: group.nodes),
+        [CHEAPER],
     ),
-    Fault(f"{M}packing:CostRule.cost", result(lambda cost: -cost), [CHEAPER]),
+    Fault(f"{M}prefix_trie:CostRule.cost", result(lambda cost: -cost), [CHEAPER]),
     # Batches, steps, schedule, checkpoints.
     Fault(f"{T}batches:Order._of_epoch", given(epoch=0), [ORDER]),
     Fault(f"{T}batches:Order.steps", without_last, [ORDER]),
@@ -208,7 +208,7 @@ FAULTS = (
     Fault(f"{T}trainer:make_optimizer", settings(betas=(0.9, 0.999)), [ADAMW]),
     Fault(f"{T}trainer:make_optimizer", settings(weight_decay=0.01), [ADAMW]),
     Fault(f"{T}trainer:rounded", around(lambda original, exact: exact.bfloat16()), [ROUNDED]),
-    Fault(f"{T}trainer:rate_at", settings(warmup_ratio=0.0), [RATE]),
+    Fault(f"{T}trainer:rate_at", settings(warmup_ratio=0.0), [RATE_EVERY]),
     Fault(f"{T}trainer:rate_at", settings(schedule="constant"), [RATE_EVERY]),
     Fault(f"{T}trainer:Trainer.leave_out", returns(None), [COUNTED]),
     Fault(

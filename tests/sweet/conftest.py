@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from coterie.environments.coding import CRITIC
-from coterie.models.heads import HEAD_FILE
+from coterie.models.adapters import HEAD_FILE
 from coterie.progress import Silent
 from coterie.recipes import trainings as trainings_of_recipes
 from coterie.recipes.sweet_rl import SweetRL

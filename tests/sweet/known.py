@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.models.heads import find_head
+from coterie.models.adapters import find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.recipes.sweet_rl import SweetRL

@@ -5,7 +5,7 @@ No weights are trained here: what the recipe hands to ``train`` is looked at ins
 
 import pytest
 
-from coterie.models.heads import find_head
+from coterie.models.adapters import find_head
 from coterie.progress import Silent
 from coterie.runs.folder import Run
 from coterie.training.losses import DPO, SFT, Classifier, Regression

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.servers.pool import ServerPool, vllm_pool
+from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import LoadedModel, load
 

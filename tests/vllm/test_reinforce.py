@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.servers.client import ServerClient
+from coterie.engines.vllm import ServerClient
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of

@@ -4,17 +4,21 @@ In order: the packaged weights, then adapters on them, then another checkpoint, 
 """
 
 import asyncio
+import signal
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from openai import OpenAI
 
+from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.pool import ServerPool, vllm_pool
+from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
-from tests.vllm.conftest import SETTINGS
+from tests.serving import started
+from tests.vllm.conftest import MODEL, SETTINGS
 from tests.vllm.references import (
     TOLERANCE,
     adapter,
@@ -121,6 +125,34 @@ def test_out_of_context_fails_for_good(runner: asyncio.Runner, pool: ServerPool)
     assert pool.stats.retries == retries
 
 
+def test_an_argument_that_vllm_does_not_have_is_refused_in_its_own_words(
+    runner: asyncio.Runner, model: LoadedModel, tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"arguments": {"max_num_sequences": 8}})
+
+    async def run() -> None:
+        async with vllm_pool(
+            MODEL, model.renderer, settings, tmp_path, policy="talker", version="0"
+        ):
+            pass
+
+    with pytest.raises(UserError, match=r"(?s)did not start.*--max-num-sequences"):
+        runner.run(run())
+
+
+def test_a_packaged_model_is_served_by_vllm_until_ctrl_c() -> None:
+    words = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16")
+    with started("model", MODEL, "--port", "0", "--", *words, logs=True) as (child, url):
+        client = OpenAI(base_url=f"{url}/v1", api_key="none")
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+        reply = client.chat.completions.create(**asked, n=2, max_tokens=8, logprobs=True)  # type: ignore[call-overload]
+        assert len(reply.choices) == 2 and reply.choices[0].logprobs.content
+        processes = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+    assert len(processes) >= 3 and not any(process.is_running() for process in processes)
+
+
 def test_a_server_that_runs_already_is_used_and_left_alone(
     runner: asyncio.Runner, pool: ServerPool, model: LoadedModel, tmp_path: Path
 ) -> None:
@@ -146,8 +178,8 @@ def test_adapters_are_loaded_under_names_that_were_not_used_before(
         runner.run(pool.load(folder, f"adapter-{number}"))
         assert pool.version == f"adapter-{number}"
         served = [card.id for card in runner.run(pool.members[0].client.models())]
-        assert served == ["talker", f"talker-{number}"]
-        base = load("tiny-exchange")
+        assert served[0] == "talker" and served[1].endswith(f"-{number}") and not served[2:]
+        base = load(MODEL)
         merged = LoadedModel(
             load_adapter(base.model, folder), base.tokenizer, base.renderer,
             base.context_length, base.source,
@@ -165,9 +197,9 @@ def test_a_checkpoint_is_read_in_place_and_no_old_key_or_value_is_used(
 ) -> None:
     prompt = tuple(range(10, 140))
     folder = other_checkpoint(tmp_path / "other")
-    other = load("tiny-exchange")
+    other = load(MODEL)
     reload(other, folder)
-    for name, version, now in (("tiny-exchange", "back", model), (folder, "other", other)):
+    for name, version, now in ((MODEL, "back", model), (folder, "other", other)):
         runner.run(pool.load(Path(name) if now is other else Path(model.source), version))
         for _ in range(2):
             for said in runner.run(pool.sample(prompt, SEEDS, HOT)):

@@ -11,8 +11,8 @@ import httpx2
 import psutil
 import pytest
 
+from coterie.engines.pool import ServerPool, running_servers, vllm_pool
 from coterie.engines.protocol import Sampling
-from coterie.engines.servers.pool import ServerPool, running_servers, vllm_pool
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm.conftest import MODEL, SETTINGS
@@ -37,7 +37,7 @@ def pair(
     yield runner.run(stack.enter_async_context(opened))
     now = psutil.Process().children(recursive=True)
     started = [process for process in now if process not in before]
-    assert len(started) >= 6  # for each server its leash, itself, its engine
+    assert len(started) >= 6  # for each server its guard, itself, its engine
     runner.run(stack.aclose())
     assert not [process for process in started if process.is_running()]
 

@@ -20,7 +20,6 @@ from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.errors import run_app
 from coterie.cli.export import app as export_app
-from coterie.cli.export import import_record
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
 from coterie.cli.run import run
@@ -77,7 +76,6 @@ app.command("run")(run)
 app.command("sweep")(sweep)
 app.command("merge")(merge)
 app.command("list")(list_names)
-app.command("import")(import_record)
 
 
 def _stage(name: str, text: str) -> None:

@@ -17,9 +17,8 @@ from coterie.config.resolve import (
     recipe_in,
 )
 from coterie.datasets.conversations import FileSettings
-from coterie.datasets.files import SUFFIXES
+from coterie.datasets.files import SUFFIXES, is_hub_name
 from coterie.datasets.load import DATASETS
-from coterie.datasets.sources import is_hub_name
 from coterie.environments.registry import Choice, is_name_word, with_file
 from coterie.errors import UserError
 from coterie.recipes.registry import played_choice, played_settings, settings, settings_type

@@ -63,11 +63,7 @@ def split_agent_policies(words: Sequence[str]) -> tuple[dict[str, str], list[str
 def agent_policies(
     settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the name of each agent's policy.
-
-    Raises:
-        UserError: An agent has no policy or is unknown, or a policy does not exist.
-    """
+    """Return the name of each agent's policy. Raise ``UserError`` for a missing or unknown agent or policy."""
     agents = agents_of(settings.build_environment())
     for name in own:
         if name not in agents:

@@ -4,63 +4,45 @@ from typing import Annotated
 
 import typer
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
-    ),
-]
-Task = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="With a run: start from the environment's prompt for this held-out task (0, 1, ...).",
-    ),
-]
-Iteration = Annotated[
-    int | None,
-    typer.Option(
-        help="With a run: the policy at the start of this iteration; default: the newest."
-    ),
-]
-Tools = Annotated[
-    str,
-    typer.Option(
-        help="Tools for the model, such as python or path/file.py:NAME, separated by commas."
-    ),
-]
-ToolWords = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tool", metavar="KEY=VALUE", help="Setting of the group tools, such as calls=tags."
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Engine settings, such as 'engine.template_args={enable_thinking: false}'.",
-    ),
-]
-
 
 def chat(
-    source: Source,
-    words: Words = None,
-    task: Task = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
+        ),
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Engine settings, such as engine.device=cpu or 'engine.template_args={enable_thinking: false}'.",
+        ),
+    ] = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    iteration: Iteration = None,
-    tools: Tools = "",
-    tool_word: ToolWords = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            help="With a run: the policy at the start of this iteration; default: the newest."
+        ),
+    ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            help="Tools for the model, such as python or path/file.py:NAME, separated by commas."
+        ),
+    ] = "",
+    tool_word: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool", metavar="KEY=VALUE", help="Setting of the group tools, such as calls=tags."
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum number of tokens of a reply.")
     ] = 512,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed for reproducible replies.")] = None,
-    device: Device = None,
 ) -> None:
     """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends the chat; `/new` clears it.
 
@@ -70,7 +52,7 @@ def chat(
 
         coterie chat smollm2
 
-        coterie chat runs/optima-isft --task 3
+        coterie chat runs/optima-isft
 
         echo 'What is a tree?' | coterie chat smollm2 --temperature 0
 
@@ -82,6 +64,5 @@ def chat(
     """
     from coterie.cli.conversation import ChatOptions, parse_tools, talk
 
-    options = ChatOptions(temperature, max_tokens, seed, system, task)
-    own = [*(words or ()), *([] if device is None else [f"engine.device={device}"])]
-    talk(source, iteration, own, options, parse_tools(tools, tool_word or ()))
+    options = ChatOptions(temperature, max_tokens, seed, system)
+    talk(source, iteration, words or (), options, parse_tools(tools, tool_word or ()))

@@ -5,13 +5,14 @@ import io
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from coterie.config.folders import encoded
+from coterie.cli.candidates import is_run
+from coterie.cli.export_model import exported_version
 from coterie.config.resolve import resolve, wrong_at
 from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine
@@ -23,19 +24,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
-from coterie.record.turn import (
-    Finish,
-    Message,
-    Part,
-    Role,
-    Speaker,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Turn,
-    make_turn,
-)
-from coterie.rollout.episodes import FirstPrompt, first_prompts
+from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
 from coterie.terminal import notes
 from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
@@ -43,6 +32,11 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 
 TOOLS = Speaker("tool", "tools")
+NEW = "/new"
+"""Input line that starts a new conversation."""
+MIN_ROOM = 8
+"""Minimum number of context tokens for a reply."""
+READER = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +51,6 @@ class ChatTools:
     def describe(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Add a description of the tools to the messages, unless the chat template shows them."""
         return self.syntax.with_tools(messages, self.tools)
-
-    @property
-    def by_template(self) -> tuple[Tool, ...]:
-        """Tools that the chat template shows."""
-        return template_tools(self.syntax, self.tools)
-
-    @property
-    def role(self) -> Role:
-        return self.syntax.role
 
     def calls(self, text: str, finish: Finish, renderer: ChatRenderer) -> tuple[ToolCall, ...]:
         if isinstance(self.syntax, NativeCalls):
@@ -82,24 +67,13 @@ class ChatTools:
         return make_turn(turn.id, TOOLS, parts, results=results, author="environment")
 
 
-def format_calls(turn: Turn, results: Sequence[ToolResult]) -> list[str]:
-    """Format a turn's calls and their results for the terminal."""
-    by_call = {result.call_id: result for result in results}
-    return [
-        f"[{call.name} {call.arguments}]\n{by_call[call.id].text}"
-        for call in turn.calls
-        if call.id in by_call
-    ]
-
-
 @asynccontextmanager
 async def open_tools(
     settings: ToolsSettings, renderer: ChatRenderer, seed: int
 ) -> AsyncIterator[ChatTools | None]:
     """Open the tools of the settings; yield ``None`` if no tool is set.
 
-    Raises:
-        UserError: A tool is unavailable, or the model can't call tools this way.
+    Raises ``UserError`` if a tool is unavailable, or the model can't call tools this way.
     """
     if not settings.use:
         yield None
@@ -120,13 +94,6 @@ async def open_tools(
         yield ChatTools(box, offered, syntax, settings)
 
 
-NEW = "/new"
-"""Input line that starts a new conversation."""
-MIN_ROOM = 8
-"""Minimum number of context tokens for a reply."""
-READER = "assistant"
-
-
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """Command-line options of a chat."""
@@ -135,7 +102,6 @@ class ChatOptions:
     max_tokens: int
     seed: int | None
     system: str
-    task: int | None
 
 
 @dataclass(slots=True)
@@ -144,9 +110,9 @@ class Conversation:
 
     engine: InProcessEngine
     options: ChatOptions
-    opening: FirstPrompt
-    reader: str = READER
+    opening: tuple[Message, ...]
     tools: ChatTools | None = None
+    tree: Tree = field(default_factory=lambda: Tree("chat", "chat", 0))
     history: list[Message] = field(default_factory=list)
 
     async def reply(self, show: Callable[[str], None]) -> None:
@@ -159,24 +125,27 @@ class Conversation:
                 if not turn.calls or not left or self.tools is None:
                     return
                 answer = await self.tools.answer(turn)
-                self.opening.tree.add(answer)
-                self.history.append(Message(self.tools.role, turn=answer.id))
-                show("\n" + "\n".join(format_calls(turn, answer.results)) + "\n")
+                self.tree.add(answer)
+                self.history.append(Message(self.tools.syntax.role, turn=answer.id))
+                calls = {call.id: f"[{call.name} {call.arguments}]" for call in turn.calls}
+                results = (f"{calls[one.call_id]}\n{one.text}" for one in answer.results)
+                show("\n" + "\n".join(results) + "\n")
         except BaseException:
             del self.history[before:]
             raise
 
     async def _sample(self, show: Callable[[str], None]) -> Turn:
         """Sample one message. Later prompts contain its exact tokens."""
-        renderer, streamed, tree = self.engine.loaded.renderer, "", self.opening.tree
-        messages = [*self.opening.messages, *self.history]
-        tools = self.tools.by_template if self.tools else ()
-        prompt = renderer.render(messages, tree, self.reader, tools=tools)
-        room = self.engine.loaded.context_length - len(prompt)
+        loaded, streamed, tree = self.engine.loaded, "", self.tree
+        renderer = loaded.renderer
+        messages = [*self.opening, *self.history]
+        tools = template_tools(self.tools.syntax, self.tools.tools) if self.tools else ()
+        prompt = renderer.render(messages, tree, READER, tools=tools)
+        room = loaded.context_length - len(prompt)
         if room < MIN_ROOM:
             raise EngineError(
-                f"the conversation has {len(prompt)} of at most "
-                f"{self.engine.loaded.context_length} tokens; type {NEW} to start again"
+                f"the conversation has {len(prompt)} of at most {loaded.context_length} tokens; "
+                f"type {NEW} to start again"
             )
         ids: list[int] = []
 
@@ -189,29 +158,24 @@ class Conversation:
             show(text[len(streamed) :])
             streamed = text
 
-        stop = self.tools.syntax.stop if self.tools else ()
-        max_tokens = min(room, self.options.max_tokens)
-        sampling = Sampling(self.options.temperature, max_tokens=max_tokens, stop=stop)
-        seed = secrets.randbits(31) if self.options.seed is None else self.options.seed
+        options, stop = self.options, self.tools.syntax.stop if self.tools else ()
+        max_tokens = min(room, options.max_tokens)
+        sampling = Sampling(options.temperature, max_tokens=max_tokens, stop=stop)
+        seed = secrets.randbits(31) if options.seed is None else options.seed
         (completion,) = await self.engine.sample(
             prompt, [seed + len(self.history)], sampling, on_token=stream
         )
         text = completion.text + completion.stop
         show(text[len(streamed) :])
-        calls = self.tools.calls(text, completion.finish, renderer) if self.tools else ()
-        parent = (
-            next((message.turn for message in self.history[::-1] if message.turn), None)
-            or tree.root
-        )
-        speaker, count = Speaker("agent", self.reader), len(tree.turns)
+        past = [message.turn for message in self.history if message.turn]
         turn = make_turn(
-            parent,
-            speaker,
+            past[-1] if past else tree.root,
+            Speaker("agent", READER),
             [Part(text)],
             ids=completion.ids,
-            calls=calls,
+            calls=self.tools.calls(text, completion.finish, renderer) if self.tools else (),
             author="chat",
-            draw=count,
+            draw=len(tree.turns),
         )
         tree.add(turn)
         self.history.append(Message("assistant", turn=turn.id))
@@ -241,26 +205,20 @@ class ChatSettings(Settings):
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
     """Load a model, or a run's policy (by default the newest), with engine settings as ``key=value``.
 
-    Raises:
-        UserError: The settings are invalid, the policy does not exist, or the model can't be loaded.
+    Raises ``UserError`` if the settings are invalid, the policy does not exist, or the model can't be loaded.
     """
-    own = resolve(ChatSettings, (), words, where="use engine.KEY=VALUE").engine
-    if not (Path(source) / "config.yaml").is_file():
+    engine = resolve(ChatSettings, (), words, where="use engine.KEY=VALUE").engine
+    if not is_run(source):
         if iteration is not None:
             raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
-        engine = own
-        loaded = load(source, device=own.device_name, template_args=own.template_args)
+        loaded = load(source, device=engine.device_name, template_args=engine.template_args)
     else:
         with recorded_run(Path(source), words) as (recipe, run):
-            engine, versions = recipe.settings.engine, recipe.versions(run)
-            version = versions[-1] if iteration is None else iteration
-            if version not in versions:
-                raise UserError(
-                    f"{source} has no policy {version}; it has {', '.join(map(str, versions))} (0 is the base)",
-                    "give one of these with --iteration, or continue the run",
-                )
+            engine, version = recipe.settings.engine, recipe.versions(run)[-1]
+            if iteration is not None:
+                version = exported_version(recipe, run, recipe.main_role, iteration)
             loaded = recipe.load_policy(run, version)
-    return InProcessEngine(loaded, max_batch=engine.max_batch, timeout=engine.timeout)
+    return InProcessEngine(loaded, max_batch=engine.max_batch)
 
 
 def talk(
@@ -271,59 +229,35 @@ def talk(
     tools: ToolsSettings,
 ) -> None:
     """Run a conversation until the end of input or Ctrl-C."""
-    encoded(options.system, "--system")
-    if options.task is not None:
-        opening, reader = _task_opening(source, options)
-    else:
-        messages = (Message.of("system", options.system),) if options.system else ()
-        opening, reader = FirstPrompt(messages, Tree("chat", "chat", 0)), READER
+    system = (Message.of("system", options.system),) if options.system else ()
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)
-        with asyncio.Runner() as runner, _run_tools(runner, engine, tools, options) as box:
-            if box is not None:
-                opening = replace(opening, messages=box.describe(opening.messages))
-            _converse(Conversation(engine, options, opening, reader, box), runner)
+        with asyncio.Runner() as runner:
+            context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
+            box = runner.run(context.__aenter__())
+            try:
+                opening = system if box is None else box.describe(system)
+                _converse(Conversation(engine, options, opening, box), runner)
+            finally:
+                runner.run(context.__aexit__(None, None, None))
     if sys.stdin.isatty():
         print()
 
 
-@contextmanager
-def _run_tools(
-    runner: asyncio.Runner, engine: InProcessEngine, tools: ToolsSettings, options: ChatOptions
-) -> Iterator[ChatTools | None]:
-    context = open_tools(tools, engine.loaded.renderer, options.seed or 0)
-    box = runner.run(context.__aenter__())
-    try:
-        yield box
-    finally:
-        runner.run(context.__aexit__(None, None, None))
-
-
 def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
-    """Alternate user and model turns. The model starts if the opening asks it something."""
-    opening = conversation.opening.messages
-    model_starts = bool(opening) and opening[-1].role != "system"
-    if model_starts:
-        _answer(conversation, runner)
+    """Alternate user and model turns."""
+    history = conversation.history
     for line in _lines():
         if line == NEW:
-            conversation.history.clear()
-            if model_starts:
-                _answer(conversation, runner)
+            history.clear()
         elif line:
-            conversation.history.append(Message.of("user", line))
-            if not _answer(conversation, runner):
-                conversation.history.pop()
-
-
-def _answer(conversation: Conversation, runner: asyncio.Runner) -> bool:
-    try:
-        runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
-    except EngineError as error:
-        notes().print(str(error), style="yellow")
-        return False
-    print(flush=True)
-    return True
+            history.append(Message.of("user", line))
+            try:
+                runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
+                print(flush=True)
+            except EngineError as error:
+                history.pop()
+                notes().print(str(error), style="yellow")
 
 
 def _lines() -> Iterator[str]:
@@ -337,28 +271,3 @@ def _lines() -> Iterator[str]:
     with suppress(EOFError):
         while True:
             yield input("> ").strip()
-
-
-def _task_opening(source: str, options: ChatOptions) -> tuple[FirstPrompt, str]:
-    """Print and return the first prompt of a held-out task, and the name of its agent."""
-    if options.system:
-        raise UserError("--system and --task both set the first prompt", "give one of them")
-    if not (Path(source) / "config.yaml").is_file():
-        raise UserError(f"--task: {source} is not a run folder", "leave --task out, or give a run")
-    assert options.task is not None
-    with recorded_run(Path(source)) as (recipe, _):
-        tasks = recipe.heldout_tasks()
-        if options.task >= len(tasks):
-            raise UserError(
-                f"--task {options.task}: the run has {len(tasks)} held-out tasks",
-                f"give a number from 0 to {len(tasks) - 1}",
-            )
-        first = recipe.roles()[0].name
-        agent = next(agent for agent, role in recipe.players().items() if role == first)
-        opening = first_prompts(recipe.environment, tasks[options.task])[agent]
-    for message in opening.messages:
-        turn_parts = opening.tree.turns[message.turn].parts if message.turn else ()
-        parts = (*message.parts, *turn_parts)
-        text = "".join(part.text for part in parts if part.visible_to(agent))
-        notes().print(f"[{message.role}] {text}")
-    return opening, agent

@@ -4,9 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,20 +18,6 @@ app = typer.Typer(
     help="List, download, check and filter data sets.",
 )
 Name = Annotated[str, typer.Argument(help="Such as gsm8k; `coterie data list` lists all names.")]
-
-
-class Talk(StrEnum):
-    """Kinds of agents with format pools."""
-
-    exchange = "exchange"
-    debate = "debate"
-
-
-class FilterSplit(StrEnum):
-    """Splits that can be filtered."""
-
-    train = "train"
-    heldout = "heldout"
 
 
 @app.command("list")
@@ -56,9 +41,8 @@ def list_sets() -> None:
 
 
 def _table() -> Iterator[tuple[str, ...]]:
-    from coterie.datasets.catalogue import CATALOGUE
+    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
     from coterie.datasets.load import load
-    from coterie.datasets.preferences import PREFERENCE_SETS
 
     for name, one in CATALOGUE.items():
         train = "" if one.train is None else f"{one.train:,}"
@@ -80,12 +64,13 @@ def download(name: Name) -> None:
 
         coterie data download gsm8k
     """
+    from coterie.datasets.catalogue import PREFERENCE_SETS
+    from coterie.datasets.conversations import published_pairs
     from coterie.datasets.load import load
-    from coterie.datasets.preferences import PREFERENCE_SETS
 
     left_out = Counter[str]()
     if name in PREFERENCE_SETS:
-        print(f"{sum(1 for _ in PREFERENCE_SETS[name].pairs(left_out)):,} pairs")
+        print(f"{sum(1 for _ in published_pairs(PREFERENCE_SETS[name], left_out)):,} pairs")
     else:
         loaded = load(name)
         left_out = loaded.left_out
@@ -128,8 +113,9 @@ def prompt_pool(
     words: Words = None,
     count: Annotated[int, typer.Option(help="Number of formats in the finished file.", min=1)] = 20,
     setting: Annotated[
-        Talk, typer.Option(help="Agents: exchange of information, or solver of a debate.")
-    ] = Talk.exchange,
+        Literal["exchange", "debate"],
+        typer.Option(help="Agents: exchange of information, or solver of a debate."),
+    ] = "exchange",
 ) -> None:
     """Generate message formats for agents by a chat model.
 
@@ -154,7 +140,7 @@ def prompt_pool(
 
     async def generate() -> str:
         async with Endpoint(settings.endpoint) as endpoint:
-            await write_pool(endpoint, out, count, setting.value, settings.temperature, log)
+            await write_pool(endpoint, out, count, setting, settings.temperature, log)
             return str(endpoint.usage)
 
     try:
@@ -189,7 +175,7 @@ def filter_(
     least: Annotated[float, typer.Option(help="Lowest pass rate to keep.", min=0, max=1)] = 0.125,
     most: Annotated[float, typer.Option(help="Highest pass rate to keep.", min=0, max=1)] = 0.875,
     passing: Annotated[float, typer.Option(help="Minimum score of a passing dialogue.")] = 1.0,
-    split: Annotated[FilterSplit, typer.Option(help="Split to filter.")] = FilterSplit.train,
+    split: Annotated[Literal["train", "heldout"], typer.Option(help="Split to filter.")] = "train",
     store: Annotated[
         Path | None,
         typer.Option(help="Store of an earlier evaluation. Samples nothing."),
@@ -215,7 +201,7 @@ def filter_(
     from coterie.cli.data_filter import RateRule, filter_rows, filter_run
 
     if run is not None:
-        if benchmark or store or split != FilterSplit.train:
+        if benchmark or store or split != "train":
             raise UserError(
                 "--from reads the run's training rows and does not accept a benchmark, settings, --store or --split",
                 "use: coterie data filter --from RUN --out FOLDER",
@@ -228,7 +214,7 @@ def filter_(
         )
     else:
         rule = RateRule(least, most, passing)
-        filter_rows(benchmark, words or [], out, rule, split.value, store, notes())
+        filter_rows(benchmark, words or [], out, rule, split, store, notes())
     print(out)
 
 
@@ -288,7 +274,7 @@ def index(
 
         coterie data index passages.jsonl.gz passages --dense intfloat/e5-base-v2
     """
-    from coterie.tools.retrieval.index import EncoderSettings, build_index
+    from coterie.tools.retrieval import EncoderSettings, build_index
 
     encoder = None
     if dense:

@@ -31,15 +31,13 @@ from coterie.runs.reinforce_batch import step_stage
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """Pass rate of one task."""
+    """Pass rate of one task. Failed and ungraded dialogues are not counted."""
 
     passed: int
     graded: int
-    """Dialogues with a score. Failed and ungraded dialogues are not counted."""
 
     @property
     def rate(self) -> float:
-        """Share of graded dialogues that passed."""
         return self.passed / self.graded
 
 
@@ -56,21 +54,8 @@ class PassRates:
         return self.by_task.get(f"{data_set}-{row.id}") or self.by_question.get(row.key)
 
 
-def pass_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
-    """Return the pass rates of a stage. A dialogue passes if its score is at least ``passing``."""
-    return _rates(store, iteration, [stage], passing)
-
-
-def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
-    """Return the pass rate of each task in the newest reinforcement learning step that sampled it.
-
-    Only finished steps count, because the groups of an unfinished step may be incomplete.
-    """
-    steps = sorted(step_records(store, iteration, stage))
-    return _rates(store, iteration, [step_stage(stage, step) for step in steps], passing)
-
-
-def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
+def pass_rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
+    """Return the pass rates of stages; later stages count. A dialogue passes with a score of at least ``passing``."""
     by_task, by_question = dict[str, PassRate](), dict[str, PassRate]()
     for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
         scores = [one.score for one in tree.outcomes.values() if one.score is not None]
@@ -81,7 +66,15 @@ def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) 
     return PassRates(by_task, by_question)
 
 
-KEYS = "`coterie data filter --help` has examples"
+def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
+    """Return the pass rate of each task in the newest reinforcement learning step that sampled it.
+
+    Only finished steps count, because the groups of an unfinished step may be incomplete.
+    """
+    steps = sorted(step_records(store, iteration, stage))
+    return pass_rates(store, iteration, [step_stage(stage, step) for step in steps], passing)
+
+
 Place = Literal["kept", "too_easy", "too_hard", "not_played"]
 
 
@@ -117,11 +110,7 @@ def filter_rows(
     file: Path | None,
     console: Console,
 ) -> None:
-    """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows.
-
-    Raises:
-        UserError: The evaluation is impossible, the folder exists, or no row is kept.
-    """
+    """Filter a split by a new evaluation, or by the store of an earlier one, and write a folder of rows."""
     check_new_folder(out, "give another folder")
     settings: PlayedSettings
     if file is None:
@@ -130,26 +119,18 @@ def filter_rows(
         )
         file = figures.store
     else:
-        settings = benchmark_settings(PlayedSettings, benchmark, words, where=KEYS)
+        where = "`coterie data filter --help` has examples"
+        settings = benchmark_settings(PlayedSettings, benchmark, words, where=where)
     rows = _rows(settings)
     if not file.is_file():
-        raise UserError(
-            f"there is no file {file}",
-            "give the store of an evaluation (runs/evaluations/*.sqlite)",
-        )
+        raise UserError(f"there is no file {file}", "give a store (runs/evaluations/*.sqlite)")
     with Store.open(file, read_only=True) as store:
-        rates = pass_rates(store, _newest(store, file, EVALUATION), EVALUATION, rule.passing)
+        rates = pass_rates(store, _newest(store, file, EVALUATION), [EVALUATION], rule.passing)
     _write(rows, rates, file, out, rule, split, console)
 
 
 def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> None:
-    """Filter a run's training rows by its reinforcement learning, and write a folder of rows.
-
-    The pass rate of a task is from the newest step that sampled it.
-
-    Raises:
-        UserError: The run has no such steps, the folder exists, or no row is kept.
-    """
+    """Filter a run's training rows by its reinforcement learning, and write a folder of rows."""
     check_new_folder(out, "give another folder")
     name, stored = read_config(folder)
     file = folder / "store.sqlite"
@@ -204,16 +185,13 @@ def _write(
     if not places["kept"]:
         totals = ", ".join(f"{count} {place}" for place, count in counts.items())
         raise UserError(f"no row is kept: {totals}", "allow other rates (--least, --most)")
-    files = {
-        **{f"{one}.jsonl": rows.split(one) for one in SPLITS if one != split and rows.has(one)},
-        f"{split}.jsonl": places["kept"],
-        "too_easy.jsonl": places["too_easy"],
-        "too_hard.jsonl": places["too_hard"],
-    }
+    parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
+    parts |= {one: rows.split(one) for one in SPLITS if one != split and rows.has(one)}
+    parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
     with whole_folder(out) as folder:
-        for name, part in files.items():
+        for name, part in parts.items():
             text = "".join(f"{row.model_dump_json()}\n" for row in part)
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
     for place, count in counts.items():
         console.print(f"{place}: {count:,} rows")
     rates_by_length = sorted(passed.items(), key=lambda item: (len(item[0]), item[0]))

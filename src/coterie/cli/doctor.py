@@ -19,7 +19,7 @@ from coterie.engines.endpoint import configured
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
-from coterie.models.compiling import NUMBA_ERROR
+from coterie.models.adapters import NUMBA_ERROR
 from coterie.models.loading import LoadedModel, load, load_renderer
 from coterie.record.store import Store
 from coterie.tools.sandbox.pool import Sandbox

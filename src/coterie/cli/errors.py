@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from coterie.config.folders import FULL
-from coterie.config.plugin_errors import plugin_errors
+from coterie.config.plugins import plugin_errors
 from coterie.errors import UserError
 
 USER_ERROR = 2

@@ -38,7 +38,7 @@ from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
-from coterie.environments.protocol import Scripted, check_graded
+from coterie.environments.protocol import check_graded
 from coterie.environments.registry import (
     CODING,
     Choice,
@@ -255,7 +255,7 @@ def _check(settings: EvaluatedSettings, split: Split) -> None:
     environment = settings.build_environment()
     check_graded(environment)
     draw_tasks(environment, split, 1, settings.seed)
-    if isinstance(environment, Scripted):
+    if hasattr(environment, "script"):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
             check_script(environment.script)

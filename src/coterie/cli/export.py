@@ -1,8 +1,7 @@
-"""``coterie export`` and ``coterie import``: rows, pairs, trajectories, tasks and weights of a run."""
+"""``coterie export``: rows, pairs, trajectories, tasks and weights of a run."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,19 +13,12 @@ app = typer.Typer(
 )
 
 
-class DataForm(StrEnum):
-    """File format of exported data."""
-
-    jsonl = "jsonl"
-    trl = "trl"
-    llamafactory = "llamafactory"
-    verl = "verl"
-
-
 @app.command("data")
 def export_data(
     folder: RunArgument,
-    to: Annotated[DataForm, typer.Option(help="Format of the files.")],
+    to: Annotated[
+        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
     ] = None,
@@ -50,12 +42,12 @@ def export_data(
 
         coterie export data runs/optima-isft --to verl --out tasks
     """
-    from coterie.cli.export_data import DataExport, export
+    from coterie.cli.export_data import export
 
-    exported = export(DataExport(folder, to.value, out, iteration, role, secrets))
-    for name, count in exported.counts.items():
+    written, counts = export(folder, to, out, iteration=iteration, role=role, secrets=secrets)
+    for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
-    print(exported.folder)
+    print(written)
 
 
 @app.command("model")
@@ -97,19 +89,3 @@ def export_model(
 
     export(Export(folder, out, merge, role, iteration), push, private=private)
     print(out)
-
-
-def import_record(
-    file: Annotated[Path, typer.Argument(help="trajectories.jsonl of an export.")],
-    store: Annotated[Path, typer.Argument(help="Store to make, such as mine.sqlite.")],
-) -> None:
-    """Make a store from exported trajectories. Writes nothing if a line is invalid.
-
-    Example:
-
-        coterie import runs/optima-isft/export/jsonl/trajectories.jsonl imported.sqlite
-    """
-    from coterie.record.export import import_
-
-    import_(file, store)
-    print(store)

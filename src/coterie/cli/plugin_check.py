@@ -46,7 +46,7 @@ def import_problem(kind: str, name: str, seconds: float = SECONDS) -> str:
 def check(kind: str, name: str) -> None:
     """Import a plug-in. Raises ``UserError`` if it is incomplete."""
     if kind == "environment":
-        from coterie.config.construct import settings_type_of
+        from coterie.config.plugins import settings_type_of
         from coterie.environments.checks import METHODS
         from coterie.environments.registry import ENVIRONMENTS
         from coterie.environments.settings import EnvironmentSettings
@@ -71,9 +71,9 @@ def check(kind: str, name: str) -> None:
 
         load_terms((name,), ())
     else:
-        from coterie.tools.registry import own_tools
+        from coterie.tools.registry import TOOLS, FunctionSource
 
-        own_tools((name,))
+        FunctionSource(find(TOOLS, name))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,218 @@
 
 import asyncio
 import contextlib
+import importlib.util
+import json
+import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.serve_model import model
 from coterie.errors import UserError
 from coterie.terminal import notes
 
+if TYPE_CHECKING:
+    from coterie.cli.export_model import Export
+    from coterie.engines.settings import VLLMSettings
+
+HOST = "127.0.0.1"
+GRACE = 10.0
+"""Seconds to wait for the server to exit before it is killed."""
+POLL_SECONDS = 0.2
 console = notes()
+app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 
 
+@app.callback()
+def serve() -> None:
+    """Serve models and tools over HTTP."""
+
+
+@app.command()
+def model(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
+        ),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTION...]", help="Options of `vllm serve` or `transformers serve`."
+        ),
+    ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            help="With a run: the policy at the start of this iteration (0: the base); "
+            "default: the newest."
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free port.")
+    ] = 8000,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            help="Python interpreter with vLLM; default: the run's engine.vllm.python, this one, or `vllm` on PATH."
+        ),
+    ] = None,
+) -> None:
+    """Serve a run's policy or any model by OpenAI's protocol, until Ctrl-C.
+
+    Runs `vllm serve` if vLLM is installed, else `transformers serve`. A LoRA adapter is first merged into its base,
+    in the folder `served` of the run.
+
+    Examples:
+
+        coterie serve model runs/optima-isft
+
+        coterie serve model tiny-exchange --port 8001
+
+        coterie serve model Qwen/Qwen3-4B --python vllm-env/bin/python -- --max-model-len 4096
+    """
+    from transformers.utils.import_utils import is_serve_available
+
+    from coterie.cli.export_model import export
+    from coterie.engines.server import absolute
+    from coterie.engines.settings import VLLMSettings
+    from coterie.models.loading import resolve
+
+    with _listener(port) as probe:
+        port = probe.getsockname()[1]
+    run = Path(source) if (Path(source) / "config.yaml").is_file() else None
+    if iteration is not None and run is None:
+        raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
+    if run is None:
+        settings, weights, merged = VLLMSettings(), absolute(resolve(source)), None
+    else:
+        settings, weights, merged = _policy(run, iteration)
+    name = Path(source).resolve().name if Path(weights).is_absolute() else source
+    settings = settings.model_copy(update={"python": python or settings.python})
+    vllm = _vllm_command(settings, weights, name, port)
+    if vllm is None and not is_serve_available():
+        raise UserError(
+            "vLLM is not installed, and `transformers serve` lacks packages",
+            "pip install 'transformers[serving]', or vLLM (docs/howto/vllm.md)",
+        )
+    if merged is not None and not merged.out.exists():
+        export(merged, None)
+    with TemporaryDirectory() as folder:
+        if vllm is not None:
+            words, variables = vllm
+        else:
+            if Path(weights).is_absolute():
+                (Path(folder) / name).symlink_to(weights)
+            words = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name]
+            words, variables = [*words, "--host", HOST, "--port", str(port)], {}
+        _serve([*words, *(options or ())], variables, folder, name, f"http://{HOST}:{port}")
+
+
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise UserError(
+            f"can't listen on port {port}: {error.strerror}",
+            "stop the program that uses it, or take a free port with --port 0",
+        ) from error
+
+
+def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Export | None]":
+    """Return a run's settings of vLLM, the folder of its policy, and an export that merges an adapter."""
+    from coterie.cli.export_model import Export, exported_version
+    from coterie.config.folders import sha256
+    from coterie.engines.server import absolute
+    from coterie.models.loading import is_adapter, resolve
+    from coterie.recipes.base import recorded_run
+
+    with recorded_run(run) as (recipe, opened):
+        role = recipe.main_role
+        version = exported_version(recipe, opened, role, iteration)
+        path = recipe.policy_path(opened, version, role)
+    own = recipe.settings.engine.vllm
+    one = {"servers": 1, "devices": own.devices[:1], "urls": (), "lora_rank": 0}
+    settings = own.model_copy(update=one)
+    if not is_adapter(path):
+        return settings, absolute(resolve(path)), None
+    digest = sha256(Path(path) / "adapter_model.safetensors")[:8]
+    out = run.absolute() / "served" / f"{role}-{version}-{digest}"
+    return settings, str(out), Export(run, out, merge=True, role=role, iteration=version)
+
+
+def _vllm_command(
+    settings: "VLLMSettings", weights: str, name: str, port: int
+) -> tuple[list[str], dict[str, str]] | None:
+    """Return the command and environment variables of vLLM, or ``None`` if it is not installed.
+
+    Unlike servers of a pool, this server has the model's sampling defaults, and no routes to load weights.
+    """
+    from coterie.engines.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
+
+    program = None
+    if settings.python is None and importlib.util.find_spec("vllm") is None:
+        if (program := shutil.which("vllm")) is None:
+            return None
+    else:
+        check_vllm(settings)
+    backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
+    words = list(backend.command(weights, name, port))
+    words = [program, *words[words.index("serve") :]] if program else words
+    variables = {**backend.environment(0), "VLLM_SERVER_DEV_MODE": "0"}
+    return [*words, "--generation-config", "auto"], variables
+
+
+def _serve(
+    command: Sequence[str], variables: Mapping[str, str], folder: str, name: str, url: str
+) -> None:
+    """Run a server as a guarded child until Ctrl-C or SIGTERM. Print its URL and an example when it answers."""
+    import httpx2
+
+    from coterie.engines.child_guard import guarded
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx2.HTTPError, OSError):
+            return httpx2.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+        return False
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with subprocess.Popen(
+        guarded(command, GRACE),
+        stdin=subprocess.PIPE,
+        stdout=sys.stderr.fileno(),
+        env={**os.environ, **variables},
+        cwd=folder,
+        start_new_session=True,
+    ) as child:
+        try:
+            while child.poll() is None and not answers():
+                time.sleep(POLL_SECONDS)
+            if child.returncode is None:
+                print(url, flush=True)
+                message = {"role": "user", "content": "Hello"}
+                body = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
+                console.print(
+                    f"serving {name} at {url}/v1 (Ctrl-C ends it); try:\n  curl {url}/v1/chat/completions "
+                    f"-H 'Content-Type: application/json' -d '{body}'",
+                    soft_wrap=True,
+                )
+            status = child.wait()
+            raise UserError(f"the server ended with status {status}", "see its output above")
+        except KeyboardInterrupt:
+            console.print("stopped")
+
+
+@app.command()
 def tools(
     config: Annotated[Path, typer.Option(help="YAML file of tools, as for `tools.config`.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free port.")] = 8008,
@@ -31,11 +229,8 @@ def tools(
 
         coterie serve tools --config tools.yaml
     """
-    from coterie.tools.mcp.source import need_sdk
+    from coterie.tools.mcp import ToolServer
     from coterie.tools.registry import sources_in
-
-    need_sdk()
-    from coterie.tools.mcp.server import ToolServer
 
     with contextlib.suppress(KeyboardInterrupt):
         if stdio:
@@ -43,7 +238,7 @@ def tools(
             return
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.closing(_listener(port)) as listener:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+            url = f"http://{HOST}:{listener.getsockname()[1]}/mcp"
             server = ToolServer(sources_in(config))
 
             def ready() -> None:
@@ -52,25 +247,3 @@ def tools(
 
             asyncio.run(server.listen(listener, ready))
     console.print("stopped")
-
-
-def _listener(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise UserError(
-            f"can't listen on port {port}: {error.strerror}",
-            "stop the program that uses it, or take a free port with --port 0",
-        ) from error
-
-
-app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
-
-
-@app.callback()
-def serve() -> None:
-    """Serve models and tools over HTTP."""
-
-
-app.command()(model)
-app.command()(tools)

@@ -10,18 +10,25 @@ This module is light to import. Objects are imported when they are looked up.
 
 import hashlib
 import importlib.util
+import sqlite3
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.config.folders import expanded
+from coterie.config.folders import FULL, expanded
 from coterie.errors import UserError, did_you_mean
 
+if TYPE_CHECKING:
+    from coterie.config.settings import Settings
+
+S = TypeVar("S", bound="Settings")
 OWN = "or give your own: package.module:NAME, or path/file.py:NAME (docs/howto/bring-your-own.md)"
 OF_FILE = "coterie_plugin_"
 """Prefix of the names of modules that were loaded from a file."""
@@ -133,13 +140,37 @@ def find(kind: Kind, name: str) -> Plugin:
     )
 
 
-def used() -> tuple[Plugin, ...]:
-    """Return the plug-ins that this process has loaded."""
-    return tuple(_used.values())
-
-
 def installed(kind: Kind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=kind.group)}
+
+
+def settings_type_of(plugin: Plugin, base: type[S]) -> type[S]:
+    """Return the ``settings_type`` of a plug-in class; ``base`` by default.
+
+    Raises ``UserError`` if the plug-in is not a class or its settings are not a subclass of ``base``.
+    """
+    if not isinstance(plugin.thing, type):
+        raise UserError(f"{plugin} is not a class", "give the name of a class")
+    own = getattr(plugin.thing, "settings_type", base)
+    if not (isinstance(own, type) and issubclass(own, base)):
+        raise UserError(
+            f"{plugin} has a settings_type that is not settings: {own!r}",
+            f"derive it from {base.__module__}.{base.__name__}",
+        )
+    return own
+
+
+def construct(plugin: Plugin, base: "type[Settings]", settings: "Settings", *more: object) -> Any:
+    """Construct a plug-in class with its settings, if it declares any, and with ``more`` arguments.
+
+    Raises ``UserError`` if the class is abstract or does not take these arguments.
+    """
+    has_settings = settings_type_of(plugin, base) is not base
+    arguments = (settings, *more) if has_settings else more
+    return guarded(f"{plugin} can't be made", lambda: plugin.thing(*arguments))
+
+
+# -- errors of plug-ins -------------------------------------------------------------------------
 
 
 def guarded(what: str, do: Callable[[], Any]) -> Any:
@@ -152,15 +183,84 @@ def guarded(what: str, do: Callable[[], Any]) -> Any:
         raise UserError(f"{what}: {last_line(error)}", "fix the plug-in or remove it") from error
 
 
-def last_line(error: BaseException) -> str:
-    """Return an error's message after the file and line of the plug-in that raised it."""
-    message = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+@contextmanager
+def plugin_errors() -> Iterator[None]:
+    """Convert errors raised through plug-in code into a ``UserError`` that names the plug-in and the line.
+
+    Errors of an environment during an episode only fail the item (``coterie.environments.checks``).
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        plugin = _owner(error)
+        if plugin is None:
+            raise
+        what = f"{plugin} failed: {last_line(error, plugin.modules)}"
+        raise UserError(what, "fix the plug-in or remove it") from error
+
+
+def last_line(error: BaseException, modules: Collection[str] = ()) -> str:
+    """Return the first line of an error's message after its place (:func:`error_place`)."""
+    place = error_place(error, modules)
+    return f"{place}: {error_message(error)}" if place else error_message(error)
+
+
+def error_message(error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    return (lines[-1] if isinstance(error, SyntaxError) else lines[0]).strip().partition("\n")[0]
+
+
+def error_place(error: BaseException, modules: Collection[str] = ()) -> str:
+    """Return the file and line of an error: the innermost in files of the user that these modules call, or in them.
+
+    Without any of these in the traceback, return where the error was raised.
+    """
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: {message}"
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [frame for frame in frames if not _is_machinery(frame.filename)]
-    own = [frame for frame in places if not is_installed(frame.filename)] or places
-    return f"{own[-1].filename}, line {own[-1].lineno}: {message}" if own else message
+        return f"{error.filename}, line {error.lineno}"
+    frames = [one for one in traceback.walk_tb(error.__traceback__) if _file_of(one[0]) != __file__]
+    own = [n for n, (frame, _) in enumerate(frames) if _module_of(frame) in modules]
+    first = own[-1] if own else 0
+    places = [n for n in range(first, len(frames)) if not is_installed(_file_of(frames[n][0]))]
+    if not frames:
+        return ""
+    frame, line = frames[[*own, *places][-1] if own or places else -1]
+    return f"{_file_of(frame)}, line {line}"
+
+
+def _owner(error: BaseException) -> Plugin | None:
+    """Return the plug-in whose code is innermost in an error's traceback, if any."""
+    if isinstance(error, sqlite3.OperationalError) or getattr(error, "errno", None) in FULL:
+        return None
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if isinstance(error, OSError) and _is_coterie(frame):
+            return None  # an error of the machine in coterie's own code
+        if owners := [one for one in _used.values() if _module_of(frame) in one.modules]:
+            name = frame.f_code.co_qualname.partition(".")[0]
+            return next((plugin for plugin in owners if plugin.has(name)), owners[0])
+    return None
+
+
+def is_installed(file: str) -> bool:
+    """Return True if a file belongs to a library or to coterie, not to the user."""
+    package, library = str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent)
+    return "site-packages" in file or file.startswith((package, library, "<frozen "))
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _file_of(frame: FrameType) -> str:
+    return frame.f_code.co_filename
+
+
+def _is_coterie(frame: FrameType) -> bool:
+    return _module_of(frame).partition(".")[0] == "coterie"
+
+
+# -- lookup -------------------------------------------------------------------------------------
 
 
 def _at_place(kind: Kind, name: str) -> Plugin:
@@ -244,18 +344,6 @@ def with_folder(folder: Path) -> None:
 
 def _is_own(module: Any, value: Any) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module.__name__
-
-
-def _is_machinery(file: str) -> bool:
-    return file.startswith("<frozen ") or file in (__file__, importlib.__file__)
-
-
-def is_installed(file: str) -> bool:
-    """Return True if a file belongs to a library or to coterie, not to the user."""
-    package = str(Path(__file__).parents[1])
-    return "site-packages" in file or file.startswith(
-        (package, str(Path(traceback.__file__).parent))
-    )
 
 
 def _package(entry: EntryPoint) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -220,9 +220,10 @@ class SettingsFile:
     """File of settings of one type."""
 
     path: Path
+    lines: Mapping[str, int]
+    """Line of each dotted key."""
     values: dict[str, Any] = dataclass_field(default_factory=dict)
     """Values by dotted key. A group with a value means its main key."""
-    lines: dict[str, int] = dataclass_field(default_factory=dict)
 
     @contextmanager
     def line_numbers(self, words: Iterable[str] = ()) -> Iterator[None]:
@@ -237,31 +238,25 @@ class SettingsFile:
     def _add_line(self, problem: str, replaced: set[str]) -> str:
         match = _KEY.match(problem)
         key = match[1].rstrip(".") if match else ""
-        if key not in self.lines or key in replaced:
+        if key not in self.values or key in replaced:
             return problem
         return f"{problem} ({self.path}, line {self.lines[key]})"
 
 
 def recipe_in(path: Path) -> str | None:
     """Return the recipe that a file names, if any."""
-    for name, value in _items(path, _document(path), ""):
-        if name.value == RECIPE and isinstance(value, yaml.ScalarNode):
-            return str(value.value)
-    return None
+    recipe = read_yaml(path).get(RECIPE)
+    return recipe if isinstance(recipe, str) else None
 
 
 def names_in(path: Path, groups: Iterable[str]) -> list[str]:
     """Return the names of groups such as ``dataset`` in a file, as words ``dataset=NAME``."""
     words = []
-    for name, value in _items(path, _document(path), ""):
-        group, _, key = str(name.value).partition(".")
-        if group not in groups or key not in ("", "name"):
-            continue
-        if isinstance(value, yaml.MappingNode):
-            inner = {key.value: one for key, one in _items(path, value, f"{group}.")}
-            value = inner.get("name", value)
-        if isinstance(value, yaml.ScalarNode):
-            words.append(f"{group}={value.value}")
+    for name, value in read_yaml(path).items():
+        group, _, key = str(name).partition(".")
+        value = value.get("name") if isinstance(value, Mapping) else value
+        if group in groups and key in ("", "name") and value is not None:
+            words.append(f"{group}={value}")
     return words
 
 
@@ -270,88 +265,65 @@ def read_settings(path: Path, settings: type[Settings]) -> SettingsFile:
 
     Raises :class:`UserError` with the line for invalid YAML, a duplicate key or an unknown key.
     """
-    known, file = {key.path for key in keys(settings)}, SettingsFile(path)
+    values, lines = _read(path)
+    known, file = {key.path: None for key in keys(settings)}, SettingsFile(path, lines)
 
-    def read(node: yaml.MappingNode, prefix: str) -> None:
-        for name, value in _items(path, node, prefix):
-            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
-            if key in (RECIPE, *OF_RUNS):
-                continue
-            if key in file.lines:
-                _refuse(path, _twice(key, file.lines[key], line))
-            is_group = key not in known
-            if is_group and not any(path.startswith(f"{key}.") for path in known):
-                raise _unknown(path, line, key, known)
-            if is_group and isinstance(value, yaml.MappingNode):
-                read(value, f"{key}.")
-            elif not (is_group and value.value == ""):  # an empty group sets nothing
-                file.lines[key] = line
-                file.values[key] = _built(path, value)
+    def read(values: Mapping[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            key = f"{prefix}{name}"
+            if key in known:
+                file.values[key] = value
+            elif any(path.startswith(f"{key}.") for path in known):
+                if isinstance(value, Mapping):
+                    read(value, f"{key}.")
+                elif value is not None:  # an empty group sets nothing
+                    file.values[key] = value
+            elif key not in (RECIPE, *OF_RUNS):
+                near = nearest_key(key, known)
+                raise UserError(
+                    f"{path}, line {lines[key]}: unknown key {key!r}",
+                    f"did you mean {near!r}?" if near else RECIPE_KEYS,
+                )
 
-    read(_document(path), "")
+    read(values, "")
     return file
 
 
-def _unknown(path: Path, line: int, key: str, known: Iterable[str]) -> UserError:
-    near = nearest_key(key, dict.fromkeys(known))
-    todo = f"did you mean {near!r}?" if near else RECIPE_KEYS
-    return UserError(f"{path}, line {line}: unknown key {key!r}", todo)
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a mapping from a YAML file. Raise :class:`UserError` if it can't be read."""
+    return _read(path)[0]
 
 
-def _twice(key: str, before: int, line: int) -> str:
-    return f"the key {key!r} is in line {before} and again in line {line}"
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Read a mapping, and the line of each dotted key. YAML itself takes the last of equal keys."""
+    lines: dict[str, int] = {}
 
+    def number(node: yaml.Node | None, prefix: str) -> None:
+        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
+            if not isinstance(name, yaml.ScalarNode):
+                raise ValueError(f"the key in line {line} is not a word")
+            if key in lines:
+                raise ValueError(
+                    f"the key {key!r} is in line {lines[key]} and again in line {line}"
+                )
+            lines[key] = line
+            number(value, f"{key}.")
 
-def _document(path: Path) -> yaml.MappingNode:
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
-    except OSError as error:
+        text = path.read_text(encoding="utf-8-sig")
+        number(yaml.compose(text, Loader=yaml.SafeLoader), "")
+        values = yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        why = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
         raise UserError(
-            f"can't read {path}: {error.strerror}", "give --config a YAML file of settings"
-        ) from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        _refuse(path, _reason(error))
-    if node is None:
-        return yaml.MappingNode("tag:yaml.org,2002:map", [])
-    if not isinstance(node, yaml.MappingNode):
+            f"can't read settings from {path}: {why}",
+            "give a YAML file of settings, or correct the file",
+        ) from error
+    if not isinstance(values or {}, dict):
         raise UserError(f"{path} has no settings", "add lines such as `iterations: 2`")
-    return node
-
-
-def _items(
-    path: Path, node: yaml.MappingNode, prefix: str
-) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Yield the keys and values of a mapping. Raise ``UserError`` for a key that is not a word or a duplicate."""
-    seen: dict[str, int] = {}
-    for name, value in node.value:
-        line = name.start_mark.line + 1
-        if not isinstance(name, yaml.ScalarNode):
-            _refuse(path, f"the key in line {line} is not a word")
-        if name.value in seen:
-            _refuse(path, _twice(f"{prefix}{name.value}", seen[name.value], line))
-        seen[name.value] = line
-        yield name, value
-
-
-def _built(path: Path, node: yaml.Node) -> Any:
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: invalid date
-        _refuse(path, f"line {node.start_mark.line + 1}: {_reason(error)}")
-    finally:
-        loader.dispose()
-
-
-def _reason(error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if problem and "'\\t'" in problem:
-        problem = "YAML does not allow a tab here; use spaces"
-    return f"line {mark.line + 1}: {problem}" if mark is not None and problem else str(error)
-
-
-def _refuse(path: Path, reason: str) -> NoReturn:
-    raise UserError(f"can't read settings from {path}: {reason}", "correct the file")
+    return values or {}, lines
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -450,53 +422,6 @@ def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, st
             if kind.main:
                 yield f"{prefix}{name}", f"{prefix}{name}.{kind.main}"
             yield from _mains(kind, f"{prefix}{name}.")
-
-
-class _OnceLoader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys; YAML itself takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[str, int] = {}
-        for name, _ in node.value:
-            if not isinstance(name, yaml.ScalarNode):
-                raise yaml.YAMLError(f"the key in line {name.start_mark.line + 1} is not a word")
-            line = name.start_mark.line + 1
-            if name.value in seen:
-                raise yaml.YAMLError(
-                    f"the key {name.value!r} is in line {seen[name.value]} and again in line {line}"
-                )
-            seen[name.value] = line
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file. Raise :class:`UserError` if it can't be read."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        loaded = yaml.load(text, Loader=_OnceLoader) or {}
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:  # ValueError: invalid date
-        raise UserError(
-            f"can't read settings from {path}: {_yaml_reason(error)}",
-            "correct the file or restore it from a backup",
-        ) from None
-    if not isinstance(loaded, dict):
-        raise UserError(
-            f"{path} has no settings",
-            "add lines such as `iterations: 2`, or restore the file from a backup",
-        )
-    return loaded
-
-
-def _yaml_reason(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is not None:
-        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'invalid YAML'}"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,24 +6,24 @@ only have their public tests, and ``lack`` reports the rest. Copies with JSON in
 
 import base64
 import binascii
-import io
 import json
-import re
-import tokenize
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
 from coterie.config.folders import read_json
-from coterie.datasets.answers import AnswerRow, Layout, as_text
-from coterie.datasets.rows import Frozen, QuestionRow, question_key
-
-SENTENCE = "The signature of the function is:"
-"""Text before the signature in a description. Upstream appends it without a space."""
-_NAME = re.compile(r"def\s+(\w+)\s*\(")
+from coterie.datasets.rows import (
+    ANSWER_KEYS,
+    AnswerRow,
+    Frozen,
+    Keys,
+    Label,
+    QuestionRow,
+    key_of,
+    parsed_json,
+)
 
 
 class CodeRow(QuestionRow):
@@ -50,7 +50,7 @@ class CodeRow(QuestionRow):
             return value
         text = value["problem_description"]
         return {
-            "id": value.get("id") or (question_key(text) if isinstance(text, str) else "unknown"),
+            "id": value.get("id") or key_of(text),
             "question": text,
             "answer": value.get("ground_truth") or "",
             "tests": value.get("test_cases") or (),
@@ -66,48 +66,8 @@ class CodeRow(QuestionRow):
         return calls
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Function signature in a description."""
-
-    text: str
-    """Text from ``def``, such as ``def total(prices, rate)``."""
-    name: str
-    """Name of the function; empty if unknown."""
-    whole: bool
-    """True if all brackets and quotes are closed. Upstream cuts signatures at the first colon."""
-
-
-def signature(text: str) -> Signature | None:
-    """Return the signature at the end of a description; ``None`` without one."""
-    _, sentence, rest = text.rpartition(SENTENCE)
-    rest = rest.strip()
-    if not sentence or not rest:
-        return None
-    match = _NAME.match(rest)
-    whole = match is not None and not rest.endswith("->") and _is_closed(rest)
-    return Signature(rest, match[1] if match else "", whole)
-
-
-def _is_closed(text: str) -> bool:
-    depth = 0
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.ERRORTOKEN and token.string in "\"'":
-                return False
-            if token.type == tokenize.OP:
-                depth += (token.string in "([{") - (token.string in ")]}")
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return depth == 0
-
-
 MOST_TESTS = 256 * 2**20
 """Maximum bytes of the decompressed private tests of a row."""
-NO_TESTS = "has no readable tests"
-NO_OUTPUT = "has a test without an expected output"
-NO_FUNCTION = "has tests of a function without a name"
-NOT_JSON = "has a function test that is not JSON"
 SEALED = "has private tests in a pickle, which is not read because it could run code; only public tests are available"
 
 
@@ -124,13 +84,13 @@ class ContestTest(Frozen):
     def flaw(self) -> str:
         """Reason why the test is unusable; empty if it is usable."""
         if not self.output.strip():
-            return NO_OUTPUT
+            return "has a test without an expected output"
         if self.kind == "functional":
             try:
                 for text in (*filter(str.strip, self.input.split("\n")), self.output):
                     read_json(text)
             except ValueError:
-                return NOT_JSON
+                return "has a function test that is not JSON"
         return ""
 
 
@@ -143,9 +103,7 @@ class ContestRow(AnswerRow):
     starter: str = ""
     function: str = ""
     """Method that functional tests call."""
-    platform: str = ""
-    level: str = ""
-    date: str = ""
+    date: Label = ""
     sealed: bool = False
     """True if upstream has private tests that are not read."""
 
@@ -153,66 +111,51 @@ class ContestRow(AnswerRow):
     def flaw(self) -> str:
         """Reason why the tests are unusable; empty if all are usable."""
         if not self.tests:
-            return NO_TESTS
+            return "has no readable tests"
         if not self.function and any(test.kind == "functional" for test in self.tests):
-            return NO_FUNCTION
+            return "has tests of a function without a name"
         return next(filter(None, (test.flaw for test in self.tests)), "")
 
     @property
     def lack(self) -> str:
-        """Message about private tests that are not read."""
         return SEALED if self.sealed else ""
-
-    @field_validator("level", "platform", "date", mode="before")
-    @classmethod
-    def _texts(cls, value: Any) -> Any:
-        return as_text(value)
 
 
 class LiveCodeRow(ContestRow):
     """LiveCodeBench, code generation."""
 
-    layout: ClassVar[Layout] = Layout(
-        question=("question", "question_content"),
-        rest={
-            "starter": ("starter", "starter_code"),
-            "level": ("level", "difficulty"),
-            "date": ("date", "contest_date"),
-        },
-    )
+    keys: ClassVar[Mapping[str, Keys]] = {
+        **ANSWER_KEYS,
+        "question": ("question", "question_content"),
+        "starter": ("starter", "starter_code"),
+        "date": ("date", "contest_date"),
+    }
 
     @classmethod
     def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
         """Collect tests from both fields and the function from ``metadata``."""
         if "tests" in raw or "public_test_cases" not in raw:
             return raw
-        public = _json(raw["public_test_cases"], "public_test_cases")
-        private, sealed = _private(raw.get("private_test_cases"))
-        tests = [
-            _test(one, is_public)
-            for is_public, many in ((True, public), (False, private))
-            for one in many
-        ]
-        about = raw.get("metadata")
-        about = _json(about, "metadata") if isinstance(about, str) and about else about or {}
+        public = parsed_json(raw["public_test_cases"], "public_test_cases")
+        private = _private(raw.get("private_test_cases"))
+        tests = [_test(one, True) for one in public] + [_test(one, False) for one in private or ()]
+        about = parsed_json(raw.get("metadata") or None, "metadata")
         function = about.get("func_name") if isinstance(about, Mapping) else ""
-        date = str(raw.get("contest_date") or "")
-        known = {"tests": tests, "sealed": sealed, "function": function or "", "contest_date": date}
-        return {**raw, **known}
+        known = {"tests": tests, "sealed": private is None, "function": function or ""}
+        return {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
 
 
 class CodeContestsRow(ContestRow):
     """CodeContests: problems with public, private and generated tests, without solutions."""
 
     columns: ClassVar[tuple[str, ...] | None] = (
-        "name", "description", "public_tests", "private_tests", "generated_tests", "difficulty", "source",
-        "id", "question", "answer", "tests", "platform", "level",
+        "name", "description", "public_tests", "private_tests", "generated_tests", "id", "question", "answer", "tests",
     )  # fmt: skip
-    layout: ClassVar[Layout] = Layout(
-        id=("id", "name"),
-        question=("question", "description"),
-        rest={"level": ("level", "difficulty"), "platform": ("platform", "source")},
-    )
+    keys: ClassVar[Mapping[str, Keys]] = {
+        **ANSWER_KEYS,
+        "id": ("id", "name"),
+        "question": ("question", "description"),
+    }
 
     @classmethod
     def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,10 +164,8 @@ class CodeContestsRow(ContestRow):
             return raw
         tests: list[dict[str, Any]] = []
         for name in ("public_tests", "private_tests", "generated_tests"):
-            many = raw.get(name) or {"input": [], "output": []}
-            if not isinstance(many, Mapping) or not {"input", "output"} <= many.keys():
-                raise ValueError(f"{name} has no lists 'input' and 'output'")
-            if len(many["input"]) != len(many["output"]):
+            many = raw.get(name) or {"input": (), "output": ()}
+            if not isinstance(many, Mapping) or len(many["input"]) != len(many["output"]):
                 raise ValueError(f"{name} has different numbers of inputs and outputs")
             tests += (
                 {"input": text, "output": output, "public": name == "public_tests"}
@@ -236,34 +177,19 @@ class CodeContestsRow(ContestRow):
 def _test(one: Any, public: bool) -> dict[str, Any]:
     if not isinstance(one, Mapping):
         raise ValueError("a test is not an object")
-    return {
-        "input": one.get("input"),
-        "output": one.get("output"),
-        "kind": one.get("testtype") or "stdin",
-        "public": public,
-    }
+    kind = one.get("testtype") or "stdin"
+    return {"input": one.get("input"), "output": one.get("output"), "kind": kind, "public": public}
 
 
-def _json(value: Any, name: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return read_json(value)
-    except ValueError as error:
-        raise ValueError(f"{name} is a text, but not JSON ({error})") from error
-
-
-def _private(value: Any) -> tuple[list[Any], bool]:
-    """Return private tests in plain or compressed JSON, and True if there are others, which are not read."""
-    if not value:
-        return [], False
-    if not isinstance(value, str):
-        return list(value), False
+def _private(value: Any) -> list[Any] | None:
+    """Return private tests in plain or compressed JSON; ``None`` if there are others, which are not read."""
+    if not value or not isinstance(value, str):
+        return list(value or ())
     try:
         tests = read_json(value)
     except ValueError:
         tests = _decompress(value)
-    return (tests, False) if isinstance(tests, list) else ([], True)
+    return tests if isinstance(tests, list) else None
 
 
 def _decompress(text: str) -> Any:

@@ -1,4 +1,4 @@
-r"""Conversations and preferences of a user's source, in the usual formats.
+r"""Conversations and preferences of a user's source, in the usual formats, and published sets of preferences.
 
 | format | columns of a row |
 |---|---|
@@ -14,23 +14,24 @@ r"""Conversations and preferences of a user's source, in the usual formats.
 
 import hashlib
 import json
+import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import combinations, pairwise, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from coterie.config.folders import sha256
+from coterie.config.folders import expanded, sha256
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
-from coterie.datasets.files import numbered
+from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
+from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files, user_splits
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.rows import Frozen, QuestionRow
-from coterie.datasets.sources import source_files, user_splits
-from coterie.errors import UserError
+from coterie.datasets.rows import Frozen, QuestionRow, parsed_json, question_key
+from coterie.errors import UserError, did_you_mean
 from coterie.record.turn import Tool, ToolCall, call_id
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -67,14 +68,18 @@ class ChatMessage(Frozen):
         return "\n".join(filter(None, (self.content.strip(), *calls)))
 
 
+Messages = tuple[ChatMessage, ...]
+Raw = Mapping[str, Any]
+
+
 class Conversation(QuestionRow):
     """Conversation that ends with a message of the assistant. ``rejected`` is the worse ending of a preference."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    messages: tuple[ChatMessage, ...]
+    messages: Messages
     tools: tuple[Tool, ...] = ()
-    rejected: tuple[ChatMessage, ...] = ()
+    rejected: Messages = ()
     start: int = 0
     """Index of the first message after the prompt of a preference."""
     place: str = ""
@@ -98,15 +103,10 @@ def _hash(value: object) -> str:
 # -- messages -------------------------------------------------------------------------------------
 
 
-def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
-    """Parse messages in the format of OpenAI or ShareGPT.
+def parse_messages(value: Any, system: Any = None) -> Messages:
+    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own.
 
-    Args:
-        value: List of objects with ``role`` and ``content``, or ``from`` and ``value``.
-        system: Text of a system message in a column of its own.
-
-    Raises:
-        ValueError: If the list is invalid.
+    Raises ``ValueError`` for an invalid list.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
@@ -123,7 +123,7 @@ def parse_messages(value: Any, system: Any = None) -> tuple[ChatMessage, ...]:
         content = _content(raw["content"] if "content" in raw else raw.get("value"), number)
         called = raw.get("tool_calls") or raw.get("function_call") or ()
         if name == "function_call":
-            called, content = _json(content, f"message {number}"), ""
+            called, content = parsed_json(content, f"message {number}"), ""
         calls = _calls([called] if isinstance(called, Mapping) else called, number)
         results = ""
         if role == "tool":
@@ -157,19 +157,18 @@ def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int)
 def parse_tools(value: Any) -> tuple[Tool, ...]:
     """Parse tools in OpenAI's format, plain function schemas, or JSON text of either."""
     if isinstance(value, str):
-        value = _json(value, "tools") if value.strip() else None
+        value = parsed_json(value, "tools") if value.strip() else None
     if not isinstance(value, list | tuple | None):
         raise ValueError(f"its tools are {_kind(value)}, not a list")
     tools = []
     for raw in value or ():
-        own = raw.get("function", raw) if isinstance(raw, Mapping) else None
-        if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
-            raise ValueError("its tools are not of OpenAI's form")
-        text, schema = own.get("description"), own.get("parameters")
-        if not isinstance(text, str | None) or not isinstance(schema, Mapping | None):
-            raise ValueError(f"the tool {own['name']!r} is not of OpenAI's form")
+        own = raw.get("function", raw) if isinstance(raw, Mapping) else {}
+        name, text, schema = map(own.get, ("name", "description", "parameters"))
+        is_known = isinstance(text, str | None) and isinstance(schema, Mapping | None)
+        if not isinstance(name, str) or not is_known:
+            raise ValueError(f"the tool {name!r} is not of OpenAI's form")
         schema = _without_nulls(schema) or {"type": "object", "properties": {}}
-        tools.append(Tool(own["name"], text or "", schema))
+        tools.append(Tool(name, text or "", schema))
     return tuple(tools)
 
 
@@ -186,9 +185,9 @@ def flaw_of(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str:
         return "its first message is not the user's"
     if turns[-1] != "assistant":
         return "its last message is not the assistant's"
-    for number, (before, one) in enumerate(zip(("", *turns), turns, strict=False), 1):
-        if before == one == "assistant":
-            return f"messages {number - 1} and {number} are both the assistant's"
+    for number, two in enumerate(pairwise(turns), 1):
+        if two == ("assistant", "assistant"):
+            return f"messages {number} and {number + 1} are both the assistant's"
     for number, message in enumerate(messages, 1):
         if not message.content.strip() and not message.calls and message.role != "tool":
             return f"message {number} ({message.role}) is empty"
@@ -213,11 +212,11 @@ def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
         own = raw.get("function", raw) if isinstance(raw, Mapping) else None
         if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
             raise ValueError(f"a call of message {number} has no name")
-        arguments = own.get("arguments", own.get("parameters"))
+        arguments = own.get("arguments", own.get("parameters")) or {}
         if isinstance(arguments, str):
-            arguments = _json(arguments, f"a call of message {number}") if arguments else {}
+            arguments = parsed_json(arguments, f"a call of message {number}")
         else:
-            arguments = _without_nulls(arguments or {})
+            arguments = _without_nulls(arguments)
         if not isinstance(arguments, Mapping):
             raise ValueError(f"the arguments of a call of message {number} are not an object")
         id_ = "" if raw.get("id") is None else str(raw["id"])
@@ -226,13 +225,6 @@ def _calls(value: Iterable[Any], number: int) -> list[tuple[str, ToolCall]]:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         calls.append((id_, ToolCall(call_id(at), own["name"], text)))
     return calls
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{what} is not JSON ({error})") from error
 
 
 def _without_nulls(value: Any) -> Any:
@@ -252,18 +244,43 @@ def _kind(value: Any) -> str:
 
 # -- formats --------------------------------------------------------------------------------------
 
-Raw = Mapping[str, Any]
-Messages = tuple[ChatMessage, ...]
+Formats = Mapping[str, tuple[str, ...]]
+CONVERSATIONS: Formats = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "alpaca": ("instruction", "output"),
+    "prompt and completion": ("prompt", "completion"),
+    "prompt and response": ("prompt", "response"),
+    "verl": ("prompt", "reward_model"),
+    "question and answer": ("question", "answer"),
+}
+"""Columns of each format: the prompt, which is not trained, and the reply. A row has the first format that fits."""
+PREFERENCES: Formats = {
+    "preference with a prompt": ("prompt", "chosen", "rejected"),
+    "alpaca preference": ("instruction", "chosen", "rejected"),
+    "sharegpt preference": ("conversations", "chosen", "rejected"),
+    "preference without a prompt": ("chosen", "rejected"),
+}
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
-def _message(role: str, text: Any) -> Messages:
-    return parse_messages([{"role": role, "content": text}])
-
-
-def _prompt(row: Raw, column: str = "prompt") -> Messages:
-    value = row[column]
+def _prompt(row: Raw, column: str) -> Messages:
+    """Return the messages of a prompt; in Alpaca's format with earlier rounds from ``history``."""
+    value, before = row[column], list[dict[str, Any]]()
+    if column == "instruction":
+        for name in ("instruction", "input"):
+            if not isinstance(row.get(name), str | None):
+                raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
+        value = "\n\n".join(
+            row[name] for name in ("instruction", "input") if _has_text(row.get(name))
+        )
+        for pair in parsed_json(row.get("history") or (), "its history"):
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError("its history is not a list of pairs")
+            roles = zip(("user", "assistant"), pair, strict=True)
+            before += [{"role": role, "content": text} for role, text in roles]
     if isinstance(value, str):
-        value = [{"role": "user", "content": value}]
+        value = [*before, {"role": "user", "content": value}]
     return parse_messages(value, row.get("system"))
 
 
@@ -272,28 +289,9 @@ def _reply(value: Any) -> Messages:
         value = [value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    return _message("assistant", value) if isinstance(value, str) else parse_messages(value)
-
-
-def _instruction(row: Raw) -> Messages:
-    """Return the prompt in Alpaca's format, with earlier rounds from ``history``."""
-    for name in ("instruction", "input"):
-        if not isinstance(row.get(name), str | None):
-            raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
-    text = "\n\n".join(row[name] for name in ("instruction", "input") if _has_text(row.get(name)))
-    history = row.get("history") or ()
-    if isinstance(history, str):
-        history = _json(history, "its history")
-    messages = []
-    for pair in history:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ValueError("its history is not a list of pairs")
-        messages += [
-            {"role": "user", "content": pair[0]},
-            {"role": "assistant", "content": pair[1]},
-        ]
-    messages.append({"role": "user", "content": text})
-    return parse_messages(messages, row.get("system"))
+    if isinstance(value, str):
+        value = [{"role": "assistant", "content": value}]
+    return parse_messages(value)
 
 
 def _verl_reply(row: Raw) -> Messages:
@@ -302,47 +300,7 @@ def _verl_reply(row: Raw) -> Messages:
     reply = extra.get("answer") or gold.get("ground_truth")
     if not isinstance(reply, str):
         raise ValueError("neither extra_info.answer nor reward_model.ground_truth is a text")
-    return _message("assistant", reply)
-
-
-NO_PROMPT: Messages = ()
-Formats = Mapping[str, tuple[tuple[str, ...], Callable[[Raw], Any]]]
-CONVERSATIONS: Formats = {
-    "messages": (("messages",), lambda row: (NO_PROMPT, _prompt(row, "messages"))),
-    "sharegpt": (("conversations",), lambda row: (NO_PROMPT, _prompt(row, "conversations"))),
-    "alpaca": (
-        ("instruction", "output"),
-        lambda row: (_instruction(row), _message("assistant", row["output"])),
-    ),
-    "prompt and completion": (
-        ("prompt", "completion"),
-        lambda row: (_prompt(row), _reply(row["completion"])),
-    ),
-    "prompt and response": (
-        ("prompt", "response"),
-        lambda row: (_prompt(row), _reply(row["response"])),
-    ),
-    "verl": (("prompt", "reward_model"), lambda row: (_prompt(row), _verl_reply(row))),
-    "question and answer": (
-        ("question", "answer"),
-        lambda row: (_prompt(row, "question"), _reply(row["answer"])),
-    ),
-}
-"""Columns of each format, and its function from a row to a prompt that is not trained and the messages after it.
-
-A row has the first format whose columns it has.
-"""
-PREFERENCES: Formats = {
-    "preference with a prompt": (("prompt", "chosen", "rejected"), _prompt),
-    "alpaca preference": (("instruction", "chosen", "rejected"), _instruction),
-    "sharegpt preference": (
-        ("conversations", "chosen", "rejected"),
-        lambda row: _prompt(row, "conversations"),
-    ),
-    "preference without a prompt": (("chosen", "rejected"), lambda row: NO_PROMPT),
-}
-"""Columns of each format of preferences, and its function from a row to the prompt."""
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+    return _reply(reply)
 
 
 def _texts(row: Raw) -> Raw:
@@ -351,21 +309,26 @@ def _texts(row: Raw) -> Raw:
     prompt, *sides = (row.get(name) for name in ("prompt", "chosen", "rejected"))
     if not all(isinstance(one, str) for one in sides) or not isinstance(prompt, str | None):
         return row
+    is_transcript = bool(prompt) and HUMAN in f"\n\n{prompt}"
     if prompt and all(one.startswith(prompt) for one in sides):
-        if HUMAN in f"\n\n{prompt}":
-            prompt = None
-        else:
-            sides = [one.removeprefix(prompt) for one in sides]
+        sides = sides if is_transcript else [one.removeprefix(prompt) for one in sides]
+        prompt = None if is_transcript else prompt
     if prompt is None and all(HUMAN in f"\n\n{one}" for one in sides):
-        return {
-            **row,
-            "prompt": [],
-            "chosen": _transcript(sides[0]),
-            "rejected": _transcript(sides[1]),
-        }
-    if prompt and HUMAN in f"\n\n{prompt}":
-        return {**row, "prompt": _transcript(prompt)}
-    return {**row, "chosen": sides[0], "rejected": sides[1]}
+        prompt, sides = [], [_transcript(one) for one in sides]
+    elif is_transcript:
+        prompt = _transcript(prompt or "")
+    known = {"chosen": sides[0], "rejected": sides[1]}
+    return {**row, **known} if prompt is None else {**row, **known, "prompt": prompt}
+
+
+def _transcript(text: str) -> list[dict[str, str]]:
+    """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
+    messages = []
+    for piece in f"\n\n{text.strip()}".split(HUMAN)[1:]:
+        user, *replies = piece.split(ASSISTANT)
+        messages.append({"role": "user", "content": user.strip()})
+        messages += [{"role": "assistant", "content": reply.strip()} for reply in replies]
+    return messages if not messages or messages[-1]["content"] else messages[:-1]
 
 
 def _side(value: Any, prompt: Messages, name: str) -> Messages:
@@ -383,75 +346,58 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
     return side
 
 
-def _common(one: Messages, other: Messages) -> int:
-    """Return how many messages two conversations begin with in common."""
-    shared = takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False))
-    return sum(1 for _ in shared)
-
-
-def _transcript(text: str) -> list[dict[str, str]]:
-    """Return the messages of a dialogue in one text (Anthropic's hh-rlhf); an empty last reply is left out."""
-    messages = []
-    for piece in f"\n\n{text.strip()}".split(HUMAN)[1:]:
-        user, *replies = piece.split(ASSISTANT)
-        messages.append({"role": "user", "content": user.strip()})
-        messages += [{"role": "assistant", "content": reply.strip()} for reply in replies]
-    return messages if not messages or messages[-1]["content"] else messages[:-1]
-
-
 def format_of(row: Any, formats: Formats) -> str:
     """Return the name of a row's format, or an empty text."""
     if not isinstance(row, Mapping):
         return ""
-    return next((one for one, (columns, _) in formats.items() if set(columns) <= row.keys()), "")
+    return next((one for one, columns in formats.items() if set(columns) <= row.keys()), "")
 
 
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
     """Convert a row to a conversation. Raises ``ValueError`` if it cannot be trained on."""
-    prompt, reply = CONVERSATIONS[name][1](row)
-    messages, tools = (*prompt, *reply), parse_tools(row.get("tools"))
+    column, *reply = CONVERSATIONS[name]
+    messages, tools, start = _prompt(row, column), parse_tools(row.get("tools")), 0
+    if reply:
+        start = len(messages)
+        messages += _verl_reply(row) if name == "verl" else _reply(row[reply[0]])
     if flaw := flaw_of(messages, tools):
         raise ValueError(flaw)
-    return Conversation(
-        **_question(messages, tools), messages=messages, tools=tools, start=len(prompt), place=place
-    )
+    return Conversation(**_fields(messages, tools, start, place))
 
 
 def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
     """Convert a row to a preference. Raises ``ValueError`` if it cannot be trained on."""
-    row = _texts(row)
-    prompt, tools = PREFERENCES[name][1](row), parse_tools(row.get("tools"))
+    row, column = _texts(row), PREFERENCES[name][0]
+    prompt = () if column == "chosen" else _prompt(row, column)
+    tools = parse_tools(row.get("tools"))
     chosen, rejected = (_side(row[side], prompt, side) for side in ("chosen", "rejected"))
     if not prompt:
-        common = _common(chosen, rejected)
+        both = zip(chosen, rejected, strict=False)
+        common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
         while common and chosen[common - 1].role == "assistant":
             common -= 1
         if not common:
             raise ValueError("chosen and rejected begin with different messages")
         prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    sides = [(*prompt, *side) for side in (chosen, rejected)]
-    if flaw := next(filter(None, (flaw_of(side, tools) for side in sides)), ""):
+    messages = (*prompt, *chosen)
+    if flaw := flaw_of(messages, tools) or flaw_of((*prompt, *rejected), tools):
         raise ValueError(flaw)
     texts = [[(one.role, one.thought, one.text) for one in side] for side in (chosen, rejected)]
     if texts[0] == texts[1]:
         raise ValueError("chosen and rejected are equal")
-    return Preference(
-        **_question(sides[0], tools, rejected),
-        messages=sides[0],
-        tools=tools,
-        rejected=rejected,
-        start=len(prompt),
-        place=place,
-    )
+    return Preference(**_fields(messages, tools, len(prompt), place, rejected))
 
 
-def _question(messages: Messages, tools: Sequence[Tool], rejected: Messages = ()) -> dict[str, Any]:
-    """Return the common fields of all data sets: id, the user's last message, and the last reply."""
+def _fields(
+    messages: Messages, tools: Sequence[Tool], start: int, place: str, rejected: Messages = ()
+) -> dict[str, Any]:
+    """Return all fields, with those of all data sets: id, the user's last message, and the last reply."""
     question = next(one.text for one in reversed(messages) if one.role == "user")
     whole = [one.model_dump(mode="json") for one in (*messages, *rejected)]
     schemas = [[one.name, one.description, one.parameters] for one in tools]
     id_ = _hash([whole, len(messages), schemas])
-    return {"id": id_, "question": question, "answer": messages[-1].text}
+    own = {"messages": messages, "tools": tools, "rejected": rejected, "start": start}
+    return {"id": id_, "question": question, "answer": messages[-1].text, "place": place, **own}
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -490,7 +436,6 @@ class Conversations:
         """Numbers of rows left out, by reason."""
 
     def rows(self, split: Split) -> list[Conversation]:
-        """Return the rows of a split. Raises ``UserError`` for rows that cannot be trained on."""
         return self._splits[split]
 
     def content(self) -> str:
@@ -501,22 +446,23 @@ class Conversations:
 
     @cached_property
     def _splits(self) -> Mapping[Split, list[Conversation]]:
-        own = self.settings
-        splits = user_splits(
-            *(str(own.name), own.source, self.read_file, own.heldout, self.kind, self.left_out)
-        )
+        name, source, heldout = str(self.settings.name), self.settings.source, self.settings.heldout
+        splits = user_splits(name, source, self.read_file, heldout, self.kind, self.left_out)
         return {
             split: list({row.id: row for row in rows}.values()) for split, rows in splits.items()
         }
 
     def read_file(self, file: Path) -> list[Conversation]:
-        """Return the rows of a file. Raises ``UserError`` for rows that cannot be trained on."""
         rows, first = dict[str, Conversation](), ""
         faults: dict[str, list[str]] = defaultdict(list)
         for place, raw in numbered(file):
             name = format_of(raw, self.formats)
             if not name:
-                raise self._unknown(f"{file}, {place}", raw)
+                has = f"it has {', '.join(raw)}" if isinstance(raw, Mapping) else _kind(raw)
+                known = " | ".join(" and ".join(columns) for columns in self.formats.values())
+                raise UserError(
+                    f"{file}, {place} is of no known form: {has}", f"rename its columns to {known}"
+                )
             first = first or name
             try:
                 if name != first:
@@ -533,11 +479,6 @@ class Conversations:
         if not rows:
             raise UserError(f"all rows of {file} are broken", "look at one of them")
         return list(rows.values())
-
-    def _unknown(self, where: str, raw: Any) -> UserError:
-        has = f"it has {', '.join(map(str, raw))}" if isinstance(raw, Mapping) else _kind(raw)
-        known = " | ".join(" and ".join(columns) for columns, _ in self.formats.values())
-        return UserError(f"{where} is of no known form: {has}", f"rename its columns to {known}")
 
 
 class Preferences(Conversations):
@@ -560,3 +501,149 @@ def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
         f"{count} rows of {file} cannot be trained on ({'; '.join(listed)})",
         "correct them, or leave them out with dataset.broken=skip",
     )
+
+
+# -- published sets of preferences ----------------------------------------------------------------
+
+Pairs = Iterator[tuple[str, dict[str, Any]]]
+"""Names of pairs, and pairs in the format ``preference with a prompt``."""
+
+
+def interaction_pairs(row: Raw) -> Pairs:
+    """Yield the pair of a row of UltraInteract: an interaction, and a right and a wrong next action."""
+    sides = {name: row[name] for name in ("chosen", "rejected")}
+    yield row["id"], {"prompt": row["trajectory"], **sides}
+
+
+def feedback_pairs(row: Raw) -> Pairs:
+    """Yield all pairs of replies of a row of UltraFeedback whose overall scores differ."""
+    scored = enumerate(row["completions"])
+    known = [
+        (n, one["response"], score)
+        for n, one in scored
+        if (score := one.get("overall_score")) is not None
+    ]
+    prompt = [{"role": "user", "content": row["instruction"]}]
+    for two in combinations(known, 2):
+        (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
+        if high > low:
+            name = f"{question_key(row['instruction'])}-{better}-{worse}"
+            yield name, {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def published_pairs(
+    data_set: DataSet, left_out: Counter[str] | None = None
+) -> Iterator[Preference]:
+    """Yield each distinct pair of the hub's files once. Count other rows in ``left_out`` by reason."""
+    reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
+    for file in preference_files(data_set):
+        for place, row in numbered(file):
+            try:
+                pairs = list(data_set.row(row))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{file}, {place} is broken: {type(error).__name__} {error}",
+                    "download it again",
+                ) from error
+            reasons["no two replies with different scores"] += not pairs
+            for name, raw in pairs:
+                try:
+                    pair = parse_preference(
+                        raw, "preference with a prompt", f"{data_set.name}/{name}"
+                    )
+                except ValueError as error:
+                    reasons[str(error)] += 1
+                    continue
+                reasons["duplicates"] += pair.id in seen
+                if pair.id not in seen:
+                    seen.add(pair.id)
+                    yield pair
+
+
+def preference_files(data_set: DataSet) -> list[Path]:
+    """Download the files of a set into the hub's cache, if they are not there."""
+    (repo,) = data_set.repos
+    return [download(data_set.name, repo, file) for file in repo.train]
+
+
+class HeldOutSettings(DatasetSettings):
+    """Settings of a published set."""
+
+    heldout: float = key(0.1, "Share of the rows that is held out.", gt=0, lt=1)
+
+
+class PublishedPreferences:
+    """A published set of preferences as a data set of tasks."""
+
+    settings_type = HeldOutSettings
+    row = Preference
+
+    def __init__(self, settings: HeldOutSettings) -> None:
+        self.settings, self.set = settings, PREFERENCE_SETS[str(settings.name)]
+        self.left_out = Counter[str]()
+
+    def rows(self, split: Split) -> list[Preference]:
+        return self._splits[split]
+
+    def content(self) -> str:
+        return f"{MixedPreferences(self.set.name).content()} {self.settings.heldout:g}"
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Preference]]:
+        pairs = list(published_pairs(self.set, self.left_out))
+        return divided(pairs, self.settings.heldout, self.set.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPreferences:
+    """Pairs of a published set (by its name) or of a file (by its path)."""
+
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.source not in PREFERENCE_SETS and not self.source.endswith(SUFFIXES):
+            raise UserError(
+                f"there is no set of preferences {self.source!r}",
+                f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)} "
+                f"(`coterie data list`); or give the path of a file ({', '.join(SUFFIXES)})",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the set, or of the file without its folder."""
+        return Path(self.source).name
+
+    def files(self) -> list[Path]:
+        """Return the files of the pairs; download missing files."""
+        if self.source in PREFERENCE_SETS:
+            return preference_files(PREFERENCE_SETS[self.source])
+        file = expanded(self.source)
+        if not file.is_file():
+            raise UserError(f"there is no file {file}", "check the path")
+        return [file]
+
+    def pairs(self) -> Iterator[Preference]:
+        """Yield all pairs. Raises ``UserError`` with the lines of invalid rows."""
+        if self.source in PREFERENCE_SETS:
+            return published_pairs(PREFERENCE_SETS[self.source])
+        rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))
+        return (row.model_copy(update={"place": f"{self.name}, {row.place}"}) for row in rows)  # type: ignore[misc]
+
+    def content(self) -> str:
+        """Return the revision of a set, or the checksum of a file; ``missing`` if there is no file."""
+        if self.source in PREFERENCE_SETS:
+            (repo,) = PREFERENCE_SETS[self.source].repos
+            return f"{repo.name}@{repo.revision}"
+        file = expanded(self.source)
+        return sha256(file) if file.is_file() else "missing"
+
+    def draw(self, most: int, seed: str) -> list[Preference]:
+        """Draw at most ``most`` pairs without replacement, in a random order.
+
+        Reads the pairs twice, so that a large set is never in memory as a whole.
+        """
+        total = sum(1 for _ in self.pairs())
+        places = random.Random(seed).sample(range(total), min(most, total))
+        chosen = set(places)
+        by_place = {place: pair for place, pair in enumerate(self.pairs()) if place in chosen}
+        return [by_place[place] for place in places]

@@ -1,26 +1,31 @@
-"""Read validated rows from files, and append lines to JSONL files that can be resumed after a crash.
+"""Files of data sets: rows of each format, splits by file names, downloads, and JSONL files that can be resumed.
 
 Formats: ``.jsonl`` (an object per line), ``.json`` (a list of objects), ``.parquet``, and text tables with a header
 (``.csv``, ``.tsv``). All but Parquet may be compressed (``.gz``).
 """
 
 import csv
+import errno
 import gzip
 import json
+import re
 import zlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from coterie.config.folders import make_folder, read_json, reason_of
+from coterie.config.folders import expanded, make_folder, read_json, reason_of
 from coterie.config.resolve import wrong_at
-from coterie.datasets.rows import SetRow
+from coterie.datasets.catalogue import SPLITS, Repository, Split
+from coterie.datasets.rows import QuestionRow, SetRow
 from coterie.errors import UserError
-from coterie.progress import Progress, Silent
+from coterie.progress import Progress
 
 R = TypeVar("R", bound=SetRow)
+Q = TypeVar("Q", bound=QuestionRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Delimiters by suffix."""
 SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
@@ -31,68 +36,48 @@ SHOWN = 3
 """Number of problems of a row in an error."""
 
 
+# -- rows -----------------------------------------------------------------------------------------
+
+
 def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
     """Yield the rows of a file in order. Raise ``UserError`` with file and line for a broken row or an empty file."""
     for place, raw in numbered(file, progress, row.columns):
-        yield _checked(raw, row, f"{file}, {place}")
+        try:
+            yield row.model_validate(raw)
+        except ValidationError as error:
+            raise UserError(
+                f"{file}, {place} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
+                f"correct or remove it; a row of this set has {', '.join(row.model_fields)}",
+            ) from error
 
 
 def numbered(
     file: Path, progress: Progress | None = None, columns: tuple[str, ...] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``.
-
-    Raises ``UserError`` like :func:`read_rows`. ``columns`` selects columns of a parquet file.
-    """
+    """Yield the values of a file of any format, each with its position, such as ``line 3`` or ``row 3``."""
     if not file.is_file():
         where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
         raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} has an unknown format", f"give one of {', '.join(SUFFIXES)}")
-    unit = "line" if _kind(file) == ".jsonl" else "row"
-    number, progress = 0, progress or Silent()
+    kind, number = _kind(file), 0
+    unit, bar = ("line", progress) if kind == ".jsonl" else ("row", None)
     try:
-        for number, raw in _raw(file, progress, columns):
+        if bar is not None:
+            with _open(file) as lines:
+                bar.start(sum(1 for line in lines if line.strip()), file.name)
+        for number, raw in _parquet(file, columns) if kind == ".parquet" else _READERS[kind](file):
             yield f"{unit} {number}", raw
-            progress.advance(1)
+            if bar is not None:
+                bar.advance(1)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{file} is broken: {error}", "compress it again") from error
+    except csv.Error as error:
+        raise UserError(f"{file}, row {number + 1} is broken: {error}", "correct it") from error
     if not number:
         raise UserError(f"{file} is empty", "give a file with rows or download it again")
-
-
-def _checked(raw: Any, row: type[R], where: str) -> R:
-    try:
-        return row.model_validate(raw)
-    except ValidationError as error:
-        raise UserError(
-            f"{where} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
-            f"correct or remove it; a row of this set has {', '.join(row.model_fields)}",
-        ) from error
-
-
-def _raw(
-    file: Path, progress: Progress, columns: tuple[str, ...] | None
-) -> Iterator[tuple[int, Any]]:
-    """Yield unvalidated objects with the numbers of their lines or rows, from 1."""
-    kind = _kind(file)
-    if kind == ".parquet":
-        yield from _parquet(file, progress, columns)
-    elif kind in TABLES:
-        yield from _table(file, progress)
-    elif kind == ".json":
-        with _open(file) as opened:
-            items = _parsed(opened.read(), str(file))
-        if not isinstance(items, list):
-            raise UserError(f"{file} is not a list of rows", "give a JSON list or JSONL")
-        progress.start(len(items), file.name)
-        yield from enumerate(items, 1)
-    else:
-        with _open(file) as opened:
-            progress.start(sum(1 for line in opened if line.strip()), file.name)
-        yield from _lines(file)
 
 
 def _kind(file: Path) -> str:
@@ -114,6 +99,14 @@ def _lines(file: Path) -> Iterator[tuple[int, Any]]:
                 yield number, _parsed(line, f"{file}, line {number}")
 
 
+def _list(file: Path) -> Iterator[tuple[int, Any]]:
+    with _open(file) as opened:
+        items = _parsed(opened.read(), str(file))
+    if not isinstance(items, list):
+        raise UserError(f"{file} is not a list of rows", "give a JSON list or JSONL")
+    yield from enumerate(items, 1)
+
+
 def _parsed(text: str, where: str) -> Any:
     try:
         return read_json(text)
@@ -121,51 +114,35 @@ def _parsed(text: str, where: str) -> Any:
         raise UserError(f"{where} is broken: not JSON ({error})", "correct or remove it") from error
 
 
-def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """Yield rows of text; missing cells are ``None``."""
-    with _open(file) as opened:
-        progress.start(max(0, sum(1 for line in opened if line.strip()) - 1), file.name)
-    quoting, number = _quoting(file), 1
-    with _open(file, newline="") as opened:
+def _table(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield rows of text; missing cells are ``None``. Quotes in a TSV file may be text."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+    if _kind(file) == ".tsv":
         try:
-            for row in _cells(file, opened, quoting):
-                if None in row:
-                    raise csv.Error("it has more cells than the header")
-                yield number, row
-                number += 1
-        except csv.Error as error:
-            raise UserError(
-                f"{file}, row {number} is broken: {error}", "correct or remove it"
-            ) from error
+            is_whole = all(None not in row.values() for row in _cells(file, quoting))
+        except csv.Error:
+            is_whole = False
+        quoting = csv.QUOTE_MINIMAL if is_whole else csv.QUOTE_NONE
+    yield from enumerate(_cells(file, quoting), 1)
 
 
-def _cells(file: Path, opened: TextIO, quoting: Literal[0, 3]) -> "csv.DictReader[str]":
-    return csv.DictReader(opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting)
+def _cells(file: Path, quoting: Literal[0, 3]) -> Iterator[dict[str, Any]]:
+    with _open(file, newline="") as opened:
+        for row in csv.DictReader(
+            opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting
+        ):
+            if None in row:
+                raise csv.Error("it has more cells than the header")
+            yield row
 
 
-def _quoting(file: Path) -> Literal[0, 3]:
-    """Return the quoting of cells. Quotes in a TSV file are text unless all rows are complete with quoting."""
-    if _kind(file) == ".csv":
-        return csv.QUOTE_MINIMAL
-    try:
-        with _open(file, newline="") as opened:
-            rows = _cells(file, opened, csv.QUOTE_MINIMAL)
-            is_whole = all(None not in row and None not in row.values() for row in rows)
-    except csv.Error:
-        is_whole = False
-    return csv.QUOTE_MINIMAL if is_whole else csv.QUOTE_NONE
-
-
-def _parquet(
-    file: Path, progress: Progress, columns: tuple[str, ...] | None
-) -> Iterator[tuple[int, Any]]:
+def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[tuple[int, Any]]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
+        number = 0
         with ParquetFile(file) as table:
-            progress.start(table.metadata.num_rows, file.name)
-            number = 0
             for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
                 for place, column in enumerate(batch.schema):
                     if column.type == pyarrow.float32():  # 0.1, and not 0.10000000149011612
@@ -178,11 +155,15 @@ def _parquet(
         raise UserError(f"{file} can't be read as parquet: {error}", "download it again") from error
 
 
-def resume_lines(file: Path) -> bool:
-    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines.
+_READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+    ".jsonl": _lines,
+    ".json": _list,
+    **dict.fromkeys(TABLES, _table),
+}
 
-    Raises ``UserError`` if the name does not end in ``.jsonl`` or the file is not writable.
-    """
+
+def resume_lines(file: Path) -> bool:
+    """Remove an incomplete last line of a file, or create its folder. Return True if the file has lines."""
     if file.suffix != ".jsonl":
         raise UserError(f"can't append to {file}", "give a file whose name ends in .jsonl")
     make_folder(file.parent)
@@ -191,17 +172,224 @@ def resume_lines(file: Path) -> bool:
     try:
         with file.open("r+b") as opened:
             content = opened.read()
+            opened.truncate(content.rfind(b"\n") + 1)
     except OSError as error:
         raise UserError(
             f"can't append to {file}: {reason_of(error)}", "give another file"
         ) from error
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        file.write_bytes(whole)
-    return bool(whole.strip())
+    return bool(content[: content.rfind(b"\n") + 1].strip())
 
 
 def append_line(file: Path, fields: Mapping[str, Any]) -> None:
     """Append an object as a line."""
     with file.open("a", encoding="utf-8", newline="\n") as opened:
         opened.write(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+# -- the hub --------------------------------------------------------------------------------------
+
+REVISIONS = ("refs/convert/parquet", "main")
+"""Branches to read, in order: the hub's own conversion to Parquet, and the files of the owner."""
+
+
+def download(name: str, repo: Repository, file: str) -> Path:
+    """Return a file of a data repository in the hub's cache. Download it if missing."""
+    import huggingface_hub
+    from httpx2 import HTTPError
+
+    try:
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repo.name, file, repo_type="dataset", revision=repo.revision
+            )
+        )
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{file} of {repo.name} (revision {repo.revision[:12]}) is not in the cache of the Hugging Face hub and "
+            f"can't be downloaded: {str(error.__cause__ or error).splitlines()[0]}",
+            f"check the network, HF_ENDPOINT and (for a gated set) HF_TOKEN, and run the command again; or run "
+            f"`coterie data download {name}` on another machine and copy its HF_HOME here; or download the files of "
+            f"https://huggingface.co/datasets/{repo.name} and add dataset.source=FOLDER",
+        ) from error
+
+
+def _list_files(name: str) -> tuple[Repository, list[str]]:
+    """Return a data set of the hub and the names of its files; from the cache if the hub is unreachable."""
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    fault: Exception | None = None
+    for revision in REVISIONS:
+        try:
+            siblings = HfApi().dataset_info(name, revision=revision).siblings
+            files = [one.rfilename for one in siblings or ()]
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            fault = fault or error
+            continue
+        except (HTTPError, OSError) as error:
+            fault = error
+            try:
+                folder = Path(
+                    snapshot_download(
+                        name, repo_type="dataset", revision=revision, local_files_only=True
+                    )
+                )
+            except OSError:
+                continue
+            files = [one.relative_to(folder).as_posix() for one in folder.rglob("*")]
+        if layout(files):
+            return Repository(name, revision), files
+    reason = str(fault or "no data files").splitlines()[0]
+    raise UserError(
+        f"there is no file or folder {name}, and no data set of that name on the Hugging Face hub ({reason})",
+        "check the spelling, the network, HF_ENDPOINT, and HF_TOKEN for a private set; or get the files elsewhere "
+        f"(hf download {name} --repo-type dataset --local-dir FOLDER) and give FOLDER",
+    )
+
+
+# -- splits of a user's source --------------------------------------------------------------------
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
+SHARD = re.compile(r"-\d{5}-of-\d{5}.*")
+HELDOUT = ("validation", "valid", "dev", "heldout", "test")
+"""Words of a held-out split in file names, in order of preference."""
+WORDS: Mapping[Split, frozenset[str]] = {
+    "train": frozenset({"train"}),
+    "heldout": frozenset(HELDOUT),
+}
+"""Words in file names that determine the split."""
+
+
+def name_words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name.lower()))
+
+
+def is_hub_name(source: str) -> bool:
+    """Return True for ``OWNER/NAME[:CONFIG][:SPLIT]`` unless there is a file or folder of that name."""
+    plain = HUB_NAME.fullmatch(source) and not source.endswith(SUFFIXES)
+    return bool(plain) and not expanded(source.partition(":")[0]).exists()
+
+
+def user_splits(
+    name: str,
+    source: str,
+    read: Callable[[Path], list[Q]],
+    heldout: float,
+    kind: str = "",
+    left_out: Counter[str] | None = None,
+) -> dict[Split, list[Q]]:
+    """Read a user's file, folder or set of the hub, and divide it if it has no held-out files.
+
+    ``kind`` is a word in the name of the preferred training split, such as ``prefs``. ``left_out`` counts training rows
+    that are also in the published held-out split.
+    """
+    files, is_published = source_files(name, source, kind)
+    rows = {split: [row for file in some for row in read(file)] for split, some in files.items()}
+    if "heldout" not in rows:
+        return divided(rows["train"], heldout, source)
+    if is_published:
+        keys = {row.key for row in rows["heldout"]}
+        train = [row for row in rows["train"] if row.key not in keys]
+        if left_out is not None:
+            left_out["held out too"] += len(rows["train"]) - len(train)
+        rows["train"] = train
+    return rows
+
+
+def source_files(name: str, source: str, kind: str = "") -> tuple[dict[Split, list[Path]], bool]:
+    """Return the files of each split, and True if they have the layout of the hub.
+
+    A source of the hub is ``OWNER/NAME``, with a configuration and a training split if it has several:
+    ``OWNER/NAME:CONFIG:SPLIT``. A folder may have the same layout, as ``hf download`` writes it.
+    """
+    if not source:
+        raise UserError(f"dataset={name} needs a file of rows", "add dataset.source=FILE.jsonl")
+    path = expanded(source)
+    if is_hub_name(source):
+        repo, names = _list_files(source.partition(":")[0])
+        chosen = choose_splits(names, source, kind)
+        return {
+            split: [download(repo.name, repo, file) for file in some]
+            for split, some in chosen.items()
+        }, True
+    if not path.exists() and ":" in source:
+        path = expanded(source.partition(":")[0])
+    if not path.is_dir():
+        return {"train": [path]}, False
+    inside = [one for one in path.rglob("*") if one.suffix in SUFFIXES]
+    own = {split: [one for one in inside if one.parent == path and one.name.partition(".")[0] == split]
+           for split in SPLITS}  # fmt: skip
+    for split, matches in own.items():
+        if len(matches) > 1:
+            raise UserError(f"{path} has {len(matches)} files of {split}", "remove all but one")
+    if all(own.values()):
+        return own, False
+    names = [one.relative_to(path).as_posix() for one in inside]
+    chosen = choose_splits(names, source, kind)
+    return {split: [path / one for one in some] for split, some in chosen.items()}, True
+
+
+def layout(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+    """Group paths by configuration and split.
+
+    Names on the hub are ``CONFIG/SPLIT/0000.parquet``, ``CONFIG/SPLIT-00000-of-00001.parquet`` or ``SPLIT.jsonl``. The
+    folder ``data`` is not a configuration.
+    """
+    configs: dict[str, dict[str, list[str]]] = {}
+    for path in sorted(paths):
+        file = PurePosixPath(path)
+        folders, stem = [*file.parts[:-1]], file.name.partition(".")[0]
+        if file.suffix not in SUFFIXES:
+            continue
+        split = folders.pop() if stem.isdigit() and folders else SHARD.sub("", stem)
+        config = "/".join(one for one in folders if one != "data") or "default"
+        splits = configs.setdefault(config, {})
+        splits.setdefault(split.removeprefix("partial-"), []).append(path)
+    return configs
+
+
+def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, list[str]]:
+    """Return the paths of the only or named training split, and of its held-out split if there is one."""
+    base, *named = source.split(":")
+    configs = layout(paths)
+    every = [(config, split) for config, splits in configs.items() for split in splits]
+    options = [one for one in every if all(part in one for part in named)]
+    options = [one for one in options if one[1] in named or "train" in name_words(one[1])]
+    options = [one for one in options if one[0] == "default"] or options
+    if len(options) > 1:
+        usual = {"train"} | {split for _, split in options if kind and kind in name_words(split)}
+        options = [one for one in options if one[1] in usual] or options
+    if len(options) != 1:
+        names = [":".join(one).removeprefix("default:") for one in options or every]
+        has = "no training split, only" if not options else f"{len(options)} training splits:"
+        raise UserError(
+            f"{source} has {has} {', '.join(names)}", f"name one: {base}:{(names or ['SPLIT'])[0]}"
+        )
+    ((config, train),) = options
+    splits = configs[config]
+    rest = name_words(train) - WORDS["train"] - WORDS["heldout"]
+    others = {
+        word: one
+        for one in splits
+        for word in name_words(one) & WORDS["heldout"]
+        if one != train and name_words(one) - WORDS["heldout"] == rest
+    }
+    heldout = next((others[word] for word in HELDOUT if word in others), None)
+    chosen: dict[Split, list[str]] = {"train": splits[train]}
+    return {**chosen, "heldout": splits[heldout]} if heldout else chosen
+
+
+def divided(rows: Sequence[Q], heldout: float, source: object) -> dict[Split, list[Q]]:
+    """Hold out a share of the questions, so that no question is in both splits."""
+    keys = sorted({row.key for row in rows})
+    held_out = set(keys[: max(1, round(len(keys) * heldout))])
+    train = [row for row in rows if row.key not in held_out]
+    if not train:
+        raise UserError(
+            f"{source} has too few questions ({len(keys)}) to hold some of them out",
+            "give more, or a lower dataset.heldout",
+        )
+    return {"train": train, "heldout": [row for row in rows if row.key in held_out]}

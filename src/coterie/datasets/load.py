@@ -4,54 +4,63 @@
 an excluded data set, so no question is in both splits.
 """
 
-import errno
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from coterie.config.construct import construct, settings_type_of
+from pydantic import Field, ValidationError
+
 from coterie.config.folders import expanded, sha256, whole_file
-from coterie.config.plugins import Kind, guarded, label
+from coterie.config.plugins import Kind, construct, guarded, label, settings_type_of
 from coterie.config.plugins import find as find_plugin
+from coterie.config.resolve import wrong_at
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import (
     CATALOGUE,
+    FOLDER,
     NEWEST,
+    PREFERENCE_SETS,
     SPLITS,
     DataSet,
-    Repository,
     Split,
     find,
 )
-from coterie.datasets.files import SUFFIXES, read_rows
-from coterie.datasets.rows import LeftOut, QuestionRow, question_key
-from coterie.errors import UserError
+from coterie.datasets.files import (
+    SUFFIXES,
+    WORDS,
+    download,
+    name_words,
+    numbered,
+    read_rows,
+    user_splits,
+)
+from coterie.datasets.rows import (
+    AnswerRow,
+    LeftOut,
+    QuestionRow,
+    first_of,
+    from_verl,
+    question_key,
+)
+from coterie.errors import UserError, did_you_mean
 
 SAMPLE, HUB = "sample", "hub"
-WORDS: Mapping[Split, frozenset[str]] = {
-    "train": frozenset({"train"}),
-    "heldout": frozenset({"heldout", "validation", "valid", "dev", "test"}),
-}
-"""Words in file names that determine the split."""
 SHARE = 0.1
 DATASETS = Kind(
     "dataset",
     {
         **dict.fromkeys(CATALOGUE, "coterie.datasets.load:CatalogueSet"),
-        "qa": "coterie.datasets.questions:QuestionsAndAnswers",
-        "mind2web": "coterie.datasets.mind2web:Mind2Web",
+        "qa": "coterie.datasets.load:QuestionsAndAnswers",
+        "mind2web": "coterie.datasets.plan_files:Mind2Web",
         "conversations": "coterie.datasets.conversations:Conversations",
         "preferences": "coterie.datasets.conversations:Preferences",
-        "ultra_interact": "coterie.datasets.preferences:PublishedPreferences",
-        "ultra_feedback": "coterie.datasets.preferences:PublishedPreferences",
+        **dict.fromkeys(PREFERENCE_SETS, "coterie.datasets.conversations:PublishedPreferences"),
     },
 )
 Files = list[tuple[Split | None, Path]]
@@ -110,18 +119,16 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
         UserError: Data is missing or broken (with file and line), or a split has no rows.
     """
     data_set = find(name)
+    rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
+    left_out = Counter[str]()
     if (own := _own_files(data_set, source)) is not None:
-        rows = {
-            split: [row for row in read_rows(file, data_set.row) if row.usable]
-            for split, file in own.items()
-        }
-        return Loaded(_check_not_empty(data_set, rows, Counter()))
-    excluded = frozenset[str]()
+        for split, file in own.items():
+            rows[split] = [row for row in read_rows(file, data_set.row) if row.usable]
+        return Loaded(_check_not_empty(data_set, rows, left_out))
+    excluded = set[str]()
     if data_set.without is not None:
         other = load(data_set.without).rows.values()
-        excluded = frozenset(question_key(row.question) for rows in other for row in rows)
-    rows = {split: [] for split in data_set.splits}
-    left_out = Counter[str]()
+        excluded = {question_key(row.question) for rows in other for row in rows}
     seen: dict[str, Split] = {}
     for file_split, row in _read(data_set, _files(data_set, source)):
         if isinstance(row, LeftOut):
@@ -143,55 +150,31 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
 
 def load_rows(name: str, split: Split, source: str | Path = HUB) -> list[QuestionRow]:
     if split not in find(name).splits:
-        raise UserError(
-            f"{name} is for evaluation only: it has no training rows", "train on another data set"
-        )
+        raise _no_training(name)
     return load(name, source).rows[split]
 
 
-def hub_files(data_set: DataSet) -> Files:
-    """Return the files of a data set in the hub's cache, held-out files first. Download missing files.
+def _no_training(name: str) -> UserError:
+    return UserError(
+        f"{name} is for evaluation only: it has no training rows", "train on another data set"
+    )
 
-    Raises ``UserError`` if a file can't be downloaded.
-    """
+
+def hub_files(data_set: DataSet) -> Files:
+    """Return the files of a data set in the hub's cache, held-out files first. Download missing files."""
     if not data_set.repos:
         raise UserError(
             f"{data_set.name} has no files on the Hugging Face hub",
             f"download its files ({data_set.url}) and add dataset.source=FILE",
         )
-    is_drawn = data_set.heldout is None
-    parts: list[tuple[Split | None, Repository, tuple[str, ...]]] = [
-        *(("heldout", repo, repo.heldout) for repo in data_set.repos),
-        *((None if is_drawn else "train", repo, repo.train) for repo in data_set.repos),
-    ]
+    parts: tuple[tuple[Split | None, Split], ...]
+    parts = ("heldout", "heldout"), (None if data_set.heldout is None else "train", "train")
     return [
-        (split, download(data_set.name, repo, name))
-        for split, repo, names in parts
-        for name in names
+        (split, download(data_set.name, repo, file))
+        for split, files in parts
+        for repo in data_set.repos
+        for file in getattr(repo, files)
     ]
-
-
-def download(name: str, repo: Repository, file: str) -> Path:
-    """Return a file of a data repository in the hub's cache. Download it if missing."""
-    import huggingface_hub
-    from httpx2 import HTTPError
-
-    try:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                repo.name, file, repo_type="dataset", revision=repo.revision
-            )
-        )
-    except (HTTPError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{file} of {repo.name} (revision {repo.revision[:12]}) is not in the cache of the Hugging Face hub and "
-            f"can't be downloaded: {str(error.__cause__ or error).splitlines()[0]}",
-            f"check the network, HF_ENDPOINT and (for a gated set) HF_TOKEN, and run the command again; or run "
-            f"`coterie data download {name}` on another machine and copy its HF_HOME here; or download the files of "
-            f"https://huggingface.co/datasets/{repo.name} and add dataset.source=FOLDER",
-        ) from error
 
 
 def content(name: str, source: str | Path, heldout: float) -> str:
@@ -208,31 +191,24 @@ def content(name: str, source: str | Path, heldout: float) -> str:
     return f"{identity} {heldout:g}" if data_set.heldout is None or source != HUB else identity
 
 
-def sample_folder(name: str) -> Path:
-    return Path(str(files("coterie") / "assets" / "data" / name))
-
-
 class CatalogueSet:
     """Data set of the catalogue."""
 
     settings_type = SourceSettings
 
     def __init__(self, settings: SourceSettings) -> None:
-        assert settings.name is not None, "a data set has a name"
-        self.settings = settings
-        self.row = CATALOGUE[settings.name].row
-        self.splits = CATALOGUE[settings.name].splits
+        self.settings, self.name = settings, str(settings.name)
+        self.row, self.splits = CATALOGUE[self.name].row, CATALOGUE[self.name].splits
 
     def rows(self, split: Split) -> list[QuestionRow]:
-        """Return the usable rows of a split, in the order of the files."""
         return self._loaded.rows[split]
 
     def content(self) -> str:
-        return content(str(self.settings.name), self.settings.source, self.settings.heldout)
+        return content(self.name, self.settings.source, self.settings.heldout)
 
     @cached_property
     def _loaded(self) -> Loaded:
-        return load(str(self.settings.name), self.settings.source, self.settings.heldout)
+        return load(self.name, self.settings.source, self.settings.heldout)
 
 
 def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:
@@ -246,12 +222,12 @@ def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | Non
             if data_set.url
             else "remove dataset.source=sample",
         )
-    folder = sample_folder(data_set.name) if source == SAMPLE else expanded(source)
+    packaged = FOLDER / data_set.name
+    folder = packaged if source == SAMPLE else expanded(source)
     if data_set.train is None and folder.is_file():
         return {"heldout": folder}
-    packed = sample_folder(data_set.name) / source
-    if (packed / "heldout.jsonl.gz").is_file():
-        return {split: packed / f"{split}.jsonl.gz" for split in data_set.splits}
+    if (packaged / source / "heldout.jsonl.gz").is_file():
+        return {split: packaged / source / f"{split}.jsonl.gz" for split in data_set.splits}
     own = {split: folder / f"{split}.jsonl" for split in data_set.splits}
     return own if all(file.is_file() for file in own.values()) else None
 
@@ -286,8 +262,7 @@ def _data(inside: Iterable[Path]) -> list[Path]:
 
 def _split_of(file: Path) -> Split | None:
     """Return the split in a file's name; ``None`` without or with both splits."""
-    words = set(re.split(r"[^a-z]+", file.stem.lower()))
-    splits = [split for split in SPLITS if words & WORDS[split]]
+    splits = [split for split in SPLITS if name_words(file.stem) & WORDS[split]]
     return splits[0] if len(splits) == 1 else None
 
 
@@ -297,8 +272,9 @@ def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, Quest
         return
     for split in dict.fromkeys(split for split, _ in paths):
         rows = (row for one, file in paths if one == split for row in read_rows(file, data_set.row))
-        most = data_set.first if split == "heldout" else None
-        yield from ((split, row) for row in islice(rows, most))
+        yield from (
+            (split, row) for row in islice(rows, data_set.first if split == "heldout" else None)
+        )
 
 
 def _draw_split(key: str, share: float) -> Split:
@@ -313,9 +289,9 @@ def _check_not_empty(
     for split, split_rows in rows.items():
         if not split_rows:
             reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+            dropped = f" (dropped: {reasons})" * bool(reasons)
             raise UserError(
-                f"no {split} row of {data_set.name} is left"
-                + f" (dropped: {reasons})" * bool(reasons),
+                f"no {split} row of {data_set.name} is left{dropped}",
                 "give more rows or change dataset.heldout",
             )
     return rows
@@ -346,25 +322,15 @@ class Rows:
         self._set: RowSet = construct(self._plugin, DatasetSettings, settings)
         self.row = row_type(settings.name)
         self.splits: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
-        self._splits: dict[Split, list[QuestionRow]] | None = None
 
     def split(self, split: Split) -> list[QuestionRow]:
-        """Return the rows of a split. Raise ``UserError`` for missing or broken data and for rows in both splits."""
-        if self._splits is None:
-            splits = {name: self._rows(name) for name in self.splits}
-            if len(splits) == len(SPLITS):
-                check_disjoint_rows(self.name, splits)
-            self._splits = splits
-        if split not in self._splits:
-            raise UserError(
-                f"{self.name} is for evaluation only: it has no training rows",
-                "train on another data set",
-            )
-        return self._splits[split]
+        if split not in self.splits:
+            raise _no_training(self.name)
+        return self._by_split[split]
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Return the number of dropped rows by reason, if the data set counts them."""
+        """Number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
     def has(self, split: Split) -> bool:
@@ -376,6 +342,13 @@ class Rows:
             return str(self._set.content())
         lines = (row.model_dump_json() for split in self.splits for row in self.split(split))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @cached_property
+    def _by_split(self) -> dict[Split, list[QuestionRow]]:
+        splits = {split: self._rows(split) for split in self.splits}
+        if len(splits) == len(SPLITS):
+            _check_disjoint(self.name, splits)
+        return splits
 
     def _rows(self, split: Split) -> list[QuestionRow]:
         rows = guarded(f"{self._plugin} failed", lambda: list(self._set.rows(split)))
@@ -391,8 +364,7 @@ class Rows:
         return rows
 
 
-def check_disjoint_rows(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
-    """Raise ``UserError`` if a question is in both splits."""
+def _check_disjoint(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
     train, heldout = splits["train"], splits["heldout"]
     if common := {row.key for row in train} & {row.key for row in heldout}:
         example = next(row.question for row in heldout if row.key in common)
@@ -436,18 +408,14 @@ def environment_of(name: str) -> str:
 
 
 def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) of the distinct passages of rows, in order.
-
-    White space is normalized to single spaces, since a title must be one line.
-    """
+    """Yield (title, text) of the distinct passages of rows, in order. Normalize white space to single spaces."""
     seen = set[tuple[str, str]]()
     for row in rows:
         for passage in row.passages:
             title, text = (" ".join(part.split()) for part in (passage.title, passage.text))
-            if not text or (title, text) in seen:
-                continue
-            seen.add((title, text))
-            yield title, text
+            if text and (title, text) not in seen:
+                seen.add((title, text))
+                yield title, text
 
 
 def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
@@ -461,10 +429,7 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
 
 
 def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
-    """Write titles and texts atomically to a new JSONL file. Return their number.
-
-    Raises ``UserError`` without passages, or if the file exists or can't be created.
-    """
+    """Write titles and texts atomically to a new JSONL file. Return their number."""
     count = 0
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
         for count, (title, text) in enumerate(passages, 1):
@@ -476,3 +441,149 @@ def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
                 "use hotpot_qa, 2wiki, musique or trivia_qa, from files with the contexts",
             )
     return count
+
+
+# -- questions and answers of a user's file ---------------------------------------------------
+
+QUESTIONS = ("question", "problem", "query", "prompt", "instruction", "input", "text")
+"""Usual names of the question column, in any case. The first name that a row has counts."""
+ANSWERS = (
+    "answer", "answers", "final_answer", "golden_answers", "gold", "target", "label", "ground_truth", "solution",
+    "output", "response", "completion",
+)  # fmt: skip
+"""Usual names of the column of reference answers."""
+
+
+class QASettings(DatasetSettings):
+    """Settings of a file of questions and its columns."""
+
+    source: str = key(
+        "",
+        "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
+        "heldout.jsonl. It must be given; `dataset=FILE` gives it too.",
+    )
+    heldout: float = key(
+        0.2, "Of one file: the share of its questions that is held out.", gt=0, lt=1
+    )
+    question: str = key(
+        "",
+        f"The column of questions (`a.b` is inside `a`). The default is the first one of: {', '.join(QUESTIONS)}.",
+    )
+    answer: str | None = key(
+        "",
+        "The column of right answers, each a text, a number or a list of them; none where a reward function or tests "
+        f"need no answer. The default is the first one of: {', '.join(ANSWERS)}.",
+    )
+
+
+class TableRow(AnswerRow):
+    """A row of a user's file."""
+
+    answer: str
+    """Empty if there is no column of answers."""
+    raw: dict[str, Any] = Field(default_factory=dict)
+    """All columns, unchanged."""
+    where: str = ""
+    """File and line."""
+    answer_column: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Hash of all columns except the answers. Rows with equal hashes are the same question."""
+        others = {name: one for name, one in self.raw.items() if name != self.answer_column}
+        text = json.dumps([self.question, others], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def model_dump_json(self, **options: Any) -> str:
+        """Return the unchanged row of the file."""
+        return json.dumps(self.raw, ensure_ascii=False, default=str)
+
+
+class QuestionsAndAnswers:
+    """Rows with a question and its right answers. Hashes of the questions divide a single file."""
+
+    settings_type = QASettings
+    row = TableRow
+
+    def __init__(self, settings: QASettings) -> None:
+        self.settings = settings
+
+    def rows(self, split: Split) -> list[TableRow]:
+        return self._splits[split]
+
+    def content(self) -> str:
+        """Return a hash of all columns, and of the columns used as question and answers."""
+        rows = (row for split in SPLITS for row in self._splits[split])
+        lines = (f"{row.question} {row.answers} {row.model_dump_json()}" for row in rows)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[TableRow]]:
+        return user_splits("qa", self.settings.source, self._read, self.settings.heldout)
+
+    def _read(self, file: Path) -> list[TableRow]:
+        rows: dict[str, tuple[TableRow, str]] = {}
+        columns: tuple[str, str] | None = None
+        for place, raw in numbered(file):
+            where = f"{file}, {place}"
+            try:
+                if not isinstance(raw, dict):
+                    raise ValueError("it is not an object")
+                opened = from_verl(raw)
+                columns = columns or self._columns(opened, where)
+                row = _table_row(raw, opened, *columns, where)
+            except ValueError as error:
+                known = isinstance(error, ValidationError)
+                wrong = "; ".join(map(wrong_at, error.errors())) if known else str(error)  # type: ignore[attr-defined]
+                raise UserError(
+                    f"{where} is broken: {wrong}",
+                    "a question is a text or messages, an answer a text, a number, or a list of them",
+                ) from error
+            before, first = rows.setdefault(row.identity, (row, place))
+            if before.answers != row.answers:
+                raise UserError(
+                    f"{where} has the question of {first} with another answer",
+                    "remove one of them, or give a list of both answers",
+                )
+        ids = Counter(row.id for row, _ in rows.values())
+        return [
+            row if ids[row.id] == 1 else row.model_copy(update={"id": f"{row.id}-{identity}"})
+            for identity, (row, _) in rows.items()
+        ]
+
+    def _columns(self, row: Mapping[str, Any], where: str) -> tuple[str, str]:
+        """Detect the columns of question and answer in the first row of a file; the latter is empty without answers."""
+        question, answer = self.settings.question, self.settings.answer
+        names = {name.lower(): name for name in reversed([*row])}
+        usual = [
+            next((names[name] for name in known if name in names), known[0])
+            for known in (QUESTIONS, ANSWERS)
+        ]
+        columns = (question or usual[0], "" if answer is None else answer or usual[1])
+        _check_columns(filter(None, columns), row, where)
+        return columns
+
+
+def _table_row(
+    raw: dict[str, Any], opened: Mapping[str, Any], question: str, answer: str, where: str
+) -> TableRow:
+    _check_columns(filter(None, (question, answer)), opened, where)
+    value = first_of(opened, (answer,)) if answer else ""
+    answers = value if isinstance(value, list) else [value]
+    if answer in ANSWERS and isinstance(aliases := opened.get("aliases"), list | tuple):
+        answers = [*answers, *aliases]
+    known = {"raw": raw, "where": where, "answer_column": answer}
+    fields = {"question": first_of(opened, (question,)), "answer": answers, **known}
+    row = TableRow.model_validate(fields)
+    if answer and not row.answer.strip():
+        raise ValueError("answer: must hold some text")
+    return row
+
+
+def _check_columns(columns: Iterable[str], row: Mapping[str, Any], where: str) -> None:
+    missing = [name for name in columns if first_of(row, (name,)) is None and name not in row]
+    if missing:
+        raise UserError(
+            f"{where} has no {' and no '.join(map(repr, missing))}: it has {', '.join(row)}",
+            f"{did_you_mean(missing[0], row)}name the columns: dataset.question=COLUMN dataset.answer=COLUMN",
+        )

@@ -1,16 +1,7 @@
 """Typed rows with a plan and its grounding: subgoals in words, and the actions of each subgoal.
 
-This module converts solutions of GSM8K and decompositions of StrategyQA into plans; ``datasets.lumos`` reads Lumos'
-files.
-
-GSM8K annotates computations: ``Natalia sold 48/2 = <<48/2=24>>24 clips in May.`` becomes the subgoal
-``Natalia sold ? clips in May.`` with the action ``R1 = Calculator(48 / 2)``. In the socratic files, a question before
-each line (``How many clips in May? ** Natalia sold ...``) is the subgoal. Lines without computations are dropped.
-
-A sub-question of StrategyQA that needs facts becomes three actions: ``KnowledgeQuery`` (a topic),
-``ParagraphRetrieve`` and ``QA``. A sub-question that only compares or combines earlier answers becomes one ``QA``.
-``#2`` refers to the answer to the second sub-question. It becomes words in the subgoal and the name of the answer in
-actions.
+This module converts solutions of GSM8K and decompositions of StrategyQA into plans; ``datasets.plan_files`` reads the
+files of Lumos and Mind2Web.
 """
 
 import ast
@@ -22,20 +13,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
-    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from coterie.config.resolve import wrong_at
 from coterie.datasets.problems import number, parse_formula, value
-from coterie.datasets.rows import Gsm8kRow, QuestionRow, Text, question_key
+from coterie.datasets.rows import Frozen, Gsm8kRow, QuestionRow, Text, question_key
 
 Domain = Literal["maths", "complex_qa", "web", "shop"]
 
@@ -55,10 +42,8 @@ Line = Annotated[str, AfterValidator(_line)]
 """Non-blank line; models end a subgoal and a list of actions with a line end."""
 
 
-class PageElement(BaseModel):
+class PageElement(Frozen, extra="forbid"):
     """Interactive element of a web page."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, StringConstraints(pattern=r"^[^\]\n]+$")]
     tag: str
@@ -66,10 +51,8 @@ class PageElement(BaseModel):
     """Its content, label and placeholder."""
 
 
-class ActionPage(BaseModel):
+class ActionPage(Frozen, extra="forbid"):
     """Page of a web action, with the right action."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     elements: tuple[PageElement, ...]
     """Candidates, best first."""
@@ -79,10 +62,8 @@ class ActionPage(BaseModel):
     value: str = ""
 
 
-class PlanStep(BaseModel):
+class PlanStep(Frozen, extra="forbid"):
     """Subgoal and its grounding."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     subgoal: Line
     """Text without a number."""
@@ -151,6 +132,21 @@ class ConvertedRow(PlanRow):
         """Reason why there is no plan; empty otherwise."""
         return self.left_out or ("" if self.steps else "has no plan")
 
+    @classmethod
+    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Convert a published row, with a reason instead of steps if there is no plan."""
+        return raw
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "steps" in value:
+            return value
+        try:
+            return cls.convert(value)
+        except ValidationError as error:
+            raise ValueError(wrong_at(error.errors()[0])) from error
+
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 _SOCRATIC = " ** "
@@ -216,21 +212,19 @@ class _Linker(ast.NodeTransformer):
 
 
 class Gsm8kPlanRow(ConvertedRow):
-    """GSM8K as plans, converted from upstream's plain or socratic rows."""
+    """GSM8K as plans, converted from upstream's plain or socratic rows.
 
-    @model_validator(mode="before")
+    Upstream annotates computations: ``Natalia sold 48/2 = <<48/2=24>>24 clips in May.`` becomes the subgoal
+    ``Natalia sold ? clips in May.`` with the action ``R1 = Calculator(48 / 2)``. In the socratic files, the question
+    before each line (``How many clips in May? ** Natalia sold ...``) is the subgoal. Other lines are dropped.
+    """
+
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "steps" in value:
-            return value
-        try:
-            return convert_gsm8k(Gsm8kRow.model_validate(value))
-        except ValidationError as error:
-            raise ValueError(wrong_at(error.errors()[0])) from error
+    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _convert_gsm8k(Gsm8kRow.model_validate(raw))
 
 
-def convert_gsm8k(row: Gsm8kRow) -> dict[str, Any]:
-    """Return the fields of a :class:`Gsm8kPlanRow`, with a reason instead of steps if there is no plan."""
+def _convert_gsm8k(row: Gsm8kRow) -> dict[str, Any]:
     known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
     results = _Results(frozenset(_numbers(row.question)))
     try:
@@ -312,8 +306,7 @@ FORWARD = "has a sub-question that refers to a later answer"
 BRACKETS = "has an unbalanced bracket"
 
 
-@pydantic_dataclass(frozen=True, config=ConfigDict(extra="ignore"))
-class _Upstream:
+class _StrategyQuestion(Frozen):
     question: Text
     answer: bool
     qid: Text = ""
@@ -323,24 +316,20 @@ class _Upstream:
     """Evidence of each annotator for each sub-question."""
 
 
-_READ = TypeAdapter(_Upstream)
-
-
 class StrategyPlanRow(ConvertedRow):
-    """StrategyQA as plans, converted from upstream's rows; ``answer`` is ``yes`` or ``no``."""
+    """StrategyQA as plans, converted from upstream's rows; ``answer`` is ``yes`` or ``no``.
 
-    @model_validator(mode="before")
+    A sub-question that needs facts becomes ``KnowledgeQuery`` (a topic), ``ParagraphRetrieve`` and ``QA``; one
+    that only compares or combines earlier answers becomes one ``QA``. ``#2``, the answer to the second sub-question,
+    becomes words in the subgoal and the name of the answer in actions.
+    """
+
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "steps" in value:
-            return value
-        try:
-            return _convert_strategy(_READ.validate_python(dict(value)))
-        except ValidationError as error:
-            raise ValueError(wrong_at(error.errors()[0])) from error
+    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _convert_strategy(_StrategyQuestion.model_validate(raw))
 
 
-def _convert_strategy(row: _Upstream) -> dict[str, Any]:
+def _convert_strategy(row: _StrategyQuestion) -> dict[str, Any]:
     answer = "yes" if row.answer else "no"
     known = {
         "id": row.qid or question_key(row.question),
@@ -388,7 +377,7 @@ def _actions(
     )
 
 
-def _topic(row: _Upstream, place: int) -> str | None:
+def _topic(row: _StrategyQuestion, place: int) -> str | None:
     """Return the topic to look up for a sub-question: the annotators' page, or a name in the sub-question.
 
     Empty without either; ``None`` if there is nothing to look up.

@@ -1,15 +1,26 @@
-"""Typed rows of MATH, SVAMP and multiple-choice sets (ARC, MMLU); boxed answers and exact arithmetic."""
+"""Typed rows of MATH, other mathematics, SVAMP and multiple-choice sets (ARC, MMLU); boxed answers and arithmetic."""
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from operator import add, mul, sub, truediv
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from coterie.datasets.rows import QuestionRow, from_verl, question_key
+from coterie.datasets.rows import (
+    ANSWER_KEYS,
+    IMAGE,
+    AnswerRow,
+    Keys,
+    Label,
+    QuestionRow,
+    as_text,
+    from_verl,
+    key_of,
+    question_key,
+)
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _BARE = re.compile(r"[-+]?[\d.\\][^\s$]*|[a-zA-Z](?=\s*(?:\$|\Z))")
@@ -147,8 +158,37 @@ class MathRow(QuestionRow):
             answer = boxed_answer(solution) or ""
             if "\\boxed" not in solution and not answer:
                 raise ValueError(r"its solution has no \boxed{answer}")
-        id_ = question_key(problem) if isinstance(problem, str) else "unknown"
-        return {"id": id_, "question": problem, "answer": answer, "solution": solution}
+        known = {"question": problem, "answer": answer, "solution": solution}
+        return {"id": key_of(problem), **known}
+
+
+class ExamRow(AnswerRow, MathRow):
+    """Mathematics problem with an answer as LaTeX and an optional solution, as in MATH-500 and OlympiadBench."""
+
+    keys: ClassVar[Mapping[str, Keys]] = {
+        **ANSWER_KEYS,
+        "level": ("level", "difficulty"),
+        "subject": ("subject", "subfield"),
+    }
+    answer: str
+    subject: Label = ""
+    level: Label = ""
+    image: bool = False
+
+    @property
+    def flaw(self) -> str:
+        return IMAGE if self.image else EMPTY * (not self.answer.strip())
+
+    @classmethod
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Join several final values (OlympiadBench) into one answer, and keep the first solution."""
+        final, solution = raw.get("final_answer"), raw.get("solution")
+        if isinstance(final, list | tuple):
+            final = ", ".join(str(as_text(one)) for one in final)
+        if isinstance(solution, list | tuple):
+            solution = next(iter(solution), "")
+        image = raw.get("image") or any(raw[one] for one in raw if one.startswith("image_"))
+        return {**raw, "final_answer": final, "solution": solution, "image": bool(image)}
 
 
 class SvampRow(QuestionRow):
@@ -226,10 +266,7 @@ class ChoiceRow(QuestionRow):
 
 
 def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
-    question: Any = value.get("question")
     choices: Any = value.get("choices")
-    if isinstance(question, Mapping):  # AI2's own files
-        question, choices = question.get("stem"), question.get("choices")
     if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
         choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
     if not isinstance(choices, Mapping) or not {"text", "label"} <= choices.keys():
@@ -237,9 +274,7 @@ def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
     texts, labels, right = list(choices["text"]), list(choices["label"]), value["answerKey"]
     if len(texts) != len(labels) or right not in labels:
         raise ValueError(f"answerKey {right!r} is not among the labels {labels}")
-    known = {"choices": texts, "answer": texts[labels.index(right)]}
-    rest = {name: value[name] for name in ("id", "_id") if name in value}
-    return rest | known | ({} if question is None else {"question": question})
+    return {**value, "choices": texts, "answer": texts[labels.index(right)]}
 
 
 def _mmlu(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,10 +283,9 @@ def _mmlu(value: Mapping[str, Any]) -> dict[str, Any]:
         right = LETTERS.index(right)
     if not isinstance(right, int) or isinstance(right, bool) or not 0 <= right < len(choices):
         raise ValueError(f"answer {right!r} is neither a letter nor a number of a choice")
-    is_text = isinstance(question, str) and all(isinstance(choice, str) for choice in choices)
-    id_ = _key(str(question), choices) if is_text else "unknown"
+    id_ = _key(str(question), map(str, choices))
     return {**value, "id": id_, "choices": choices, "answer": choices[right]}
 
 
-def _key(question: str, choices: Any) -> str:
+def _key(question: str, choices: Iterable[str]) -> str:
     return question_key("\n".join((question, *sorted(choices))))

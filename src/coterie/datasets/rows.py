@@ -1,20 +1,25 @@
-"""Typed rows of data sets: the base class, HotpotQA, 2WikiMultiHopQA, GSM8K, TriviaQA and CBT.
+"""Typed rows of data sets: the base class, and rows of question-answering sets.
 
 A row reads the published formats and its own ``model_dump_json``. Missing fields and wrong types raise a pydantic
 ``ValidationError``, which ``datasets.files`` converts into an error with file and line.
 """
 
+import base64
+import binascii
 import hashlib
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -25,7 +30,7 @@ from pydantic import (
 from coterie.config.folders import read_json
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
-
+Keys = tuple[str, ...]
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
 
@@ -40,6 +45,26 @@ class SetRow(Frozen):
 
     columns: ClassVar[tuple[str, ...] | None] = None
     """Columns to read from a Parquet file; ``None`` for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPassage:
+    """Passage of an encyclopedia or web page."""
+
+    title: str
+    text: str
+    gold: bool
+    """True if it supports the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Published entry that makes no row."""
+
+    reason: str
+    """Reason, such as ``has no actions``. Entries are counted by reason."""
+    where: str
+    """File, line and id."""
 
 
 class QuestionRow(SetRow):
@@ -66,34 +91,100 @@ class QuestionRow(SetRow):
         return ""
 
     @property
-    def passages(self) -> tuple["RowPassage", ...]:
+    def passages(self) -> tuple[RowPassage, ...]:
         """Passages of the row, gold and others."""
         return ()
 
     @property
     def usable(self) -> bool:
-        """True if the row has no flaw."""
         return not self.flaw
 
 
-@dataclass(frozen=True, slots=True)
-class RowPassage:
-    """Passage of an encyclopedia or web page."""
-
-    title: str
-    text: str
-    gold: bool
-    """True if it supports the answer."""
+def question_key(question: str) -> str:
+    """Hash a question into 16 hexadecimal digits, ignoring case and spacing."""
+    text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Published entry that makes no row."""
+def key_of(question: Any) -> str:
+    """Return the id of a question; a constant for a value that is not text, which validation rejects."""
+    return question_key(question) if isinstance(question, str) else "unknown"
 
-    reason: str
-    """Reason, such as ``has no actions``. Entries are counted by reason."""
-    where: str
-    """File, line and id."""
+
+def question_text(value: Any) -> Any:
+    """Join a question that is a list of messages into one text. Return other values unchanged.
+
+    Raises ``ValueError`` for messages of an assistant or tool, or without text.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    texts = []
+    for message in value:
+        message = message if isinstance(message, Mapping) else {}
+        content = message.get("content")
+        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
+            pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
+            content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
+        if message.get("role") not in ("system", "developer", "user") or not isinstance(
+            content, str
+        ):
+            raise ValueError(
+                "its question is a list, but not of system and user messages with text"
+            )
+        texts.append(content.strip())
+    return "\n\n".join(texts)
+
+
+def from_verl(row: Any) -> Any:
+    """Add our names to a row in verl's format. Return other rows unchanged.
+
+    The answer is ``reward_model.ground_truth``, as in verl's graders. ``extra_info.answer`` is a solution or a list of
+    all right answers.
+    """
+    graded = row.get("reward_model") if isinstance(row, Mapping) else None
+    if not isinstance(graded, Mapping) or "ground_truth" not in graded:
+        return row
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, Mapping) else {}
+    gold, answer = graded["ground_truth"], extra.get("answer")
+    if isinstance(gold, Mapping) and "target" in gold:  # Search-R1
+        gold = gold["target"]
+    question = question_text(row.get("question") or extra.get("question") or row.get("prompt"))
+    fields = {"question": question, "answer": gold}
+    if isinstance(answer, list | tuple):
+        fields["aliases"] = list(answer)
+    elif isinstance(answer, str):
+        fields["solution"] = answer.partition("####")[0].strip()
+    if isinstance(question, str) and not row.get("id"):
+        fields["id"] = question_key(question)  # extra_info.index is unique in its split only
+    return {**row, **fields}
+
+
+def parsed_json(value: Any, name: str) -> Any:
+    """Parse a value that is JSON text. Return other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_json(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is a text, but not JSON ({error})") from error
+
+
+def _records(value: Any, names: Keys, lists: Keys = ()) -> Any:
+    """Convert tuples, or the hub's parallel ``lists``, into objects with ``names``."""
+    if isinstance(value, Mapping):
+        value = list(zip(*(value.get(name) or () for name in lists), strict=True))
+    if not isinstance(value, list | tuple):
+        return value
+    return [
+        dict(zip(names, item, strict=True))
+        if isinstance(item, list | tuple) and len(item) == len(names)
+        else item
+        for item in value
+    ]
+
+
+# -- questions with paragraphs ----------------------------------------------------------------
 
 
 class Paragraph(Frozen):
@@ -117,7 +208,6 @@ class HotpotRow(QuestionRow):
     type: str = ""
     """``bridge`` or ``comparison``."""
     level: str = ""
-    """``easy``, ``medium`` or ``hard``."""
     context: tuple[Paragraph, ...] = Field(default=(), min_length=1)
     """Paragraphs; empty in some copies, whose rows are then unusable."""
     supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
@@ -139,12 +229,12 @@ class HotpotRow(QuestionRow):
     @field_validator("context", mode="before")
     @classmethod
     def _paragraphs(cls, value: Any) -> Any:
-        return _pairs(value, "title", "sentences", "sentences")
+        return _records(value, ("title", "sentences"), ("title", "sentences"))
 
     @field_validator("supporting_facts", mode="before")
     @classmethod
     def _facts(cls, value: Any) -> Any:
-        return _pairs(value, "title", "sent_id", "sentence")
+        return _records(value, ("title", "sentence"), ("title", "sent_id"))
 
     @model_validator(mode="after")
     def _supported(self) -> "HotpotRow":
@@ -175,32 +265,21 @@ class TwoWikiRow(HotpotRow):
     @field_validator("evidences", mode="before")
     @classmethod
     def _triples(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return value
-        return [
-            dict(zip(("subject", "relation", "object"), one, strict=True))
-            if isinstance(one, list | tuple) and len(one) == 3
-            else one
-            for one in value
-        ]
+        return _records(value, ("subject", "relation", "object"))
 
     @model_validator(mode="before")
     @classmethod
     def _from_upstream(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        value = dict(value)
-        for name in ("context", "supporting_facts", "evidences"):
-            if isinstance(value.get(name), str):
-                try:
-                    value[name] = read_json(value[name])
-                except ValueError as error:
-                    raise ValueError(f"{name} is a text, but not JSON ({error})") from error
+        texts = ("context", "supporting_facts", "evidences")
+        value = {
+            **value,
+            **{name: parsed_json(value[name], name) for name in texts if name in value},
+        }
         if isinstance(value.get("context"), list):
             value["context"] = [
-                pair
-                for pair in value["context"]
-                if not (isinstance(pair, list) and len(pair) == 2 and pair[1] == [])
+                one for one in value["context"] if not isinstance(one, list) or one[1:] != [[]]
             ]
         return value
 
@@ -227,12 +306,9 @@ class Gsm8kRow(QuestionRow):
         solution, marker, number = answer.rpartition("####")
         if not marker:
             raise ValueError("its answer has no '####' before the final number")
-        return {
-            "id": question_key(question),
-            "question": question,
-            "solution": solution.strip(),
-            "answer": number.strip().replace(",", ""),
-        }
+        answer = number.strip().replace(",", "")
+        known = {"question": question, "solution": solution.strip(), "answer": answer}
+        return {"id": question_key(question), **known}
 
     @field_validator("answer")
     @classmethod
@@ -242,147 +318,8 @@ class Gsm8kRow(QuestionRow):
         return value
 
 
-def question_key(question: str) -> str:
-    """Hash a question into 16 hexadecimal digits, ignoring case and spacing."""
-    text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def question_text(value: Any) -> Any:
-    """Join a question that is a list of messages into one text. Return other values unchanged.
-
-    Raises ``ValueError`` for messages of an assistant or tool, or without text.
-    """
-    if not isinstance(value, list | tuple):
-        return value
-    texts = []
-    for message in value:
-        role, content = (
-            map(message.get, ("role", "content")) if isinstance(message, Mapping) else (0, 0)
-        )
-        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
-            pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
-            content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
-        if role not in ("system", "developer", "user") or not isinstance(content, str):
-            raise ValueError(
-                "its question is a list, but not of system and user messages with text"
-            )
-        texts.append(content.strip())
-    return "\n\n".join(texts)
-
-
-def from_verl(row: Any) -> Any:
-    """Add our names to a row in verl's format. Return other rows unchanged.
-
-    The answer is ``reward_model.ground_truth``, as in verl's graders. ``extra_info.answer`` is a solution or a list of
-    all right answers.
-    """
-    graded = row.get("reward_model") if isinstance(row, Mapping) else None
-    if not isinstance(graded, Mapping) or "ground_truth" not in graded:
-        return row
-    extra = row.get("extra_info")
-    extra = extra if isinstance(extra, Mapping) else {}
-    gold, answer = graded["ground_truth"], extra.get("answer")
-    if isinstance(gold, Mapping) and "target" in gold:  # Search-R1
-        gold = gold["target"]
-    question = question_text(row.get("question") or extra.get("question") or row.get("prompt"))
-    fields = {"question": question, "answer": gold}
-    if isinstance(answer, list | tuple):
-        fields["aliases"] = list(answer)
-    elif isinstance(answer, str):
-        fields["solution"] = answer.partition("####")[0].strip()
-    if isinstance(question, str) and not row.get(
-        "id"
-    ):  # extra_info.index is unique in its split only
-        fields["id"] = question_key(question)
-    return {**row, **fields}
-
-
-def _pairs(value: Any, first: str, second: str, name: str) -> Any:
-    """Convert pairs, or the hub's two parallel lists, into ``{first: ..., name: ...}``."""
-    if isinstance(value, Mapping):
-        if not {first, second} <= value.keys():
-            raise ValueError(f"expected lists {first!r} and {second!r}")
-        if len(value[first]) != len(value[second]):
-            raise ValueError(f"{first!r} and {second!r} are lists of different lengths")
-        value = list(zip(value[first], value[second], strict=True))
-    if not isinstance(value, list | tuple):
-        return value
-    return [
-        dict(zip((first, name), item, strict=True))
-        if isinstance(item, list | tuple) and len(item) == 2
-        else item
-        for item in value
-    ]
-
-
-_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 BLANK = "XXXXX"
 """Placeholder of the missing word in a CBT question."""
-
-
-class TriviaRow(QuestionRow):
-    """TriviaQA (reading comprehension): a trivia question, its answers and snippets of a search engine.
-
-    Upstream has ``{value, aliases}`` as the answer and ``search_results.description`` as snippets. Rows may also have a
-    plain ``answer`` with ``aliases``, a list of answers, and a ``context`` whose sentences become the snippets.
-    """
-
-    columns: ClassVar[tuple[str, ...] | None] = (
-        "question", "question_id", "answer", "search_results.description",
-        "search_results.title", "id", "aliases", "snippets", "titles", "context",
-    )  # fmt: skip
-
-    aliases: tuple[str, ...] = ()
-    snippets: tuple[Text, ...] = ()
-    titles: tuple[str, ...] = ()
-    """Titles of the snippets' pages; empty if unknown."""
-
-    @property
-    def passages(self) -> tuple[RowPassage, ...]:
-        """Snippets with the titles of their pages; gold if they contain an answer."""
-        golds = [one.casefold() for one in (self.answer, *self.aliases)]
-        return tuple(
-            RowPassage(title, text, any(gold in text.casefold() for gold in golds))
-            for title, text in zip(self.titles, self.snippets, strict=False)
-            if title.strip()
-        )
-
-    @property
-    def flaw(self) -> str:
-        """Rows of upstream's Wikipedia half have no snippets."""
-        return "" if self.snippets else "has no snippets"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "snippets" in value:
-            return value
-        answer: Any = value.get("answer", value.get("short_answers"))
-        aliases = value.get("aliases") or ()
-        if isinstance(answer, Mapping):
-            answer, aliases = answer.get("value"), answer.get("aliases") or ()
-        elif isinstance(answer, list | tuple):
-            answer, aliases = next(iter(answer), None), answer
-        known = {"id": _id(value), "answer": answer, "aliases": aliases}
-        snippets = _snippets(value)
-        titles = [title for title, _ in snippets]
-        known |= {
-            "snippets": [text for _, text in snippets],
-            "titles": titles if any(titles) else (),
-        }
-        return {**value, **known}
-
-    @model_validator(mode="after")
-    def _titled(self) -> "TriviaRow":
-        if self.titles and len(self.titles) != len(self.snippets):
-            raise ValueError("it has different numbers of titles and snippets")
-        return self
-
-    @field_validator("aliases", mode="after")
-    @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(alias for alias in value if alias.strip()))
 
 
 class CbtRow(QuestionRow):
@@ -401,15 +338,13 @@ class CbtRow(QuestionRow):
     def _from_upstream(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        value = dict(value)
+        value = {"id": "unknown", **value}
         for name in ("sentences", "options"):
             if isinstance(value.get(name), list | tuple):
-                value[name] = [one for one in value[name] if not _blank(one)]
+                value[name] = [one for one in value[name] if not _is_blank(one)]
         question, sentences = value.get("question"), value.get("sentences")
-        if "id" not in value:
-            is_valid = isinstance(question, str) and isinstance(sentences, list)
-            texts = [question, *map(str, sentences)] if is_valid else []
-            value["id"] = question_key("\n".join(texts)) if texts else "unknown"
+        if value["id"] == "unknown" and isinstance(question, str) and isinstance(sentences, list):
+            value["id"] = question_key("\n".join((question, *map(str, sentences))))
         return value
 
     @model_validator(mode="after")
@@ -421,31 +356,261 @@ class CbtRow(QuestionRow):
         return self
 
 
-def _blank(value: Any) -> bool:
+def _is_blank(value: Any) -> bool:
     return isinstance(value, str) and not value.strip()
 
 
-def _id(row: Mapping[str, Any]) -> Any:
-    question = row.get("question")
-    return row.get("question_id") or (
-        question_key(question) if isinstance(question, str) else "unknown"
-    )
+# -- questions with several answers -----------------------------------------------------------
+
+ANSWER_KEYS: Mapping[str, Keys] = {
+    "id": (
+        "id", "_id", "question_id", "task_id", "unique_id", "qid", "ID", "index", "extra_info.index",
+    ),
+    "question": ("question", "Question", "problem", "Problem", "extra_info.question"),
+    "answer": (
+        "answer", "Answer", "golden_answers", "possible_answers", "Final answer", "final_answer", "short_answers",
+        "extra_info.answer",
+    ),
+    "aliases": ("aliases", "answer_aliases"),
+}  # fmt: skip
+"""Possible keys of each field in published files; the first present key counts, and ``a.b`` is inside ``a``."""
+
+
+def _unique(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one for one in value if one.strip()))
+
+
+class AnswerRow(QuestionRow):
+    """Question with all its right answers, as in NQ, PopQA and Bamboogle.
+
+    The first of a list of answers (or JSON text of a list) is ``answer``, the rest are ``aliases``. The default id is a
+    hash of the question. Numbers become text.
+    """
+
+    keys: ClassVar[Mapping[str, Keys]] = ANSWER_KEYS
+    aliases: Annotated[tuple[str, ...], AfterValidator(_unique)] = ()
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        return (self.answer, *self.aliases)
+
+    @classmethod
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Convert a published row for ``keys``. Raise ``ValueError`` for a broken row."""
+        return raw
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        value = cls.normalize(from_verl(value))
+        fields = {name: first_of(value, cls.keys.get(name, (name,))) for name in cls.model_fields}
+        question = question_text(fields["question"])
+        answers, aliases = (_answer_list(fields[name]) for name in ("answer", "aliases"))
+        fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
+        fields["id"] = as_text(fields["id"]) or key_of(question)
+        fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
+        return {**fields, "answer": answers[0]} if answers else fields
+
+
+def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
+    """Return the first value that is not ``None``; ``a.b`` is inside ``a``."""
+    for name in keys:
+        value: Any = row
+        for part in [name] if name in row else name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
+
+
+def _answer_list(value: Any) -> list[Any]:
+    """Convert an answer, a list of answers or its JSON text into a list of texts."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        try:
+            items = read_json(value)
+        except ValueError:
+            return [value]
+        is_list = isinstance(items, list) and all(isinstance(item, str) for item in items)
+        return items if is_list and items else [value]
+    if isinstance(value, list | tuple):
+        return [None if one is None else as_text(one) for one in value]
+    return [] if value is None else [as_text(value)]
+
+
+def as_text(value: Any) -> Any:
+    """Convert a number into text and ``None`` into an empty text. Raise ``ValueError`` for NaN and infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not an answer")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return "" if value is None else value
+
+
+Label = Annotated[str, BeforeValidator(as_text)]
+"""Text that may be a number in files."""
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
+
+
+class TriviaRow(AnswerRow):
+    """TriviaQA (reading comprehension): a trivia question, its answers and snippets of a search engine.
+
+    Upstream has ``{value, aliases}`` as the answer and ``search_results.description`` as snippets. Rows may also have a
+    plain ``answer`` with ``aliases``, a list of answers, and a ``context`` whose sentences become the snippets.
+    """
+
+    columns: ClassVar[tuple[str, ...] | None] = (
+        "question", "question_id", "answer", "search_results.description",
+        "search_results.title", "id", "aliases", "snippets", "titles", "context",
+    )  # fmt: skip
+    snippets: tuple[Text, ...] = ()
+    titles: tuple[str, ...] = ()
+    """Titles of the snippets' pages; empty if unknown."""
+
+    @property
+    def passages(self) -> tuple[RowPassage, ...]:
+        """Snippets with the titles of their pages; gold if they contain an answer."""
+        golds = [one.casefold() for one in self.answers]
+        return tuple(
+            RowPassage(title, text, any(gold in text.casefold() for gold in golds))
+            for title, text in zip(self.titles, self.snippets, strict=False)
+            if title.strip()
+        )
+
+    @property
+    def flaw(self) -> str:
+        """Rows of upstream's Wikipedia half have no snippets."""
+        return "" if self.snippets else "has no snippets"
+
+    @classmethod
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "snippets" in raw:
+            return raw
+        answer, snippets = raw.get("answer"), _snippets(raw)
+        if isinstance(answer, Mapping):
+            raw = {**raw, "answer": answer.get("value"), "aliases": answer.get("aliases")}
+        titles = [title for title, _ in snippets]
+        texts = [text for _, text in snippets]
+        return {**raw, "snippets": texts, "titles": titles if any(titles) else ()}
 
 
 def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (title, text) of each non-blank snippet; unknown titles are empty."""
-    results = row.get("search_results")
-    titles: Any = ()
+    results, titles = row.get("search_results"), list[Any]()
     if results is None:
         context = row.get("context") or ""
         texts = _SENTENCE_END.split(context) if isinstance(context, str) else context
     elif isinstance(results, Mapping):
-        texts, titles = results.get("description") or (), results.get("title") or ()
+        texts, titles = results.get("description") or (), list(results.get("title") or ())
     else:
-        texts = [one.get("description") if isinstance(one, Mapping) else one for one in results]
-        titles = [one.get("title") if isinstance(one, Mapping) else "" for one in results]
+        texts, titles = ([one.get(name) for one in results] for name in ("description", "title"))
     return [
         (title if isinstance(title, str) else "", text)
-        for title, text in zip_longest(list(titles)[: len(texts)], texts)
-        if text is not None and not _blank(text)
+        for title, text in zip_longest(titles[: len(texts)], texts)
+        if text is not None and not _is_blank(text)
     ]
+
+
+class MusiqueParagraph(Frozen):
+    """Paragraph of Wikipedia."""
+
+    title: Text
+    text: Text = Field(validation_alias=AliasChoices("text", "paragraph_text"))
+    gold: bool = Field(validation_alias=AliasChoices("gold", "is_supporting"))
+
+
+class Hop(Frozen):
+    """Sub-question. ``#1`` is the answer to the first one; many have the form ``subject >> relation``."""
+
+    question: Text
+    answer: Text
+    paragraph: Annotated[int, Field(ge=0)] | None = Field(
+        None, validation_alias=AliasChoices("paragraph", "paragraph_support_idx")
+    )
+    """Index of its supporting paragraph, if known."""
+
+
+class MusiqueRow(AnswerRow):
+    """MuSiQue-Ans, with or without paragraphs and sub-questions."""
+
+    keys: ClassVar[Mapping[str, Keys]] = {**ANSWER_KEYS, "hops": ("hops", "question_decomposition")}
+    hops: tuple[Hop, ...] = ()
+    paragraphs: tuple[MusiqueParagraph, ...] = ()
+    answerable: bool = True
+
+    @property
+    def flaw(self) -> str:
+        """MuSiQue-Full has questions that its paragraphs do not answer."""
+        return "" if self.answerable else "can't be answered by its paragraphs"
+
+    @property
+    def passages(self) -> tuple[RowPassage, ...]:
+        return tuple(RowPassage(one.title, one.text, one.gold) for one in self.paragraphs)
+
+    @field_validator("paragraphs", mode="before")
+    @classmethod
+    def _in_order(cls, value: Any) -> Any:
+        """Sort paragraphs by upstream's numbers, to which hops refer."""
+        if isinstance(value, list | tuple) and all(
+            isinstance(one, Mapping) and isinstance(one.get("idx"), int) for one in value
+        ):
+            value = sorted(value, key=lambda one: one["idx"])
+        return value
+
+    @model_validator(mode="after")
+    def _refers(self) -> "MusiqueRow":
+        for number, hop in enumerate(self.hops, 1):
+            if self.paragraphs and (hop.paragraph or 0) >= len(self.paragraphs):
+                raise ValueError(
+                    f"hop {number} refers to paragraph {hop.paragraph}, which does not exist"
+                )
+        return self
+
+
+IMAGE = "is a question about an image"
+HIDDEN = "?"
+"""Placeholder for answers in GAIA's test split."""
+
+
+class WebRow(AnswerRow):
+    """Question that needs web search or broad knowledge: WebWalkerQA, GAIA, Humanity's Last Exam."""
+
+    keys: ClassVar[Mapping[str, Keys]] = {**ANSWER_KEYS, "level": ("level", "Level", "info.Level")}
+    level: Label = ""
+    image: Annotated[bool, BeforeValidator(bool)] = False
+    """True if the question needs an image."""
+
+    @property
+    def flaw(self) -> str:
+        if self.answer.strip() == HIDDEN:
+            return "has no public answer"
+        return IMAGE if self.image else ""
+
+
+class BrowseCompRow(WebRow):
+    """BrowseComp: questions with short answers that are hard to find.
+
+    Question and answer are encrypted to keep them out of training data: base64 of the text XOR the repeated SHA-256 of
+    the row's ``canary``.
+    """
+
+    @classmethod
+    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Decrypt a row. Raise ``ValueError`` if its canary is not the key."""
+        canary = raw.get("canary")
+        if not isinstance(canary, str):
+            return raw
+        texts = {name: raw[name] for name in ("problem", "question", "answer") if name in raw}
+        return {**raw, **{name: _decrypt(text, canary) for name, text in texts.items()}}
+
+
+def _decrypt(text: Any, canary: str) -> str:
+    key = hashlib.sha256(canary.encode()).digest()
+    try:
+        sealed = base64.b64decode(text, validate=True)
+        return bytes(one ^ other for one, other in zip(sealed, cycle(key), strict=False)).decode()
+    except (binascii.Error, TypeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError("it can't be decrypted with its canary") from error

@@ -75,10 +75,7 @@ class ChatModelSettings(RequestSettings):
 def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
     """Raise ``UserError`` if the model or its API key is unavailable.
 
-    Args:
-        key: Name of the setting in messages.
-        settings: Settings of the chat model.
-        known: Name of a model that needs no loading.
+    ``key`` is the name of the setting in messages; the model called ``known`` needs no loading.
     """
     if settings.key_variable is not None:
         find_key(settings.key_variable, Path())
@@ -155,10 +152,7 @@ class ServedChat:
 
 @asynccontextmanager
 async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatModel]:
-    """Open a chat model; servers write their logs to ``logs``.
-
-    Raises ``UserError`` for a missing key or model.
-    """
+    """Open a chat model; servers write logs to ``logs``. Raises ``UserError`` for a missing key or model."""
     if settings.endpoint is not None:
         async with Endpoint(settings.endpoint) as endpoint:
             yield EndpointChat(endpoint, settings)
@@ -171,7 +165,8 @@ async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[Ch
     args = settings.template_args or settings.engine.template_args
     try:
         speaking = await engines.speak(
-            *(0, settings.model),
+            0,
+            settings.model,
             lambda: load(settings.model, device=device, template_args=args),
             template_args=args,
         )

@@ -27,7 +27,7 @@ from coterie.config.settings import Settings, key, server_url
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
-from coterie.models.tool_calls import openai_tool
+from coterie.models.call_syntaxes import openai_tool
 from coterie.record.turn import Tool
 
 FILE = ".env"
@@ -54,12 +54,10 @@ class ApiKey:
         return {name: self._text}
 
     def redact(self, text: str) -> str:
-        return text.replace(self._text, str(self))
+        return text.replace(self._text, repr(self))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"<{self.name}>"
-
-    __repr__ = __str__
 
 
 def find_key(name: str, folder: Path) -> ApiKey:
@@ -92,74 +90,38 @@ def _file(folder: Path) -> dict[str, str | None]:
     return dotenv_values(folder / FILE, interpolate=False, encoding="utf-8-sig")
 
 
-BURST = 12
-"""Divisor of the amount per minute that gives the size of a bucket."""
-ROUNDING = 1e-6
-"""Rounding error of an amount, which is not a reason to wait."""
 MAX_WAIT = 120.0
 """Upper bound in seconds for a server's ``Retry-After``."""
 LOOK = 0.5
-"""Seconds between checks while waiting, because other requests may return amounts."""
-
-
-class Bucket:
-    """Token bucket with a limit per minute.
-
-    Its size is a twelfth of the limit, at least 1. It fills at a rate such that the size and the inflow of a minute are
-    ``per_minute`` together. An amount larger than the bucket can be taken from a full bucket, which then has a debt.
-    """
-
-    def __init__(self, per_minute: float, now: float) -> None:
-        self._size = max(1.0, per_minute / BURST)
-        self._rate = (per_minute - self._size + 1) / 60
-        self._level = self._size
-        self._at = now
-
-    def missing(self, amount: float, now: float) -> float:
-        """Return the seconds until the amount is available; 0 if it is now."""
-        self._level = min(self._size, self._level + (now - self._at) * self._rate)
-        self._at = now
-        short = min(amount, self._size) - self._level
-        return short / self._rate if short > ROUNDING else 0.0
-
-    def take(self, amount: float) -> None:
-        self._level -= amount
+"""Seconds between checks while waiting, because other requests may return tokens."""
 
 
 class Limits:
-    """Limits of requests and tokens per minute, first come, first served."""
+    """Limits of requests and tokens per minute: requests start one after the other at an even pace."""
 
     def __init__(self, requests: float | None, tokens: float | None) -> None:
-        now = time.monotonic()
-        self._requests = Bucket(requests, now) if requests else None
-        self._tokens = Bucket(tokens, now) if tokens else None
-        self._not_before = now
+        self._request_seconds = 60 / requests if requests else 0.0
+        self._token_seconds = 60 / tokens if tokens else 0.0
+        self._requests_at = self._tokens_at = 0.0
+        """Times (``time.monotonic``) from which the next request is within each limit."""
         self._turn = asyncio.Lock()
 
     async def admit(self, tokens: float) -> None:
         """Wait until a request with this number of tokens is allowed."""
         async with self._turn:
-            while (wait := self._wait(tokens, time.monotonic())) > 0:
+            while (wait := max(self._requests_at, self._tokens_at) - time.monotonic()) > 0:
                 await asyncio.sleep(min(wait, LOOK))
-            for bucket, amount in self._amounts(tokens):
-                bucket.take(amount)
+            now = time.monotonic()
+            self._requests_at = now + self._request_seconds
+            self._tokens_at = now + tokens * self._token_seconds
 
     def settle(self, estimated: float, used: float) -> None:
         """Correct the estimated tokens of an admitted request."""
-        if self._tokens is not None:
-            self._tokens.take(used - estimated)
+        self._tokens_at += (used - estimated) * self._token_seconds
 
     def pause(self, seconds: float) -> None:
         """Stop all requests for this time, as the server requests."""
-        self._not_before = max(self._not_before, time.monotonic() + seconds)
-
-    def _wait(self, tokens: float, now: float) -> float:
-        waits = [bucket.missing(amount, now) for bucket, amount in self._amounts(tokens)]
-        return max(self._not_before - now, *waits, 0.0)
-
-    def _amounts(self, tokens: float) -> list[tuple[Bucket, float]]:
-        both = ((self._requests, 1.0), (self._tokens, tokens))
-        return [(bucket, amount) for bucket, amount in both if bucket is not None]
+        self._requests_at = max(self._requests_at, time.monotonic() + seconds)
 
 
 def retry_after(value: str | None, date: str | None) -> float | None:
@@ -180,18 +142,78 @@ def retry_after(value: str | None, date: str | None) -> float | None:
     return min(max(seconds, 0.0), MAX_WAIT) if seconds == seconds else None
 
 
+RETRY_STATUSES = (408, 409, 425, 429)
+"""Statuses below 500 that are worth a retry."""
+REFUSED = (401, 403)
+"""Statuses of a wrong key, with which all requests fail."""
+NO_CREDIT = "insufficient_quota"
+"""Code of a 429 that is not worth a retry."""
+SHOWN = 300
+"""Maximum characters of a server's message in an error."""
+
+
+class ServerFault(Exception):
+    """Failure of one request to one server."""
+
+
+class TransientFault(ServerFault):
+    """Fault that is worth a retry: lost connection, status 5xx, invalid reply, too many requests.
+
+    ``retry_after`` is the server's requested pause in seconds, if any.
+    """
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class FinalFault(ServerFault):
+    """Fault that would repeat: context overflow, unknown model, malformed request.
+
+    If it is ``fatal``, all requests fail: wrong key, no credit.
+    """
+
+    def __init__(self, reason: str, *, fatal: bool = False) -> None:
+        super().__init__(reason)
+        self.fatal = fatal
+
+
+def quote(text: str) -> str:
+    """Shorten a server's message for an error."""
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
+
+
+def check_status(answer: httpx2.Response, where: str = "", key: ApiKey | None = None) -> None:
+    """Raise a :class:`ServerFault` with the server's message unless the request succeeded."""
+    if answer.is_success:
+        return
+    text, code, status = answer.text, "", answer.status_code
+    try:
+        error = json.loads(answer.content)["error"]
+        text, code = str(error["message"]), error.get("code")
+    except (ValueError, TypeError, KeyError):
+        pass
+    problem = f"{where}status {status}: {quote(key.redact(text) if key else text)}"
+    if status in REFUSED or code == NO_CREDIT:
+        raise FinalFault(problem, fatal=True)
+    if status in RETRY_STATUSES or status >= 500:
+        headers = answer.headers
+        raise TransientFault(problem, retry_after(headers.get("Retry-After"), headers.get("Date")))
+    raise FinalFault(problem)
+
+
 BYTES_PER_TOKEN = 4
 """Estimate for a server that does not report tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """Tool call."""
+    """Tool call; ``arguments`` is JSON text from the model."""
 
     id: str
     name: str
     arguments: str
-    """JSON text from the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,47 +289,21 @@ class _Choice(BaseModel):
     stop_reason: int | str | None = None
 
 
-class _Cached(BaseModel):
+class _Details(BaseModel):
     cached_tokens: int | None = Field(None, ge=0)
-
-
-class _Completion(BaseModel):
     reasoning_tokens: int | None = Field(None, ge=0)
 
 
 class _Usage(BaseModel):
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(0, ge=0)
-    prompt_tokens_details: _Cached | None = None
-    completion_tokens_details: _Completion | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Answer(BaseModel):
-    """Fields of a server's reply that coterie reads."""
-
-    choices: list[_Choice]
+    choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None
-
-
-def _parse(content: bytes) -> _Answer | None:
-    """Parse a server's reply; ``None`` if it is invalid. The error is dropped, because it may quote the API key."""
-    try:
-        return _Answer.model_validate_json(content)
-    except ValidationError:
-        return None
-
-
-def _call(one: _ToolCall) -> EndpointCall:
-    """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
-    arguments = one.function.arguments or "{}"
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return EndpointCall(one.id or "", one.function.name or "", text)
-
-
-def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
-    return (
-        "stop" if reason in ("stop", "tool_calls") else "length" if reason == "length" else "other"
-    )
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
@@ -315,26 +311,37 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
 
     If the server reports no usage, it is estimated, with ``prompt`` as the estimate of the prompt tokens.
     """
-    body = _parse(content)
-    if body is None or not body.choices:
+    try:
+        body = _Answer.model_validate_json(content)
+    except ValidationError:  # dropped, because it may quote the API key
         return None
-    choice = body.choices[0]
-    message, finish = choice.message, _finish(choice.finish_reason)
+    choice, usage = body.choices[0], body.usage
+    message, reason = choice.message, choice.finish_reason
+    finish: Literal["stop", "length", "other"] = "other"
+    if reason in ("stop", "tool_calls"):
+        finish = "stop"
+    elif reason == "length":
+        finish = "length"
     thought, text = split_thought(message.content or "")
     if own := message.reasoning_content or message.reasoning:
         thought = f"<think>\n{own}\n</think>\n\n"
     stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
-    calls = tuple(map(_call, choice.message.tool_calls or ()))
-    if (usage := body.usage) is None:
-        output = text + "".join(one.name + one.arguments for one in calls)
-        output += thought
+    calls = tuple(map(_call, message.tool_calls or ()))
+    if usage is None:
+        output = text + "".join(one.name + one.arguments for one in calls) + thought
         return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
-    details = usage.prompt_tokens_details
-    cached = (details.cached_tokens if details else None) or 0
+    inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
+    cached = (inputs and inputs.cached_tokens) or 0
+    reasoning = (outputs and outputs.reasoning_tokens) or 0
     tokens = usage.prompt_tokens, usage.completion_tokens
-    completion = usage.completion_tokens_details
-    reasoning = (completion.reasoning_tokens if completion else None) or 0
     return Reply(text, finish, *tokens, cached, False, stop, calls, thought, reasoning)
+
+
+def _call(one: _ToolCall) -> EndpointCall:
+    """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
+    arguments = one.function.arguments or "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return EndpointCall(one.id or "", one.function.name or "", text)
 
 
 def split_thought(text: str) -> tuple[str, str]:
@@ -351,16 +358,8 @@ def estimate(text: str) -> int:
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
-SHOWN = 300
-"""Maximum characters of a server's message in an error."""
 MAX_BACKOFF = 30.0
 """Maximum seconds between two tries, unless the server requests more."""
-AGAIN = (408, 409, 425, 429)
-"""Statuses below 500 that are worth a retry."""
-REFUSED = (401, 403)
-"""Statuses of a wrong key, with which all requests fail."""
-NO_CREDIT = "insufficient_quota"
-"""Code of a 429 that is not worth a retry."""
 
 
 class RequestSettings(Settings):
@@ -446,8 +445,7 @@ class EndpointUsage:
             return None
         cached = s.prompt_price if s.cached_price is None else s.cached_price
         uncached = self.prompt_tokens - self.cached_tokens
-        parts = ((uncached, s.prompt_price), (self.cached_tokens, cached))
-        total = sum(count * price for count, price in parts)
+        total = uncached * s.prompt_price + self.cached_tokens * cached
         return (total + self.completion_tokens * s.completion_price) / 1e6
 
     def __str__(self) -> str:
@@ -497,19 +495,19 @@ class Endpoint:
         tools: Sequence[Tool] = (),
     ) -> Reply:
         """Answer a chat. Raises :class:`EngineError` after a permanent failure or the last retry."""
-        body: dict[str, Any] = {
+        args = self.settings.template_args
+        # Defaults of the protocol are omitted: some models accept no other value.
+        body = {
             "model": self.settings.model,
             "messages": [one.body for one in messages],
             self.settings.limit_name: max_tokens,
+            **({"temperature": temperature} if temperature != 1 else {}),
+            **({"top_p": top_p} if top_p != 1 else {}),
+            **({"stop": list(stop)} if stop else {}),
+            **({} if seed is None else {"seed": seed}),
+            **({"tools": [openai_tool(tool) for tool in tools]} if tools else {}),
+            **({"chat_template_kwargs": args} if args else {}),
         }
-        # Defaults of the protocol are omitted: some models accept no other value.
-        body |= {"temperature": temperature} if temperature != 1 else {}
-        body |= {"top_p": top_p} if top_p != 1 else {}
-        body |= {"stop": list(stop)} if stop else {}
-        body |= {} if seed is None else {"seed": seed}
-        body |= {"tools": [openai_tool(tool) for tool in tools]} if tools else {}
-        args = self.settings.template_args
-        body |= {"chat_template_kwargs": args} if args else {}
         prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
         async with self._places:
             try:
@@ -522,78 +520,41 @@ class Endpoint:
 
     async def _retry(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:
         """Try until success, a permanent failure, or the last retry."""
-        for attempt in range(self.settings.retries + 1):
+        s = self.settings
+        where = f"{s.model} at {s.url}"
+        for attempt in range(s.retries + 1):
             await self._limits.admit(tokens)
+            used = 0
             try:
                 reply = await self._try(body, prompt)
-            except _Transient as error:
-                self._limits.settle(tokens, 0)
-                failure = error
-            except BaseException:
-                self._limits.settle(tokens, 0)
-                raise
-            else:
-                self._limits.settle(tokens, reply.prompt_tokens + reply.completion_tokens)
+                used = reply.prompt_tokens + reply.completion_tokens
                 return reply
-            if failure.wait is not None:
-                self._limits.pause(failure.wait)
-            if attempt < self.settings.retries:
+            except TransientFault as error:
+                fault = error
+            except FinalFault as error:
+                raise (EngineGone if error.fatal else EngineError)(f"{where}: {error}") from error
+            finally:
+                self._limits.settle(tokens, used)
+            self._limits.pause(fault.retry_after or 0.0)
+            if attempt < s.retries:
                 self.usage.retries += 1
-                await asyncio.sleep(self._backoff(attempt))
-        tries = f"after {self.settings.retries + 1} tries" if self.settings.retries else "at once"
-        raise self._error(f"{failure} ({tries})") from failure
+                longest = min(s.backoff * 2.0**attempt, MAX_BACKOFF)
+                await asyncio.sleep(longest * self._chance.uniform(0.5, 1))
+        tries = f"after {s.retries + 1} tries" if s.retries else "at once"
+        raise EngineError(f"{where}: {fault} ({tries})") from fault
 
     async def _try(self, body: dict[str, Any], prompt: int) -> Reply:
-        """Send one request. Raises :class:`_Transient`, or ``EngineError`` for a permanent failure."""
+        """Send one request. Raises a :class:`ServerFault`."""
+        seconds = self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.timeout):
+            async with asyncio.timeout(seconds):
                 answer = await self._client.post(f"{self.settings.url}/chat/completions", json=body)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise _Transient(f"no answer within {self.settings.timeout:g} s") from error
+            raise TransientFault(f"no answer within {seconds:g} s") from error
         except httpx2.RequestError as error:
-            raise _Transient(f"no connection: {self._quote(str(error) or repr(error))}") from error
-        if answer.is_success:
-            return self._read(answer, prompt)
-        text, kind = _message(answer)
-        problem = f"status {answer.status_code}: {self._quote(text)}"
-        again = answer.status_code in AGAIN or answer.status_code >= 500
-        if answer.status_code in REFUSED or kind == NO_CREDIT:
-            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {problem}")
-        if not again:
-            raise self._error(problem)
-        headers = answer.headers
-        raise _Transient(problem, retry_after(headers.get("Retry-After"), headers.get("Date")))
-
-    def _backoff(self, attempt: int) -> float:
-        longest = min(self.settings.backoff * 2.0**attempt, MAX_BACKOFF, MAX_WAIT)
-        return longest * self._chance.uniform(0.5, 1)
-
-    def _read(self, answer: httpx2.Response, prompt: int) -> Reply:
-        """Parse the reply; its usage is estimated if the server does not report it."""
-        reply = read_reply(answer.content, prompt)
-        if reply is None:
-            raise _Transient(f"invalid reply: {self._quote(answer.text)}")
+            raise TransientFault(f"no connection: {error!r}") from error
+        check_status(answer, key=self._key)
+        if (reply := read_reply(answer.content, prompt)) is None:
+            text = self._key.redact(answer.text) if self._key else answer.text
+            raise TransientFault(f"invalid reply: {quote(text)}")
         return reply
-
-    def _quote(self, text: str) -> str:
-        text = " ".join((self._key.redact(text) if self._key else text).split())
-        return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
-
-    def _error(self, what: str) -> EngineError:
-        return EngineError(f"{self.settings.model} at {self.settings.url}: {what}")
-
-
-class _Transient(Exception):
-    """Failure that is worth a retry, after ``wait`` seconds if the server requests them."""
-
-    def __init__(self, what: str, wait: float | None = None) -> None:
-        super().__init__(what)
-        self.wait = wait
-
-
-def _message(answer: httpx2.Response) -> tuple[str, str]:
-    try:
-        error = json.loads(answer.content)["error"]
-        return str(error["message"]), str(error.get("code") or error.get("type"))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return answer.text, ""

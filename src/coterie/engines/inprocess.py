@@ -1,31 +1,17 @@
 """Engine in this process: continuous batching, shared prefixes, and detection of changed weights.
 
 Model steps run on the event loop, one token for every running sequence. Between two steps other tasks run: callers of
-finished completions continue, and new requests join at the next step. There are no threads, so the same calls give the
-same results in the same order.
-
-A completion depends only on weights, prompt, seed and sampling parameters. With compiled loops
-(:mod:`coterie.engines.compiled`: Llama and Qwen2 in float32 on CPU, no adapters) that holds bitwise on every processor,
-in any batch and with any number of threads. Other models use Transformers (:mod:`coterie.engines.padded`), where the
-last bits of log-probs may vary with the batch and the processor, so that a token may differ if its random number is
-that close to a boundary.
-
-Weights may change in any way while no request runs. Cached keys and values and packed weights are valid only for the
-weights that they were computed with, and torch does not record every change: a write through ``.data`` (as when PEFT
-merges adapters) and a step of a fused optimizer (as in training) change neither the address nor the version of a
-weight. So checksums of all bytes are compared before prompts are read or sequences scored, but not in each step (see
-:attr:`WatchedWeights.is_written`). That takes less time than one token of one sequence: 0.5 ms for a model of 2 million
-weights in float32, 20 to 35 ms for 135 million.
+finished completions continue, and new requests join. The same calls give the same results in the same order.
 """
 
 import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,23 +19,89 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from coterie.engines import compiled
+from coterie.engines.llama import CompiledLlama, PagedRows
 from coterie.engines.padded import PaddedRows, attending, masked_attention
-from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
-from coterie.engines.rows import DecodingRows, ScoringRows
-from coterie.engines.sequence import NONE, Running, Scoring, draw
+from coterie.engines.protocol import Completion, EngineError, Sampling, Stats, scored_sequences
+from coterie.engines.sequence import Running, Scoring
 from coterie.errors import UserError
-from coterie.models.adapters import activate, load_adapter
+from coterie.models.adapters import NUMBA_ERROR, activate, checksums, load_adapter
 from coterie.models.check import CheckedModel, check
-from coterie.models.checksums import checksums
-from coterie.models.context import context_length, partial_attention
-from coterie.models.loading import LoadedModel, reload
-from coterie.models.packed import sequence_logprobs
-from coterie.models.splitting import Splitter
+from coterie.models.loading import LoadedModel, context_length, reload
+from coterie.models.logprobs import partial_attention, sequence_logprobs
+from coterie.models.prefix_trie import Splitter
+
+if not NUMBA_ERROR:
+    from coterie.engines import kernels
+
+COLDEST = 1e-6
+"""At this temperature and below sampling is greedy, because quotients would overflow."""
+NONE = -1
+"""Id for logits that are not a distribution."""
+
+
+def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sample one token per row. Return ids and their log-probs (nats, float32) in the sampling distribution.
+
+    Each token inverts the cumulative distribution at a uniform number. Temperature 0 (up to ``COLDEST``) takes the most
+    likely token with log-prob 0. Top-p keeps the smallest set of most likely tokens whose probability reaches it
+    (Holtzman et al. 2020). If a logit is NaN or the largest is not finite, the id is ``NONE``.
+
+    Args:
+        logits: float32 ``[N, V]``.
+        settings: float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
+    """
+    temperature = np.where(settings[:, :1] > COLDEST, settings[:, :1], 0.0)
+    settings = np.hstack([temperature, settings[:, 1:]])
+    if NUMBA_ERROR or logits.device.type != "cpu":
+        return draw_by_torch(logits, settings)
+    ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    kernels.draw(np.ascontiguousarray(logits.numpy()), settings, ids, logprobs)
+    return ids, logprobs
+
+
+def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Implement :func:`draw` on a GPU, and on CPU without numba; temperatures below ``COLDEST`` have to be 0.
+
+    Sums are rounded in another order than with numba: log-probs differ in the last bits, and a token may differ if its
+    number is that close to the boundary between two tokens.
+    """
+    columns = torch.tensor(settings, device=logits.device)
+    temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
+    greedy = temperature == 0
+    largest = logits.amax(-1, keepdim=True)
+    none = ~largest.isfinite()[:, 0]
+    logits = (logits - largest).masked_fill(none[:, None], 0.0)
+    logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
+    logprobs = torch.log_softmax(logits, -1)
+    cut = (top_p < 1) & ~greedy
+    if bool(cut.any()):
+        logprobs[cut] = _top_p(logprobs[cut], top_p[cut])
+    cumulative = logprobs.double().exp_().cumsum(-1)
+    at = noise[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
+    ids = torch.where(greedy, logits.argmax(-1), ids).masked_fill(none, NONE)
+    chosen = logprobs.gather(1, ids[:, None].clamp(min=0)).squeeze(1)
+    chosen = chosen.masked_fill(greedy, 0.0).masked_fill(none, torch.nan)
+    return ids.cpu().numpy(), chosen.cpu().numpy()
+
+
+def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Renormalize log-probs over the nucleus, with ``-inf`` outside."""
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
+    ordered = ordered - ordered.logsumexp(-1, keepdim=True)
+    return torch.empty_like(logprobs).scatter_(-1, order, ordered)
 
 
 class WatchedWeights:
-    """Snapshot of the weights that a model uses, without inactive adapters."""
+    """Snapshot of the weights of a model, and of the adapters that it uses.
+
+    Torch does not record every change: a write through ``.data`` (as when PEFT merges adapters) and a step of a fused
+    optimizer change neither the address nor the version of a weight. So checksums of all bytes are compared before
+    prompts are read or sequences scored (0.5 ms for 2 million weights in float32, 20 to 35 ms for 135 million), but not
+    in each step.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -70,32 +122,17 @@ class WatchedWeights:
 
 
 def _look(model: nn.Module) -> tuple[list[Tensor], list[object]]:
-    """Return the weights in use, each once, and how they are used: names, dtypes, shapes, devices and adapters.
+    """Return the saved weights, each once, and how they are used: names, dtypes, shapes, devices and adapters.
 
-    Weights are parameters and saved buffers. Other buffers (such as rotary angles) derive from the config, in some
-    models in each forward pass.
+    Buffers that are not saved (such as rotary angles) derive from the config, in some models in each forward pass.
     """
-    used: dict[int, Tensor] = {}
-    how: list[object] = []
-    off: set[int] = set()
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
+    state = model.state_dict(keep_vars=True)
+    how: list[object] = [(name, one.dtype, one.shape, one.device) for name, one in state.items()]
+    for module in model.modules():
         if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
-            on = [] if module.disable_adapters else list(module.active_adapters)
-            how += [on, list(getattr(module, "merged_adapters", ()))]
-            how += [getattr(module, "scaling", {}).get(name) for name in on]
-            parts = [getattr(module, kind) for kind in module.adapter_layer_names]
-            off |= {id(one) for part in parts for name, one in part.items() if name not in on}
-        for key, weight in (*module._parameters.items(), *module._buffers.items()):
-            is_derived = key in module._non_persistent_buffers_set
-            if weight is not None and not is_derived and id(weight) not in off:
-                used[id(weight)] = weight
-                how.append((key, weight.dtype, weight.shape, weight.device))
-        waiting += (
-            one for one in module._modules.values() if one is not None and id(one) not in off
-        )
-    return list(used.values()), how
+            merged, scaling = (getattr(module, name, ()) for name in ("merged_adapters", "scaling"))
+            how += [module.disable_adapters, *module.active_adapters, list(merged), dict(scaling)]
+    return list({id(one): one for one in state.values()}.values()), how
 
 
 def _version(weight: Tensor) -> tuple[int, int]:
@@ -106,55 +143,6 @@ def _version(weight: Tensor) -> tuple[int, int]:
 STEPS = 3
 """Number of tokens that the check decodes one by one after the prompt."""
 DO = "use the vLLM engine for this model"
-Score = Callable[[Sequence[tuple[int, ...]], int], list[list[float]]]
-
-
-def check_context(loaded: LoadedModel) -> None:
-    """Raise ``UserError`` for a context that is longer than the model supports."""
-    max_length = context_length(loaded.model.config)
-    if max_length is not None and loaded.context_length > max_length:
-        raise UserError(
-            f"context_length={loaded.context_length} is longer than the context of {loaded.source}, "
-            f"{max_length} tokens",
-            f"use context_length={max_length} or less",
-        )
-
-
-def check_steps(
-    checked: CheckedModel, own: Sequence[Tensor], rows: DecodingRows, score: Score
-) -> None:
-    """Raise ``UserError`` if prefill, decode or score differ from the log-probs of the model's ``own`` pass.
-
-    All ``rows`` are free before and after.
-    """
-    own = [one.cpu() for one in own]
-    last = [one[-STEPS - 1 :] for one in own]
-    checked.demand("when sampled with cached keys", lambda: _stepped(checked, rows), last, DO)
-    checked.demand(
-        "when scored by the engine",
-        lambda: list(map(torch.tensor, score(checked.rows, 1))),
-        own,
-        DO,
-    )
-
-
-@torch.inference_mode()
-def _stepped(checked: CheckedModel, rows: DecodingRows) -> list[Tensor]:
-    """Compute the log-probs of the last tokens of each row by prefill and single steps."""
-    prompts = [row[: -STEPS - 1] for row in checked.rows]
-    lasts = [row[-STEPS - 1 :] for row in checked.rows]
-    logits, _ = rows.prefill(range(len(prompts)), prompts)
-    steps = [logits]
-    for step in range(STEPS):
-        places = [len(prompt) + step for prompt in prompts]
-        steps.append(rows.decode([last[step] for last in lasts], places))
-    for row, ids in reversed(list(enumerate(checked.rows))):
-        rows.leave(row, ids[:-1], row, len(ids) - 1)
-    rows.forget()
-    logprobs = torch.stack(steps).float().cpu().log_softmax(-1)
-    return list(logprobs.gather(2, torch.tensor(lasts).T[..., None]).squeeze(2).T)
-
-
 CACHED_BYTES = 1 << 26
 """Maximum size of the weights for scoring with compiled loops; for larger models torch's matrix products, which start
 all threads, are faster (bench/logprobs.py)."""
@@ -166,26 +154,30 @@ SCORED_TOKENS = 8192
 class Runner:
     """Runner of one model over rows.
 
-    Weights and adapters may change while no sequence runs; caches of other weights are not used.
+    Weights and adapters may change while no sequence runs; caches of other weights are not used. Raises ``UserError``
+    if its log-probs would differ from the model's own forward pass.
     """
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
-        _check_full_attention(loaded.model.config)
+        _check_supported(loaded)
         self._loaded = loaded
         self._cache_bytes = cache_bytes
-        check_context(loaded)
         checked = check(loaded.model)
         self._rule = checked.rule
         size = sum(weight.nbytes for weight in loaded.model.parameters())
         self._small = size <= CACHED_BYTES
-        self._rows: DecodingRows | None = None
+        self._rows: PagedRows | PaddedRows | None = None
         self._weights: WatchedWeights | None = None
-        way = "compiled" if compiled.fits(loaded.model) else "padded"
+        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
         if way not in checked.ways:
-            with torch.no_grad():
-                own = checked.own(loaded.model)
-            check_steps(checked, own, self, self.score)
+            self._check(checked)
             checked.ways.add(way)
+
+    @property
+    def rows(self) -> PagedRows | PaddedRows:
+        """Rows of running sequences."""
+        assert self._rows is not None
+        return self._rows
 
     def clear(self) -> None:
         """Drop all sequences and caches."""
@@ -206,25 +198,10 @@ class Runner:
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """Append one token to each of the N running rows. Return the next logits ``[N, V]``."""
-        assert self._rows is not None and self._weights is not None
+        assert self._weights is not None
         if self._weights.is_written:
             raise RuntimeError(CHANGED)
-        return self._rows.decode(tokens, places)
-
-    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of a row to free rows."""
-        assert self._rows is not None
-        self._rows.fork(source, targets, length)
-
-    def arrange(self, count: int) -> Sequence[int]:
-        """Reorder the first N rows for the fastest decoding. Return their old indices."""
-        assert self._rows is not None
-        return self._rows.arrange(count)
-
-    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
-        assert self._rows is not None
-        self._rows.leave(row, ids, last, length)
+        return self.rows.decode(tokens, places)
 
     @torch.inference_mode()
     def score(
@@ -234,7 +211,7 @@ class Runner:
 
         Shared prefixes are computed once. The first ``running`` rows are in use.
         """
-        if self._small and isinstance(rows := self._follow(running), ScoringRows):
+        if self._small and isinstance(rows := self._follow(running), PagedRows):
             return rows.score(sequences, start, running)
         model = self._loaded.model
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
@@ -248,45 +225,80 @@ class Runner:
                     scores[i] = values.tolist()
         return scores
 
-    def _follow(self, running: int) -> DecodingRows:
+    def _follow(self, running: int) -> PagedRows | PaddedRows:
         model = self._loaded.model
         if self._rows is not None and self._weights is not None and self._weights.is_same:
             return self._rows
         if running:
             raise RuntimeError(CHANGED)
         self._weights = WatchedWeights(model)
-        if compiled.fits(model):
-            self._rows = compiled.compiled_rows(model, self._cache_bytes)
+        if CompiledLlama.fits(model):
+            self._rows = PagedRows(CompiledLlama(model), self._cache_bytes)
         else:
             self._rows = PaddedRows(self._loaded, self._cache_bytes)
         return self._rows
 
+    def _check(self, checked: CheckedModel) -> None:
+        """Compare prefill, decode and score with the log-probs of the model's own pass."""
+        with torch.no_grad():
+            own = [one.cpu() for one in checked.own(self._loaded.model)]
+        last = [one[-STEPS - 1 :] for one in own]
+        checked.demand("when sampled with cached keys", lambda: self._stepped(checked), last, DO)
+        checked.demand(
+            "when scored by the engine",
+            lambda: list(map(torch.tensor, self.score(checked.rows, 1))),
+            own,
+            DO,
+        )
 
-def _check_full_attention(config: Any) -> None:
+    @torch.inference_mode()
+    def _stepped(self, checked: CheckedModel) -> list[Tensor]:
+        """Compute the log-probs of the last tokens of each row by prefill and single steps."""
+        prompts = [row[: -STEPS - 1] for row in checked.rows]
+        lasts = [row[-STEPS - 1 :] for row in checked.rows]
+        logits, _ = self.prefill(range(len(prompts)), prompts)
+        steps = [logits]
+        for step in range(STEPS):
+            places = [len(prompt) + step for prompt in prompts]
+            steps.append(self.decode([last[step] for last in lasts], places))
+        for row, ids in reversed(list(enumerate(checked.rows))):
+            self.rows.leave(row, ids[:-1], row, len(ids) - 1)
+        self.forget()
+        logprobs = torch.stack(steps).float().cpu().log_softmax(-1)
+        return list(logprobs.gather(2, torch.tensor(lasts).T[..., None]).squeeze(2).T)
+
+
+def _check_supported(loaded: LoadedModel) -> None:
+    """Raise ``UserError`` for partial attention, or a context that is longer than the model supports."""
+    config = loaded.model.config
     if kinds := partial_attention(config):
         raise UserError(
             "the in-process engine supports only full attention, but this "
             f"{config.model_type} model has {', '.join(kinds)}",
-            "use the vLLM engine for this model",
+            DO,
+        )
+    max_length = context_length(config)
+    if max_length is not None and loaded.context_length > max_length:
+        raise UserError(
+            f"context_length={loaded.context_length} is longer than the context of {loaded.source}, "
+            f"{max_length} tokens",
+            f"use context_length={max_length} or less",
         )
 
 
 Result = TypeVar("Result")
 PATIENCE = 4
 """Steps between prefills while sequences run, for fewer and larger model calls."""
-
 NO_NUMBERS = "not finite: the model's weights are damaged, or a training has made them infinite; load it again"
-
-
-@dataclass(slots=True)
-class InProcessStats(Stats):
-    """Counts of the embedded engine."""
-
-    steps: int = 0
 
 
 class InProcessEngine:
     """:class:`~coterie.engines.protocol.Engine` in this process.
+
+    A completion depends only on weights, prompt, seed and sampling parameters: with compiled loops (Llama and Qwen2 in
+    float32 on CPU, no adapters) bitwise on every processor, in any batch and with any number of threads. With
+    Transformers the last bits of log-probs may vary with the batch and the processor, so that a token may differ if its
+    random number is that close to a boundary. Weights may change in any way while no request runs.
 
     Raises ``UserError`` for an adapter that the model does not have.
 
@@ -297,7 +309,6 @@ class InProcessEngine:
         adapter: Adapter to sample with, if the model has several: engines of several roles may share a model.
         max_batch: Maximum number of running sequences.
         cache_bytes: Maximum size of the prefix cache.
-        timeout: Timeout of :meth:`logprobs`, in seconds.
     """
 
     def __init__(
@@ -309,16 +320,14 @@ class InProcessEngine:
         adapter: str | None = None,
         max_batch: int = 128,
         cache_bytes: int = 1 << 32,
-        timeout: float = 600.0,
     ) -> None:
         self.loaded = loaded
         self.policy = policy
         self.version = version
-        self.timeout = timeout
         self.adapter = adapter
         if adapter is not None:
             activate(loaded.model, adapter)
-        self.stats = InProcessStats()
+        self.stats = Stats()
         self._max_batch = max_batch
         self._runner = Runner(loaded, cache_bytes)
         self._waiting: deque[Running] = deque()
@@ -343,17 +352,13 @@ class InProcessEngine:
         Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, if the model fails, or
         if its logits are not finite.
         """
-        self.stats.requests += 1
-        try:
-            _check_sampling(sampling)
+        with self._call():
+            sampling.check()
             self.check(prompt, sampling.max_tokens)
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future(), on_token) for seed in seeds]
             self._waiting.extend(batch)
             return await self._results([one.future for one in batch])
-        except BaseException:
-            self.stats.failures += 1
-            raise
 
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
@@ -362,29 +367,20 @@ class InProcessEngine:
 
         Only continuations of the same call are batched.
         """
-        self.stats.requests += 1
-        try:
-            if not prefix or not continuations or not all(map(len, continuations)):
-                raise EngineError("log-probs need a prefix and non-empty continuations")
-            sequences = [(*prefix, *continuation) for continuation in continuations]
+        with self._call():
+            sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self.check(ids, 0)
             future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
             self._scoring.append(Scoring(sequences, len(prefix), future))
             return (await self._results([future]))[0]
-        except BaseException:
-            self.stats.failures += 1
-            raise
 
     async def load(self, path: Path, version: str) -> None:
         """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
 
         Raises :class:`EngineError` while requests are in flight, because they would mix two versions.
         """
-        if self.busy:
-            raise EngineError(
-                f"can't load {path}: requests of version {self.version} are in flight; await them"
-            )
+        self._check_idle(f"load {path}")
         if self.adapter is None:
             reload(self.loaded, path)
         else:
@@ -394,8 +390,7 @@ class InProcessEngine:
 
     def forget(self) -> None:
         """Drop the prefix cache. Raises :class:`EngineError` while requests are in flight."""
-        if self.busy:
-            raise EngineError("can't forget prefixes while requests are in flight; await them")
+        self._check_idle("forget prefixes")
         self._runner.forget()
 
     def check(self, ids: Sequence[int], more: int) -> None:
@@ -412,6 +407,24 @@ class InProcessEngine:
                 f"{self.policy} takes {self.loaded.context_length}"
             )
 
+    def _check_idle(self, what: str) -> None:
+        if any(not item.future.done() for item in self._items()):
+            raise EngineError(
+                f"can't {what}: requests of version {self.version} are in flight; await them"
+            )
+
+    def _items(self) -> list[Running | Scoring]:
+        return [*self._waiting, *self._running, *self._scoring]
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self.stats.requests += 1
+        try:
+            yield
+        except BaseException:
+            self.stats.failures += 1
+            raise
+
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
         """Await all futures. On an error, cancel the remaining futures."""
         if self._task is None or self._task.done():
@@ -422,18 +435,13 @@ class InProcessEngine:
             for future in futures:
                 future.cancel()
 
-    @property
-    def busy(self) -> bool:
-        items: list[Running | Scoring] = [*self._waiting, *self._running, *self._scoring]
-        return any(not item.future.done() for item in items)
-
     async def _run(self) -> None:
         try:
             while self._waiting or self._running or self._scoring:
                 self._step()
                 await asyncio.sleep(0)
         finally:
-            self._fail([*self._waiting, *self._running, *self._scoring], "the engine was stopped")
+            self._fail(self._items(), "the engine was stopped")
             self._waiting.clear()
             self._running.clear()
             self._scoring.clear()
@@ -456,7 +464,6 @@ class InProcessEngine:
             self._runner.clear()
         if self._scoring:
             self._score(self._scoring.popleft())
-        self.stats.steps += 1
 
     def _joining(self) -> list[Running]:
         """Return the next requests within ``max_batch``, every few steps, to read prompts together."""
@@ -479,7 +486,7 @@ class InProcessEngine:
             same.setdefault(one.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
         for (prompt, (row, *others)), count in zip(same.items(), cached, strict=True):
-            self._runner.fork(row, others, len(prompt))
+            self._runner.rows.fork(row, others, len(prompt))
             for place in (row, *others):
                 joining[place - first].cached = count
         self.stats.prompt_tokens += sum(map(len, same))
@@ -492,7 +499,7 @@ class InProcessEngine:
 
     def _decode(self) -> None:
         if self._moved:
-            order = self._runner.arrange(len(self._running))
+            order = self._runner.rows.arrange(len(self._running))
             self._running = [self._running[row] for row in order]
             self._moved = False
         running = self._running
@@ -522,13 +529,12 @@ class InProcessEngine:
         """Remove finished and canceled requests; the last row moves into the free place."""
         running = self._running
         for one in running:
-            if one.is_late and not one.future.done():
-                error = EngineError(_late(self.policy, one.sampling.timeout))
-                one.future.set_exception(error)
+            if one.is_late:
+                self._fail([one], f"no answer within {one.sampling.timeout:g} s")
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
                 done, last = running[row], running.pop()
-                self._runner.leave(row, done.computed_ids, len(running), last.place)
+                self._runner.rows.leave(row, done.computed_ids, len(running), last.place)
                 if row < len(running):
                     running[row] = last
                     self._moved = True
@@ -556,14 +562,3 @@ class InProcessEngine:
                 error = EngineError(f"{self.policy}@{self.version}: {what}")
                 error.__cause__ = cause
                 item.future.set_exception(error)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    """Raise :class:`EngineError` for invalid sampling parameters."""
-    is_invalid = not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1
-    if is_invalid or sampling.max_tokens < 1 or "" in sampling.stop:
-        raise EngineError(f"can't sample with {sampling}")
-
-
-def _late(policy: str, timeout: float) -> str:
-    return f"{policy}: no answer within {timeout:g} s"

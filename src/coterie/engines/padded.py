@@ -1,14 +1,9 @@
 """Rows of any Transformers model, by its own forward pass, with attention that hardly depends on the batch.
 
 Fused attention splits its work by the shape of the whole batch, so that the last bits of a sequence vary with the
-batch. Here scores and sums are plain batched matrix products. Rows are padded to a multiple of 8 and at least 16, keys
-to a multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On AMD processors in float32
-results are bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key
-length (MKL splits larger products by their length). No processor guarantees that: on an Intel Xeon log-probs differ by
-up to 6e-6.
-
-Key heads shared by several query heads are not copied. With one query it is also faster than fused attention on CPU.
-The model uses it in forward passes of the engine only (:func:`attending`).
+batch. Here scores and sums are plain batched matrix products, of rows padded to a multiple of 8 and at least 16, keys
+to a multiple of 64, and prompts in blocks of tokens. On AMD processors in float32 results are bitwise equal for any
+number of rows; on an Intel Xeon log-probs differ by up to 6e-6. Key heads shared by several query heads are not copied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +16,14 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from coterie.engines.rows import BLOCK, PrefixCache, block_keys
+from coterie.engines.sequence import BLOCK, PrefixCache, block_keys
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.models.logprobs import body, hidden_states, vocabulary_logits
 
 NAME = "coterie_rows"
 GROUP = 2
+"""Query rows per product. MKL splits larger products by the padded length of the keys."""
 
 
 def attend(
@@ -45,23 +41,15 @@ def attend(
     ``[B or 1, 1, Q, T]``.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend_keys(query, key, value, attention_mask, scaling), None
-
-
-def attend_keys(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
-) -> Tensor:
-    """Compute attention, with shapes as in :func:`attend`."""
     batch, heads, length, width = query.shape
     shared, keys = key.shape[1:3]
     rows = heads // shared * length
     query = query.reshape(batch * shared, rows, width)
     key, value = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-    if mask is None:
-        mask = query.new_zeros(())
-    elif length == 1:
+    mask = query.new_zeros(()) if attention_mask is None else attention_mask
+    if attention_mask is not None and length == 1:
         mask = mask[:, 0].expand(batch, shared, keys).reshape(batch * shared, 1, keys)
-    else:
+    elif attention_mask is not None:
         many = shared if len(mask) > 1 else 1  # one mask for all is not copied
         mask = mask.repeat(1, many, heads // shared, 1).flatten(0, 1)
     step = GROUP if length == 1 else rows
@@ -71,7 +59,7 @@ def attend_keys(
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
         outputs.append(torch.bmm(weights, value))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    return output.view(batch, heads, length, width).transpose(1, 2)
+    return output.view(batch, heads, length, width).transpose(1, 2), None
 
 
 def masked_attention(model: Any) -> str:
@@ -94,12 +82,6 @@ def attending(model: Any, name: str) -> Iterator[None]:
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, eager_mask)
 
-# Keys and values of running sequences: one slot (row) each, every sequence from index 0 on.
-#
-# The first rows are in use: when a sequence ends, the last one moves into its place.
-# The object is passed to Transformers as ``past_key_values``: each layer passes its new keys and values to
-# :meth:`Slots.update` and attends to the keys and values that it returns.
-
 STEP = 64
 """The length of slots is a multiple of this."""
 ROWS = 16
@@ -107,13 +89,17 @@ ROWS = 16
 
 
 class Slots:
-    """Keys and values ``[layers, rows, heads, length, width]``; rows and length grow as needed."""
+    """Keys and values ``[layers, rows, heads, length, width]`` of running sequences; rows and length grow as needed.
+
+    The first rows are in use, every sequence from index 0 on. Transformers gets the object as ``past_key_values``: each
+    layer passes its new keys and values to :meth:`update` and attends to the keys and values that it returns.
+    """
 
     def __init__(self, layers: int, heads: int, width: int, like: Tensor) -> None:
-        self._shape = (layers, ROWS, heads, STEP, width)
+        shape = (layers, ROWS, heads, STEP, width)
         self._like = like
-        self.keys = _zeros(self._shape, like)
-        self.values = _zeros(self._shape, like)
+        self.keys = _zeros(shape, like)
+        self.values = _zeros(shape, like)
         self._rows: Tensor | slice = slice(0)
         self._cells: Tensor | None = None
         self._length = STEP
@@ -129,6 +115,7 @@ class Slots:
         return self
 
     def prefill(self, rows: Sequence[int], block: int) -> "Slots":
+        """Prepare for a block of tokens in each of these rows."""
         self._length = (block + 1) * BLOCK
         self.reserve(max(rows) + 1, self._length)
         self._cells = None
@@ -141,14 +128,14 @@ class Slots:
         self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values, and return all that are attended to."""
-        keys, values, stop = self.keys[layer_idx], self.values[layer_idx], self._length
-        if self._cells is None:
-            keys[self._rows, :, stop - BLOCK : stop] = key
-            values[self._rows, :, stop - BLOCK : stop] = value
-        else:
-            width = key.shape[-1]
-            keys.view(-1, width).index_copy_(0, self._cells, key.reshape(-1, width))
-            values.view(-1, width).index_copy_(0, self._cells, value.reshape(-1, width))
+        stores, stop = (self.keys[layer_idx], self.values[layer_idx]), self._length
+        for store, new in zip(stores, (key, value), strict=True):
+            if self._cells is None:
+                store[self._rows, :, stop - BLOCK : stop] = new
+            else:
+                width = new.shape[-1]
+                store.view(-1, width).index_copy_(0, self._cells, new.reshape(-1, width))
+        keys, values = stores
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
     def get_seq_length(self) -> int:
@@ -171,7 +158,7 @@ class Slots:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block from :meth:`read`."""
-        layers, _, heads, _, width = self._shape
+        layers, _, heads, _, width = self.keys.shape
         return 2 * layers * heads * BLOCK * width * self._like.element_size()
 
     def read(self, row: int, block: int) -> Tensor:
@@ -216,15 +203,11 @@ def stepped(length: int) -> int:
     return -(-length // STEP) * STEP
 
 
-def blocks(length: int) -> int:
-    return -(-length // BLOCK)
-
-
 PROMPTS = 32
 
 
 class PaddedRows:
-    """:class:`~coterie.engines.rows.DecodingRows` computed by Transformers."""
+    """Rows computed by Transformers. The first rows are in use, the others are free."""
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         self.model = loaded.model
@@ -243,9 +226,10 @@ class PaddedRows:
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [block_keys(prompt[:-1]) for prompt in prompts]
         known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
+        blocks = [-(-len(prompt) // BLOCK) for prompt in prompts]
         last: list[Tensor] = [torch.empty(0)] * len(prompts)
-        for block in range(max(blocks(len(prompt)) for prompt in prompts)):
-            members = [i for i, p in enumerate(prompts) if known[i] <= block < blocks(len(p))]
+        for block in range(max(blocks)):
+            members = [i for i in range(len(prompts)) if known[i] <= block < blocks[i]]
             for start in range(0, len(members), PROMPTS):
                 part = members[start : start + PROMPTS]
                 hidden = self._read([rows[i] for i in part], [prompts[i] for i in part], block)
@@ -254,7 +238,9 @@ class PaddedRows:
                         self._prefixes.put(keys[i][block], self.slots.read(rows[i], block))
                     else:
                         last[i] = row[(len(prompts[i]) - 1) % BLOCK]
-        logits = self._logits(torch.stack(last))[: len(prompts)]
+        missing = _padded(len(prompts)) - len(prompts)
+        hidden = torch.nn.functional.pad(torch.stack(last), (0, 0, 0, missing))
+        logits = vocabulary_logits(self.model, hidden)[: len(prompts)]
         return logits, [count * BLOCK for count in known]
 
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
@@ -310,15 +296,9 @@ class PaddedRows:
         with attending(self.model, self._attention):
             return hidden_states(self.model, ids, **inputs)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        missing = _padded(len(hidden)) - len(hidden)
-        return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
-
     def _mask(self, seen: Tensor) -> Tensor:
-        lowest = torch.finfo(self.dtype).min
-        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
-            ~seen, lowest
-        )
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, torch.finfo(self.dtype).min)
 
 
 def _cache_shape(model: Any) -> tuple[int, int, int]:

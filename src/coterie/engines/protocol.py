@@ -3,6 +3,7 @@
 All three are asynchronous and take tokens, never text, so that trajectories have the exact tokens of the model.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,21 @@ class Sampling:
     """Strings that end a completion. The ids keep the string, the text does not."""
     timeout: float = 600.0
     """Seconds from leaving the queue until the request fails with :class:`EngineError`."""
+
+    def check(self) -> None:
+        """Raise :class:`EngineError` for invalid parameters."""
+        is_invalid = not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1
+        if is_invalid or self.max_tokens < 1 or "" in self.stop:
+            raise EngineError(f"can't sample with {self}")
+
+
+def scored_sequences(
+    prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """Return the sequences of continuations to score. Raises :class:`EngineError` if one is empty."""
+    if not prefix or not continuations or not all(map(len, continuations)):
+        raise EngineError("log-probs need a prefix and non-empty continuations")
+    return [(*prefix, *continuation) for continuation in continuations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,9 @@ class Stats:
     """Prompt tokens with cached keys and values from earlier requests."""
     sampled_tokens: int = 0
     scored_tokens: int = 0
+    retries: int = 0
+    restarts: int = 0
+    """Starts of servers that died."""
 
 
 class Engine(Protocol):

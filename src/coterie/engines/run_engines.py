@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.protocol import POLICY, Engine, EngineError
-from coterie.engines.servers.pool import ServerPool, vllm_pool
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -34,12 +34,9 @@ class Speaking:
 
 
 class RunEngines:
-    """Engines of one run's roles; close it at the end.
+    """Engines of one run's roles; close it at the end. Each role has its own servers.
 
-    Args:
-        settings: Settings of the engines. Each role has its own servers.
-        base: Base model of adapters, unless a role has its own.
-        logs: Folder of the servers' logs.
+    ``base`` is the base model of adapters, unless a role has its own. Servers write their logs to ``logs``.
     """
 
     def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
@@ -74,14 +71,8 @@ class RunEngines:
     ) -> Speaking:
         """Return an engine for a version of a role's weights.
 
-        Args:
-            version: Version of the weights.
-            path: Weights or LoRA adapter, for servers.
-            load: Loads the same weights in this process, for the embedded engine.
-            role: Role that samples.
-            base: Base model of an adapter.
-            adapter: Adapter to sample with in this process, if the model has several.
-            template_args: Arguments of the chat template, by default from the settings.
+        Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
+        process, where the model may have several adapters. ``template_args`` are by default those of the settings.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
@@ -109,7 +100,6 @@ class RunEngines:
             adapter=adapter,
             max_batch=self.settings.max_batch,
             cache_bytes=round(self.settings.cache_gib * 2**30),
-            timeout=self.settings.timeout,
         )
 
     def make_room(self) -> None:
@@ -127,7 +117,9 @@ class RunEngines:
     ) -> ServerPool:
         adapter = is_adapter(path)
         if role not in self._pools:
-            _free_memory()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
             self._pools[role] = await self._open.enter_async_context(
                 vllm_pool(
@@ -139,14 +131,11 @@ class RunEngines:
                     version=first,
                 )
             )
-        if self._pools[role].version != str(version):
-            await self._load(self._pools[role], path, str(version))
-        return self._pools[role]
-
-    async def _load(self, pool: ServerPool, path: Path | str, version: str) -> None:
-        """Load a policy. External servers may refuse it."""
+        pool = self._pools[role]
+        if pool.version == str(version):
+            return pool
         try:
-            await pool.load(Path(path), version)
+            await pool.load(Path(path), str(version))
         except EngineError as error:
             if not self.settings.vllm.urls:
                 raise
@@ -156,15 +145,9 @@ class RunEngines:
                 "start them with VLLM_SERVER_DEV_MODE=1 on this machine, or let coterie start them "
                 "(no engine.vllm.urls)",
             ) from error
+        return pool
 
     async def end(self) -> None:
         """Stop the servers, on their event loop."""
         self._pools.clear()
         await self._open.aclose()
-
-
-def _free_memory() -> None:
-    """Free device memory of finished work in this process."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,26 +1,122 @@
-"""Running sequences: sampled tokens, the end of a sequence, and the draw of tokens from logits.
+"""Sequences of the embedded engine: running completions, uniform numbers, and shared prefixes by blocks of tokens.
 
-Each token inverts the cumulative distribution at a uniform number, a hash of (seed, step).
+The keys and values of a block depend only on the weights and the tokens up to its end, so a cache hit affects only the
+speed. With compiled loops results are bitwise the same; with Transformers rounding may differ.
 """
 
 import asyncio
+import hashlib
 import time
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Generic, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from coterie.engines import compiled
 from coterie.engines.protocol import Completion, Sampling
-from coterie.models.compiling import NUMBA_ERROR
 from coterie.record.turn import Finish
 
-COLDEST = 1e-6
-"""At this temperature and below sampling is greedy, because quotients would overflow."""
-NONE = -1
-"""Id for logits that are not a distribution."""
+Block = TypeVar("Block")
+BLOCK = 32
+"""Tokens of a block."""
+
+
+class PrefixCache(Generic[Block]):
+    """Cache of at most ``max_blocks`` blocks by their :func:`block_keys`, least recently used first out.
+
+    ``dropped`` is called with each block that is removed.
+    """
+
+    def __init__(self, max_blocks: int, dropped: Callable[[Block], None] = lambda _: None) -> None:
+        self._max_blocks = max_blocks
+        self._dropped = dropped
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+
+    def known(self, keys: Sequence[bytes]) -> list[Block]:
+        """Return the cached blocks of a prompt's keys, up to the first that is missing."""
+        blocks = []
+        for key in keys:
+            if (block := self._blocks.get(key)) is None:
+                break
+            self._blocks.move_to_end(key)
+            blocks.append(block)
+        return blocks
+
+    def put(self, key: bytes, block: Block) -> bool:
+        """Store a block. Return False if its key is already stored or the capacity is 0."""
+        if key in self._blocks or self._max_blocks < 1:
+            return False
+        self._blocks[key] = block
+        if len(self._blocks) > self._max_blocks:
+            self._drop()
+        return True
+
+    def clear(self) -> None:
+        while self._blocks:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, block = self._blocks.popitem(last=False)
+        self._dropped(block)
+
+
+class BlockIndex:
+    """Index of cached pages by their tokens, to find the longest match for the last, partial block of a prompt.
+
+    Pages after the same whole blocks (the key of the last one) are sorted by their tokens, so the longest match is next
+    to the insertion point of the prompt's tokens.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+
+    def add(self, page: int, before: bytes, ids: tuple[int, ...]) -> None:
+        """Add a page with the keys and values of ``ids``, which follow the block with the key ``before``."""
+        if page not in self._place:
+            self._place[page] = before, ids
+            insort(self._after.setdefault(before, []), (ids, page))
+
+    def drop(self, page: int) -> None:
+        if page in self._place:
+            before, ids = self._place.pop(page)
+            pages = self._after[before]
+            del pages[bisect_left(pages, (ids, page))]
+            if not pages:
+                del self._after[before]
+
+    def closest(self, before: bytes, ids: tuple[int, ...]) -> tuple[int, int]:
+        """Return the page with the longest common prefix with ``ids``, and its length (0 if there is no match)."""
+        pages = self._after.get(before, [])
+        at = bisect_left(pages, (ids, -1))
+        candidates = [(same(ids, other), page) for other, page in pages[max(at - 1, 0) : at + 1]]
+        count, page = max(candidates, default=(0, 0))
+        return page, count
+
+
+def same(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
+    """Return the key of each whole block of ``ids``: a hash of all ids up to its end.
+
+    Equal keys mean equal prefixes. With ``part`` there is another key for the rest.
+    """
+    tokens = array("q", ids)
+    keys: list[bytes] = []
+    before = b""
+    for start in range(0, len(tokens) - (0 if part else BLOCK - 1), BLOCK):
+        piece = tokens[start : start + BLOCK].tobytes()
+        before = hashlib.blake2b(before + piece, digest_size=16).digest()
+        keys.append(before)
+    return keys
+
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 
@@ -32,59 +128,6 @@ def uniforms(seed: int, count: int) -> list[float]:
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + np.uint64(start)
     result: list[float] = ((_mix(steps) >> np.uint64(16)).astype(np.float64) / 2.0**48).tolist()
     return result
-
-
-def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sample one token per row. Return ids and their log-probs (nats, float32) in the sampling distribution.
-
-    Temperature 0 (up to ``COLDEST``) takes the most likely token with log-prob 0. Top-p keeps the smallest set of most
-    likely tokens whose probability reaches it (Holtzman et al. 2020). If a logit is NaN or the largest is not finite,
-    the id is ``NONE``.
-
-    Args:
-        logits: float32 ``[N, V]``.
-        settings: float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
-    """
-    temperature = np.where(settings[:, :1] > COLDEST, settings[:, :1], 0.0)
-    settings = np.hstack([temperature, settings[:, 1:]])
-    if NUMBA_ERROR or logits.device.type != "cpu":
-        return draw_by_torch(logits, settings)
-    return compiled.draw(logits.numpy(), settings)
-
-
-def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Implement :func:`draw` on a GPU, and on CPU without numba; temperatures below ``COLDEST`` have to be 0.
-
-    Sums are rounded in another order than with numba: log-probs differ in the last bits, and a token may differ if its
-    number is that close to the boundary between two tokens.
-    """
-    columns = torch.tensor(settings, device=logits.device)
-    temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
-    greedy = temperature == 0
-    largest = logits.amax(-1, keepdim=True)
-    none = ~largest.isfinite()[:, 0]
-    logits = (logits - largest).masked_fill(none[:, None], 0.0)
-    logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
-    logprobs = torch.log_softmax(logits, -1)
-    cut = (top_p < 1) & ~greedy
-    if bool(cut.any()):
-        logprobs[cut] = _top_p(logprobs[cut], top_p[cut])
-    cumulative = logprobs.double().exp_().cumsum(-1)
-    at = noise[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
-    ids = torch.where(greedy, logits.argmax(-1), ids).masked_fill(none, NONE)
-    chosen = logprobs.gather(1, ids[:, None].clamp(min=0)).squeeze(1)
-    chosen = chosen.masked_fill(greedy, 0.0).masked_fill(none, torch.nan)
-    return ids.cpu().numpy(), chosen.cpu().numpy()
-
-
-def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
-    """Renormalize log-probs over the nucleus, with ``-inf`` outside."""
-    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
-    ordered = ordered - ordered.logsumexp(-1, keepdim=True)
-    return torch.empty_like(logprobs).scatter_(-1, order, ordered)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
@@ -129,27 +172,24 @@ class Running:
         """Tokens with computed keys and values: all but the last."""
         return (*self.prompt, *self.ids[:-1])
 
-    def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> bool:
-        """Append a sampled token. Return True if it ends the completion, which is then in the future."""
+    def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> None:
+        """Append a sampled token. If it ends the completion, set the future's result."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if self.on_token is not None:
             self.on_token(token)
-        if (end := ending(self.ids, self.sampling, ends, decode)) is None:
-            return False
-        self._end(*end)
-        return True
+        end = ending(self.ids, self.sampling, ends, decode)
+        if end is not None and not self.future.done():
+            finish, text, stop = end
+            ids, logprobs = tuple(self.ids), tuple(self.logprobs)
+            self.future.set_result(
+                Completion(ids, logprobs, text, finish, self.seed, self.cached, stop)
+            )
 
     @property
     def is_late(self) -> bool:
         """True if it runs longer than its timeout."""
         return time.monotonic() - self.start > self.sampling.timeout
-
-    def _end(self, finish: Finish, text: str, stop: str) -> None:
-        ids, logprobs = tuple(self.ids), tuple(self.logprobs)
-        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached, stop)
-        if not self.future.done():
-            self.future.set_result(completion)
 
 
 def ending(
@@ -176,10 +216,8 @@ def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> tuple[
         return None
     text = decode(ids)
     matches = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
-    if not matches:
-        return None
-    index, stop = min(matches)
-    return text[:index], stop
+    index, stop = min(matches, default=(-1, ""))
+    return (text[:index], stop) if stop else None
 
 
 @dataclass(eq=False, slots=True)

@@ -26,7 +26,6 @@ class VLLMSettings(Settings):
     )
     start_seconds: float = key(900.0, "maximum seconds for the start of a server", gt=0)
     grace_seconds: float = key(20.0, "seconds from terminating to killing a server", ge=0)
-    seed: int = key(0, "seed of the jitter between attempts; results do not depend on it")
     urls: tuple[str, ...] = key((), "external servers to use; coterie never stops them")
     served_name: str | None = key(
         None, "name of the model on external servers; default: their only model"

@@ -1,15 +1,12 @@
-"""Base of environments in which an agent acts step by step, and the format of its thoughts, actions and answers.
+"""Base of environments in which an agent acts step by step, and DensePolicy's format of messages.
 
     Thought: The price is per pen.          Thought: All are counted.
     Action:                                 Answer: 42
     print(3 * 14)
     End Action
 
-This is the format of DensePolicy's CodeAct agents. Each message is one step, with an action or an answer. A message
-with neither or with both does nothing, but costs a step, and the reply explains the problem. Of several actions or
-answers only the first counts, which the reply notes. Text after ``End Action`` is ignored.
-
-Subclasses define the prompt, actions and grades.
+A message is one step: an action or an answer. A message with neither or both does nothing, but costs a step. Of
+several actions or answers only the first counts. Text after ``End Action`` is ignored. Replies explain these problems.
 """
 
 import copy
@@ -17,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -85,9 +82,17 @@ def read(text: str, cut: bool = False) -> Move:
     if actions and answers:
         return Move("nothing", note=BOTH)
     if actions:
-        return _action(actions, has_end)
+        content = actions[0].strip("\n").rstrip()
+        if not has_end:
+            return Move("nothing", note=NOT_ENDED)
+        if not content.strip():
+            return Move("nothing", note=EMPTY_ACTION)
+        return Move("action", content, FIRST_ACTION if len(actions) > 1 else "")
     if answers:
-        return _answer(answers)
+        content = answers[0].strip()
+        if not content:
+            return Move("nothing", note=EMPTY_ANSWER)
+        return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
     return Move("nothing", note=NEITHER)
 
 
@@ -108,22 +113,6 @@ def _split(text: str) -> tuple[list[str], list[str], bool]:
             answers.append(text[mark.end() : after.start() if after else len(text)])
             at = after.start() if after else len(text)
     return actions, answers, first_has_end
-
-
-def _action(actions: list[str], has_end: bool) -> Move:
-    content = actions[0].strip("\n").rstrip()
-    if not has_end:
-        return Move("nothing", note=NOT_ENDED)
-    if not content.strip():
-        return Move("nothing", note=EMPTY_ACTION)
-    return Move("action", content, FIRST_ACTION if len(actions) > 1 else "")
-
-
-def _answer(answers: list[str]) -> Move:
-    content = answers[0].strip()
-    if not content:
-        return Move("nothing", note=EMPTY_ANSWER)
-    return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
 
 
 def write_action(action: str, thought: str = "") -> str:
@@ -179,8 +168,6 @@ class Acting(ABC):
     def __init__(self, steps: int) -> None:
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
 
-    # -- abstract methods ---------------------------------------------------------------------
-
     @abstractmethod
     def tasks(
         self, split: Split, count: int, seed: int, after: Sequence[int] = ()
@@ -216,13 +203,10 @@ class Acting(ABC):
         other.form = form
         return other
 
-    # -- steps --------------------------------------------------------------------------------
-
     def acting(self, state: State) -> tuple[str, ...]:
         return (AGENT,)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-
         return ()
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -237,8 +221,14 @@ class Acting(ABC):
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
         if move.kind == "action":
-            return _add_note(await self.do(state, move.content, live), move)
-        return _add_note(await self.on_answer(state, move.content), move)
+            transition = await self.do(state, move.content, live)
+        else:
+            transition = await self.on_answer(state, move.content)
+        if not move.note or not transition.seen:
+            return transition
+        first, *others = transition.seen
+        parts = (*first.parts, Part(f"\n{move.note}", source="environment"))
+        return replace(transition, seen=(replace(first, parts=parts), *others))
 
 
 def saying(text: str) -> tuple[Observation, ...]:
@@ -248,15 +238,6 @@ def saying(text: str) -> tuple[Observation, ...]:
 def drop_shots(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the messages without example messages, as a recontext rule."""
     return tuple(m for m in messages if all(part.source != SHOTS for part in m.parts) or m.turn)
-
-
-def _add_note(transition: Transition, move: Move) -> Transition:
-    if not move.note or not transition.seen:
-        return transition
-    (first, *others) = transition.seen
-    parts = (*first.parts, Part(f"\n{move.note}", source="environment"))
-    seen = (Observation(first.speaker, parts, first.results), *others)
-    return Transition(transition.data, seen, transition.answer, transition.end, transition.rewards)
 
 
 def _message(turn: Turn) -> Message:

@@ -24,13 +24,12 @@ GRADER = "grader"
 
 def secret_answers(row: QuestionRow) -> dict[str, Secret]:
     """Return the right answer of a row and its aliases (if any) as secrets for graders."""
-    aliases: tuple[str, ...] = getattr(row, "aliases", ())
     readers = frozenset({GRADER})
-    answer = Secret(row.answer, name="answer", readers=readers)
-    if not aliases:
-        return {"answer": answer}
-    text = json.dumps(aliases, ensure_ascii=False)
-    return {"answer": answer, "aliases": Secret(text, name="aliases", readers=readers)}
+    secrets = {"answer": Secret(row.answer, name="answer", readers=readers)}
+    if aliases := getattr(row, "aliases", ()):
+        text = json.dumps(aliases, ensure_ascii=False)
+        secrets["aliases"] = Secret(text, name="aliases", readers=readers)
+    return secrets
 
 
 def gold_answer(task: Task) -> str:
@@ -40,12 +39,8 @@ def gold_answer(task: Task) -> str:
 
 def question_of(task: Task) -> str:
     """Return the question of a task, or all its public fields, for reports."""
-    question = task.public.get("question")
-    return (
-        str(question)
-        if question
-        else ", ".join(f"{name}: {one}" for name, one in task.public.items())
-    )
+    fields = ", ".join(f"{name}: {one}" for name, one in task.public.items())
+    return str(task.public.get("question") or fields)
 
 
 def known_answers(task: Task) -> tuple[str, ...]:
@@ -104,8 +99,6 @@ def _word_f1(predicted: list[str], gold: list[str]) -> float:
 def _check(golds: Sequence[str]) -> None:
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, not one string: use [{golds!r}]")
-    if not golds:
-        raise ValueError("golds is empty: pass at least one right answer")
 
 
 def same_text(first: str, second: str) -> bool:

@@ -1,8 +1,7 @@
 """BabyAI as text: an agent in a grid of rooms carries out a mission by writing moves.
 
-The levels come unchanged from the package ``minigrid`` (extra ``babyai``). The agent reads a description of its view of
-7 x 7 cells. The score is success within the limit of steps. The package's reward, which decreases with the number of
-moves, is not used. A game can be copied, so branches fork.
+The levels come from the package ``minigrid`` (extra ``babyai``). The score is success within the limit of steps, not
+the package's reward. A game can be copied, so branches fork.
 """
 
 import copy
@@ -15,7 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
@@ -29,8 +28,8 @@ from coterie.record.turn import digest
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
-# Games of the levels, by split. A hash of a game's content (grid, position and direction of the agent, mission) decides
-# its split, so the splits have no game in common. A game that several seeds produce occurs once.
+# A hash of a game's content (grid, position and direction of the agent, mission) decides its split. A game that several
+# seeds produce occurs once.
 
 PREFIX = "BabyAI-"
 SEEDS = 2**31
@@ -40,18 +39,11 @@ NO_LIMIT = 1_000_000
 """The package's limit of moves, too high to apply: coterie counts the steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """A game of a level."""
 
     seed: int
     mission: str
-
-
-def package_version() -> str:
-    """Return the version of ``minigrid``, which determines the games. Raise ``UserError`` if it is missing."""
-    _package()
-    return version("minigrid")
 
 
 def check_level(name: str) -> None:
@@ -141,12 +133,10 @@ COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 DOOR_STATES = ("open", "closed", "locked")
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleObject:
+class VisibleObject(NamedTuple):
     """An object in view."""
 
     what: str
-    """Description, such as ``red ball`` or ``closed blue door``."""
     ahead: int
     right: int
     """Steps to the right; negative to the left."""
@@ -162,14 +152,11 @@ class VisibleObject:
         return f"{self.what} {self.place}"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Objects in view of the agent."""
 
     objects: tuple[VisibleObject, ...]
-    """Sorted by distance, then by steps ahead, then from left to right."""
     walls: tuple[VisibleObject, ...]
-    """The nearest visible walls straight ahead, to the left and to the right."""
     carried: str | None = None
 
     def __str__(self) -> str:
@@ -217,7 +204,6 @@ RULES = (
     f"Actions: {', '.join(ACTIONS)}. What you pick up, drop or toggle (open, close) is 1 ahead.\n"
 )
 PROMPT = RULES + CODE_ACT.action_instructions
-"""System prompt with the default message format."""
 NOTHING_CHANGED = "That changed nothing."
 NO_ANSWERS = "Nothing is to be answered here: act until the mission is accomplished."
 
@@ -231,12 +217,10 @@ class BabyAISettings(ActingSettings):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MoveResult:
+class MoveResult(NamedTuple):
     """Result of a move."""
 
     seen: str = ""
-    """Text for the agent; empty at the end."""
     end: Ending | None = None
 
 
@@ -284,7 +268,7 @@ class BabyAI(Acting):
         super().__init__(settings.steps)
         check_level(settings.level)
         self.level = settings.level
-        self.version = f"1/minigrid {package_version()}"
+        self.version = f"1/minigrid {version('minigrid')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return games of the level. The splits have no game in common."""
@@ -296,14 +280,12 @@ class BabyAI(Acting):
         ]
 
     def system_prompt(self, task: Task) -> str:
-        """Return the description of positions and actions, and the message format."""
         return RULES + self.form.action_instructions
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         return nullcontext(Game(new_level(self.level)))
 
     async def begin(self, task: Task, live: Game) -> Transition:
-        """Return the mission and the view."""
         return Transition(0, saying(live.start(int(str(task.public["seed"])))))
 
     async def do(self, state: State, action: str, live: Game) -> Transition:

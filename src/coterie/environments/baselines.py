@@ -1,22 +1,15 @@
-"""Baselines for multi-agent dialogues, for any environment and its metric.
+"""Baselines for multi-agent dialogues, for any environment and its metric. Prompts are our own.
 
-* ``cot``: chain of thought; one agent has all information and answers in one message.
-* ``cot_sc``: several such answers and a majority (Wang et al. 2023, "Self-Consistency Improves
-  Chain of Thought Reasoning in Language Models"); the same environment, sampled several times.
-* ``mad``: multi-agent debate (Du et al. 2023, "Improving Factuality and Reasoning in Language
-  Models through Multiagent Debate").
-* ``react``: for an agent that acts (``acting.baselines``), as is ``cot`` there.
-* ``autoform``: AutoForm (Chen et al. 2024, "Beyond Natural Language: LLMs Leveraging Alternative
-  Formats for Enhanced Reasoning and Communication").
-
-Prompts are our own.
+``cot``: one agent with all information (Kojima et al. 2022); ``cot_sc``: a majority of several (Wang et al. 2023);
+``mad``: multi-agent debate (Du et al. 2023); ``autoform``: a format of the agents' choice (Chen et al. 2024).
 """
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from coterie.environments.acting import (
     ANSWER,
@@ -30,21 +23,13 @@ from coterie.environments.acting import (
     read,
 )
 from coterie.environments.answers import Vote
-from coterie.environments.coding import AGENT, Coding
+from coterie.environments.coding import Coding
 from coterie.environments.exchange import Exchange, ExchangeAlone
-from coterie.environments.protocol import (
-    ActorKind,
-    Environment,
-    State,
-    Transition,
-)
+from coterie.environments.protocol import ActorKind, Environment, State, Transition
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
-from coterie.environments.with_tools import ForwardedPlay, ForwardedTasks
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Task
 from coterie.record.turn import Message, Part, Turn
-from coterie.tools.sandbox.inside.plain import Wire
-from coterie.tools.sandbox.pool import Sandbox
 
 # Other message formats for acting environments:
 #
@@ -101,72 +86,10 @@ THOUGHTS = Form(
 )
 
 
-class SingleTurn(ForwardedPlay, Coding):
-    """A coding environment in which the agent has one turn and must answer at once."""
-
-    environment: Coding
-
-    def __init__(self, environment: Coding) -> None:
-        super().__init__(environment.settings.model_copy(update={"turns": 1}))
-        self.environment = environment
-        self.name = environment.name
-        self.version = environment.version
-        self.actors = environment.actors
-        self.needs = environment.needs
-        self.pure = environment.pure
-        self.max_sessions = environment.max_sessions
-        self.syntax = environment.syntax
-        self.metric = environment.metric
-        self.fenced = environment.fenced
-        self.script = environment.script
-
-    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        return self.environment.solo_parts(task, agent)
-
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the environment's prompt, with a system prompt that requests the answer at once."""
-        messages = self.environment.see(state, actor)
-        if actor != AGENT:
-            return messages
-        return (replace(messages[0], parts=self.system_parts(state.task, actor)), *messages[1:])
-
-    # -- forwarded methods --------------------------------------------------------------------
-
-    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        return self.environment.solo_parts(task, agent)
-
-    def visible(self, text: str) -> str:
-        return self.environment.visible(text)
-
-    def request(self, task: Task) -> str:
-        return self.environment.request(task)
-
-    def answer(self, text: str) -> str | None:
-        return self.environment.answer(text)
-
-    def answer_to(self, task: Task, text: str) -> str | None:
-        return self.environment.answer_to(task, text)
-
-    def code(self, answer: str) -> str:
-        return self.environment.code(answer)
-
-    def same(self, first: str, second: str) -> bool:
-        return self.environment.same(first, second)
-
-    def similarity(self, answer: str, other: str) -> float:
-        return self.environment.similarity(answer, other)
-
-    def well_formed(self, task: Task, answer: str) -> bool:
-        return self.environment.well_formed(task, answer)
-
-    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
-        return await self.environment.expected(task, sandbox)
-
-
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
-"""The dialogue of the benchmark itself, or a baseline."""
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
+T = TypeVar("T")
 
 
 def by_method(environment: Environment, method: Method) -> Environment:
@@ -179,7 +102,8 @@ def by_method(environment: Environment, method: Method) -> Environment:
                 f"method={method} does not support {environment.name}, where an agent works with a user",
                 "use method=dialogue, or method=cot for an answer without questions",
             )
-        return SingleTurn(environment)
+        settings = environment.settings.model_copy(update={"turns": 1})
+        return _variant(environment, SingleTurn, settings=settings, max_turns=1)
     if isinstance(environment, Acting):
         return _acting(environment, method)
     if not isinstance(environment, Talk) or method == "react":
@@ -188,9 +112,10 @@ def by_method(environment: Environment, method: Method) -> Environment:
             "use method=dialogue, or derive the environment from coterie.environments.talk.Talk",
         )
     if method == "mad":
-        return MultiAgentDebate(environment)
+        turns = ROUNDS * len(environment.agents)
+        return _variant(environment, MultiAgentDebate, max_turns=turns, formats=())
     if method == "autoform":
-        return AutoForm(environment)
+        return _variant(environment, AutoForm, formats=())
     return single_agent(environment)
 
 
@@ -207,64 +132,46 @@ def _acting(environment: Acting, method: Method) -> Acting:
 
 def single_agent(environment: Talk) -> Talk:
     """Return the environment's tasks for one agent with all information: an upper bound for dialogues."""
-    if not isinstance(environment, Exchange):
-        return SingleAgent(environment)
-    alone = ExchangeAlone(levels=environment.levels)
-    alone.max_turns = environment.max_turns
-    return alone
+    if isinstance(environment, Exchange):
+        return _variant(environment, ExchangeAlone)
+    return _variant(environment, SingleAgent, max_turns=1, formats=())
 
 
-class Variant(ForwardedTasks, Talk):
-    """Base class of environments with the tasks, answers and grades of another environment.
+def _variant(environment: T, kind: type, **attributes: object) -> T:
+    """Return a copy of the environment with the methods of ``kind`` in front of its own."""
+    other = copy(environment)
+    other.__class__ = type(kind.__name__, (kind, type(environment)), {})
+    vars(other).update(attributes)
+    return other
 
-    The order of actors, the messages of the environment, its tools and its formats are not forwarded.
-    """
 
-    environment: Talk
-
-    def __init__(self, environment: Talk) -> None:
-        self.environment = environment
-        self.name = environment.name
-        self.version = environment.version
-        self.agents = environment.agents
-        self.max_turns = environment.max_turns
-        self.metric = environment.metric
-        self.needs = environment.needs
-        self.pure = environment.pure
-        self.max_sessions = environment.max_sessions
+class SingleTurn(Coding):
+    """A coding environment in which the agent has one turn and must answer at once."""
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return self.solo_parts(task, agent)
 
-    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        return self.environment.solo_parts(task, agent)
 
-    def answer(self, text: str) -> str | None:
-        return self.environment.answer(text)
+class Alone(Talk):
+    """Agents with all information, without the order, messages and tools of the environment's dialogue."""
 
-    def answer_to(self, task: Task, text: str) -> str | None:
-        return self.environment.answer_to(task, text)
+    actors, limits, syntax = Talk.actors, Talk.limits, Talk.syntax
+    begin, acting, see, tools = Talk.begin, Talk.acting, Talk.see, Talk.tools
+    prompt_turns, act = Talk.prompt_turns, Talk.act
 
-    def same(self, first: str, second: str) -> bool:
-        return self.environment.same(first, second)
-
-    def score(self, task: Task, answer: str | None) -> float:
-        return self.environment.score(task, answer)
-
-    def well_formed(self, answer: str) -> bool:
-        return self.environment.well_formed(answer)
-
-    def similarity(self, answer: str, other: str) -> float:
-        return self.environment.similarity(answer, other)
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        return self.solo_parts(task, agent)
 
 
-class SingleAgent(Variant):
+class SingleAgent(Alone):
     """One agent, one message: steps, then the answer."""
 
-    def __init__(self, environment: Talk) -> None:
-        super().__init__(environment)
-        self.agents = environment.agents[:1]
-        self.max_turns = 1
+    @property
+    def actors(self) -> Mapping[str, ActorKind]:
+        return dict.fromkeys(self.agents[:1], "agent")
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return self.agents[:1]
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -276,16 +183,12 @@ class SingleAgent(Variant):
         )
 
 
-class MultiAgentDebate(Variant):
+class MultiAgentDebate(Alone):
     """Each agent has all information and answers alone, then sees the other answers and answers again.
 
     The agents' last answers are votes. In a tie the largest group with the earliest agent wins. A truncated message
     counts with its answer, if it has one.
     """
-
-    def __init__(self, environment: Talk) -> None:
-        super().__init__(environment)
-        self.max_turns = ROUNDS * len(self.agents)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
@@ -324,32 +227,13 @@ class MultiAgentDebate(Variant):
         return vote.winners
 
 
-class AutoForm(ForwardedPlay, Variant):
+class AutoForm(Talk):
     """The dialogue of the environment in a format that the agents choose themselves."""
-
-    def __init__(self, environment: Talk) -> None:
-        super().__init__(environment)
-        self.syntax = environment.syntax
-
-    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the request to choose a format, followed by the environment's prompt."""
-        return (_CHOOSING, *self.environment.system_parts(task, agent))
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the environment's messages, with the request to choose a format first."""
-        system, *dialogue = self.environment.see(state, actor)
+        system, *dialogue = super().see(state, actor)
         return (replace(system, parts=(_CHOOSING, *system.parts)), *dialogue)
-
-    @property
-    def actors(self) -> Mapping[str, ActorKind]:
-        return self.environment.actors
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        return self.environment.limits
-
-    def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
-        return self.environment.prompt_turns(state, agent)
 
 
 _DEBATE = (

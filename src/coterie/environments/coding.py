@@ -1,11 +1,7 @@
-"""Backend programming: an agent asks a user what a Python function should do (ColBench).
-
-This is ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1) with rules in our own words. The user
-makes a vague request, knows the right function and can't write code. The agent has ten turns and writes a marker before
-its answer. An answer succeeds if it agrees with the reference on all hidden calls. Answers run only in the sandbox.
+"""Backend programming: an agent asks a user what a Python function should do (ColBench, arXiv 2503.15478, section 4.1).
 
 Marks divide a message: one before the answer, one after thoughts, and fences. In an answer or a fence, marks inside
-strings, docstrings and comments of the code are ignored.
+strings, docstrings and comments of the code are ignored. Answers run only in the sandbox.
 """
 
 import ast
@@ -46,7 +42,6 @@ from coterie.environments.user_simulator import (
 )
 from coterie.record.tree import TURNS, Ending, Secret, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Turn
-from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, format_value
 
@@ -165,25 +160,23 @@ def functions(code: str) -> frozenset[str]:
             module = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return frozenset(
-        one.name
-        for one in module.body
-        if isinstance(one, kinds) and not all(map(_is_trivial, one.body))
+    functions = (
+        one for one in module.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
     )
+    return frozenset(one.name for one in functions if not all(map(_is_trivial, one.body)))
 
 
 def _is_trivial(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Pass) or (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    )
+    match statement:
+        case ast.Pass() | ast.Expr(ast.Constant()):
+            return True
+    return False
 
 
 EXAMPLE = """\
 def initials(name):
     words = name.split()
     return "".join(word[0] for word in words)"""
-"""Example answer in the prompts."""
 
 
 def work(turns: int, marker: str) -> str:
@@ -223,12 +216,8 @@ AGENT = "agent"
 CRITIC = "critic"
 """Role that rates the agent's turns in training and may read the reference."""
 TESTS = "tests"
-"""Name of the secret with the hidden calls, a JSON list."""
 SHOWN_REFERENCE = "\nReference:\n"
-"""Text before the reference at the end of a critic's system prompt."""
-FENCE = "```"
 MAX_VALUE = 200
-"""Maximum characters of a recorded result, and of a reason for failure."""
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
@@ -245,15 +234,11 @@ class Coding(Pure, ABC):
     max_turns: int
     metric = "success"
     fenced = True
-    """True if the prompt requests a fenced block."""
     script: UserSimulator | None = None
-    """Default user simulator."""
 
     def __init__(self, settings: CodingSettings) -> None:
         self.settings = settings
         self.mode: Mode = settings.grading
-        self.tolerance = settings.tolerance
-        self.strict = settings.strict
         self.max_turns = settings.turns
         self._expected: dict[str, Sequence[CallResult]] = {}
 
@@ -265,8 +250,6 @@ class Coding(Pure, ABC):
     @property
     def limits(self) -> Mapping[str, int]:
         return {f"turns:{AGENT}": self.max_turns}
-
-    # -- messages -----------------------------------------------------------------------------
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         return (Part(work(self.max_turns, MARKER), source="task"),)
@@ -290,7 +273,6 @@ class Coding(Pure, ABC):
         return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
 
     def acting(self, state: State) -> tuple[str, ...]:
-
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -320,14 +302,8 @@ class Coding(Pure, ABC):
             return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
         return Message(role, turn=turn.id)
 
-    # -- grading ------------------------------------------------------------------------------
-
     async def grade(self, state: State, live: Any) -> Grade:
-        """Score 1 if all hidden calls return the same as with the reference.
-
-        Raises:
-            EngineError: the reference fails on a hidden call.
-        """
+        """Score 1 if all hidden calls return the same as with the reference."""
         task, code = state.task, self.code(state.answer or "")
         sandbox: Sandbox = live[Sandbox]
         reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
@@ -347,11 +323,9 @@ class Coding(Pure, ABC):
         ):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        result = await sandbox.grade_wires(
-            *(code, calls, expected),
-            mode=self.mode,
-            tolerance=self.tolerance,
-            strict=self.strict,
+        own = self.settings
+        result = await sandbox.grade(
+            code, calls, expected, mode=self.mode, tolerance=own.tolerance, strict=own.strict
         )
         metrics = {**common, "fraction": result.fraction, "results": _results(result)}
         success = result.success and not (leaked and self.settings.on_leak == "fail")
@@ -360,29 +334,23 @@ class Coding(Pure, ABC):
     def well_formed(self, task: Task, answer: str) -> bool:
         """Return True if the answer has a complete function with a name of the reference, in a closed block."""
         names = functions(task.secrets[REFERENCE].reveal(GRADER))
-        closed = not self.fenced or answer.count(FENCE) >= 2
+        closed = not self.fenced or answer.count("```") >= 2
         return closed and not names.isdisjoint(functions(self.code(answer)))
 
-    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
-        """Return the (cached) results of the reference for the hidden calls.
-
-        Raises:
-            EngineError: the reference fails on a call.
-        """
+    async def expected(self, task: Task, sandbox: Sandbox) -> Sequence[CallResult]:
+        """Return the (cached) results of the reference for the hidden calls."""
         if task.id not in self._expected:
             reference = task.secrets[REFERENCE].reveal(GRADER)
             self._expected[task.id] = await sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
-        wires = []
         for result in self._expected[task.id]:
             if result.wire is None:
                 raise EngineError(
                     f"task {task.id} can't be graded: its reference fails on "
                     f"`{result.call}`: {result.reason}"
                 )
-            wires.append(result.wire)
-        return wires
+        return self._expected[task.id]
 
     def code(self, answer: str) -> str:
         """Return the code of an answer, in ``legacy`` mode as ColBench's grader extracts it."""
@@ -425,13 +393,12 @@ def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message,
 
 
 def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLine]:
-    return [
-        (
-            turn.speaker.name,
-            environment.visible(turn.text) if turn.speaker.name == AGENT else turn.text,
-        )
+    names = [turn.speaker.name for turn in turns]
+    texts = [
+        environment.visible(turn.text) if turn.speaker.name == AGENT else turn.text
         for turn in turns
     ]
+    return list(zip(names, texts, strict=True))
 
 
 def hidden_calls(task: Task) -> list[str]:
@@ -442,16 +409,11 @@ def hidden_calls(task: Task) -> list[str]:
 
 def _results(graded: Graded) -> str:
     """Return the test results as a JSON list of outcome, returned value and reason of failure."""
-    return json.dumps(
-        [
-            {
-                "passed": test.passed,
-                "gave": format_value(test.result.wire, MAX_VALUE) if test.result.wire else None,
-                "why": test.reason[:MAX_VALUE],
-            }
-            for test in graded.tests
-        ]
-    )
+    results = []
+    for test in graded.tests:
+        gave = format_value(test.result.wire, MAX_VALUE) if test.result.wire else None
+        results.append({"passed": test.passed, "gave": gave, "why": test.reason[:MAX_VALUE]})
+    return json.dumps(results)
 
 
 class BackendProgramming(Coding):
@@ -466,14 +428,11 @@ class BackendProgramming(Coding):
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return tasks of a split, or fewer if the data set has fewer."""
-        tasks = []
-        for row in draw(self.rows, split, count, seed, after):
-            assert isinstance(row, CodeRow), "the data set has code rows"
-            tasks.append(self.task(row))
-        return tasks
+        return [self.task(row) for row in draw(self.rows, split, count, seed, after)]
 
-    def task(self, row: CodeRow) -> Task:
+    def task(self, row: QuestionRow) -> Task:
         """Return the task of a row, which may come from outside the data set."""
+        assert isinstance(row, CodeRow), "the data set has code rows"
         calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
         return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
 

@@ -20,7 +20,6 @@ from coterie.tools.calls import NativeCalls
 
 ASSISTANT: Literal["assistant"] = "assistant"
 PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)
-"""Row types of the catalogue whose question has all the information that a reply needs."""
 
 
 class ConversationReply(Pure):

@@ -5,8 +5,7 @@ ends when it repeats its answer after the critics' messages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
@@ -33,15 +32,12 @@ from coterie.record.tree import Task
 from coterie.record.turn import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """Subject of a debate: prompt of the solver, and parser and comparison of its answers."""
 
     skill: str
-    """Skill of the solver in its prompt."""
     ending: str
     example: str
-    """Parsed example answer of ``ending``."""
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
     """Comparison of a reference or an earlier answer (first) with an answer (second)."""
@@ -49,7 +45,6 @@ class Subject:
 
 
 NO_MISTAKE = "I found no mistake."
-"""Message of a critic that found no mistake."""
 EVERY = "End every message"
 
 ARITHMETIC = Subject(
@@ -116,6 +111,7 @@ class Debate(Talk):
     def __init__(self, settings: DebateSettings, rows: Rows) -> None:
         self.name = rows.name
         self.subject = SUBJECTS[settings.subject]
+        self.example = self.subject.example
         self.agents: tuple[str, ...] = AGENTS[: settings.agents]
         self.max_turns = settings.turns
         self.formats: tuple[str, ...] = settings.pool(self.subject.formats)
@@ -153,9 +149,6 @@ class Debate(Talk):
         if self.subject is CHOICE:  # files of the released code name no options
             answer = option_of(answer, _options(task) or golds)
         return float(any(self.subject.same(gold, answer) for gold in golds))
-
-    def well_formed(self, answer: str) -> bool:
-        return answer != self.subject.example
 
     def similarity(self, answer: str, other: str) -> float:
         return float(self.subject.same(other, answer))

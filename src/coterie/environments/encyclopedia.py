@@ -4,11 +4,8 @@
     Where does the mayor of Upper Tarn live?                       the town's entry, then its mayor's
 
 A name has two words, each a single token of the tiny tokenizer (checked by ``scripts/tiny/encyclopedia.py``). Names
-share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also returns irrelevant entries.
-
-A hash of an entity's name decides its split, and facts relate only entities of the same split. So all entries that an
-answer depends on belong to the split of its question. The splits share words of names, and the search covers one
-encyclopedia with the entries of all splits.
+share words, so a search also returns irrelevant entries. A hash of an entity's name decides its split, and facts relate
+only entities of the same split. The search covers one encyclopedia with the entries of all splits.
 """
 
 import asyncio
@@ -21,7 +18,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from coterie.config.folders import home
@@ -30,7 +27,13 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import secret_answers
-from coterie.environments.settings import SPLIT_SHARES, MicroSplit, check_split, split_of_key
+from coterie.environments.settings import (
+    SPLIT_SHARES,
+    MicroSplit,
+    check_split,
+    split_of_key,
+    split_words,
+)
 from coterie.environments.workflow.environment import Workflow, WorkflowSettings
 from coterie.environments.workflow.expert import has_passages
 from coterie.environments.workflow.plan import Plan
@@ -39,34 +42,30 @@ from coterie.environments.workflow.trace import Query, Trace
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.calls import Function
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
+from coterie.tools.search import RetrieverSettings, RetrieverTool
 
 Kind = Literal["person", "town", "firm"]
 Scale = Literal["year", "number"]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_FIRSTS = _words(
+_FIRSTS = split_words(
     "Ada Bram Cleo Dov Edda Finn Gerda Hedy Ilse Jory Kasia Leif Mavis Nils Olga Piet Quin Rolf Signe Tove Ulla Vito "
     "Wanda Ximo Yola Zeno Anouk Bodo Cosima Drago Elke Falk Gitta Hektor Ingo Jutta Knut Lotte Malte Nadja Oskar "
     "Petra Ragna Silas Thea Ugo Vera Wim Xenia Ylva Zora Arne Britt Corin Dagny Emeric Frida Gustav Helga Ivar Jelka "
     "Klaas Ludek Mirza"
 )
-_LASTS = _words(
+_LASTS = split_words(
     "Vell Quill Dorn Hask Lund Pryce Tamm Brandt Corvo Dahl Erhart Fenn Galt Hobb Isley Jarre Keel Lorne Mott Nagel "
     "Orme Pell Quist Rusk Stroud Thorn Umber Voss Wick Yarrow Zell Ambler Bexley Crane Draper Eames Frost Grimm Hale "
     "Ibsen Jost Kerr Lisle Marsh Nye Oakes Pike Quade Rigby Sloan Teague Usher Vance Wray Yates Zahn Arden Birk Cobb "
     "Dunne Ekman Foss Gable Holt"
 )
-_SIDES = _words("Upper Lower Old New Great Little East West North South Long High Dry Green")
-_PLACES = _words(
+_SIDES = split_words("Upper Lower Old New Great Little East West North South Long High Dry Green")
+_PLACES = split_words(
     "Tarn Moor Ford Glen Harbour Ridge Mill Abbey Bridge Castle Dale Haven Kirk Lea Marsh Oak Pool Quay Rock Stow "
     "Thorpe Vale Weir Wold Barrow Combe Down Fell Grove Heath Isle Knoll Meadow Nook Pass Reach"
 )
-_TRADES = _words("Bank Mills Press Motors Mining Foods Timber Glass Lines Steel Tools Cloth")
+_TRADES = split_words("Bank Mills Press Motors Mining Foods Timber Glass Lines Steel Tools Cloth")
 
 NAMES: dict[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "person": (_FIRSTS, _LASTS),
@@ -78,11 +77,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "year": tuple(map(str, range(1921, 1951))),
     "number": tuple(f"{hundreds}00" for hundreds in range(21, 51)),
 }
-"""Comparable values in ascending order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     """A relation in an entry. In templates ``{s}`` is the entity and ``{v}`` the value."""
 
     name: str
@@ -90,55 +87,42 @@ class Relation:
     to: Kind | Scale
     sentence: str
     question: str
-    phrase: str = ""
-    """Phrase for a value that is an entity."""
-    extremes: tuple[str, str] = ("", "")
-    """Questions for the least and the greatest of several comparable values."""
+    extremes: tuple[str, ...] = ()
+    """Words for the least and the greatest of several comparable values."""
 
     @property
     def query(self) -> str:
         return f"{self.name} of {{s}}"
 
+    @property
+    def phrase(self) -> str:
+        """Phrase for a value that is an entity."""
+        return f"the {self.query}" if self.to in NAMES else ""
 
+    @property
+    def comparisons(self) -> tuple[str, ...]:
+        """Questions for the least and the greatest value."""
+        return tuple(self.question.format(s=f"the {one} of {{s}}") for one in self.extremes)
+
+
+FIRST_LAST = ("first", "last")
+SIZES = ("smallest", "largest")
 RELATIONS = (
+    Relation("birth", "person", "year", "{s} was born in {v}.", "When was {s} born?", FIRST_LAST),
+    Relation("home", "person", "town", "{s} lives in {v}.", "Where does {s} live?"),
+    Relation("size", "town", "number", "{s} has {v} people.", "How many people has {s}?", SIZES),
+    Relation("mayor", "town", "person", "The mayor of {s} is {v}.", "Who is the mayor of {s}?"),
     Relation(
-        *("birth", "person", "year", "{s} was born in {v}.", "When was {s} born?"),
-        extremes=("When was the first of {s} born?", "When was the last of {s} born?"),
+        "founding", "firm", "year", "{s} was founded in {v}.", "When was {s} founded?", FIRST_LAST
     ),
-    Relation(
-        *("home", "person", "town", "{s} lives in {v}.", "Where does {s} live?"),
-        phrase="the home of {s}",
-    ),
-    Relation(
-        *("size", "town", "number", "{s} has {v} people.", "How many people has {s}?"),
-        extremes=(
-            "How many people has the smallest of {s}?",
-            "How many people has the largest of {s}?",
-        ),
-    ),
-    Relation(
-        *("mayor", "town", "person", "The mayor of {s} is {v}.", "Who is the mayor of {s}?"),
-        phrase="the mayor of {s}",
-    ),
-    Relation(
-        *("founding", "firm", "year", "{s} was founded in {v}.", "When was {s} founded?"),
-        extremes=("When was the first of {s} founded?", "When was the last of {s} founded?"),
-    ),
-    Relation(
-        *("seat", "firm", "town", "{s} has its seat in {v}.", "Where is the seat of {s}?"),
-        phrase="the seat of {s}",
-    ),
-    Relation(
-        *("head", "firm", "person", "The head of {s} is {v}.", "Who is the head of {s}?"),
-        phrase="the head of {s}",
-    ),
+    Relation("seat", "firm", "town", "{s} has its seat in {v}.", "Where is the seat of {s}?"),
+    Relation("head", "firm", "person", "The head of {s} is {v}.", "Who is the head of {s}?"),
 )
-"""All relations, in the order of the facts in an entry."""
 BY_NAME = {one.name: one for one in RELATIONS}
 OF_KIND: dict[Kind, tuple[Relation, ...]] = {
     kind: tuple(one for one in RELATIONS if one.of == kind) for kind in NAMES
 }
-COMPARED = tuple(one for one in RELATIONS if one.extremes[0])
+COMPARED = tuple(one for one in RELATIONS if one.extremes)
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
@@ -148,28 +132,16 @@ def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
     return tuple(chains)
 
 
-def words() -> tuple[str, ...]:
-    """Return all words of names and all values as they occur in text: second words with a leading space."""
-    firsts = [word for first, _ in NAMES.values() for word in first]
-    seconds = [f" {word}" for _, second in NAMES.values() for word in second]
-    return tuple(
-        dict.fromkeys([*firsts, *seconds, *(one for row in VALUES.values() for one in row)])
-    )
-
-
 ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "firm": 400})
-"""Number of entities of each kind in an encyclopedia."""
 SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
 ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A fact about an entity."""
 
     subject: str
     relation: str
-    """Name of a ``lexicon.Relation``."""
     value: str
 
     @property
@@ -181,8 +153,7 @@ class Fact:
         return BY_NAME[self.relation].query.format(s=self.subject)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The entry of an entity."""
 
     name: str
@@ -261,12 +232,10 @@ def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fa
 
 QuestionKind = Literal["compare", "chain"]
 COMPARED_ENTITIES = (2, 3, 4)
-"""Numbers of entities in a comparison; each entry is equally likely."""
 HOPS = (2, 2, 2, 3)
 """Numbers of facts in a chain; each entry is equally likely."""
 PATHS = {hops: paths(hops) for hops in (1, *HOPS)}
 MISSES = 10_000
-"""Number of successive draws without a new question after which generation fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +243,10 @@ class Question:
     """A question with the facts that its answer depends on."""
 
     question_id: str
-    """Unique within (split, seed)."""
     kind: QuestionKind
     facts: tuple[Fact, ...]
     """The compared facts in the order of the question, or the facts of a chain from its beginning."""
     greatest: bool = False
-    """True for comparisons that ask for the greatest value, not the least."""
 
     @property
     def answer(self) -> str:
@@ -300,7 +267,8 @@ class Question:
     def text(self) -> str:
         if self.kind == "compare":
             compared = ", ".join(fact.subject for fact in self.facts)
-            return BY_NAME[self.facts[0].relation].extremes[self.greatest].format(s=compared)
+            relation = BY_NAME[self.facts[0].relation]
+            return relation.comparisons[self.greatest].format(s=compared)
         *links, last_fact = self.facts
         subject = self.facts[0].subject
         for fact in links:
@@ -334,9 +302,6 @@ def generate(
     """Return ``count`` questions of a split, with alternating kinds.
 
     The result is deterministic, and a larger count extends a smaller one.
-
-    Raises:
-        ValueError: the split is unknown, or the encyclopedia has too few questions.
     """
     check_split(split)
     rng = random.Random(f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
@@ -346,9 +311,17 @@ def generate(
     while len(questions) < count:
         name, kind = f"{split}-{seed}-{len(questions)}", kinds[len(questions) % len(kinds)]
         if kind == "compare":
-            question = _comparison(name, rng.choice(compared), split, encyclopedia, rng)
+            size, relation = rng.choice(compared), rng.choice(COMPARED)
+            subjects = rng.sample(encyclopedia.names[split, relation.of], size)
+            facts = [encyclopedia.fact(one, relation.name) for one in subjects]
+            question = Question(name, "compare", tuple(facts), greatest=rng.random() < 0.5)
         else:
-            question = _chain(name, rng.choice(hops), split, encyclopedia, rng)
+            path, facts = rng.choice(PATHS[rng.choice(hops)]), []
+            subject = rng.choice(encyclopedia.names[split, path[0].of])
+            for relation in path:
+                facts.append(encyclopedia.fact(subject, relation.name))
+                subject = facts[-1].value
+            question = Question(name, "chain", tuple(facts))
         key = canonical_key(question)
         if key in seen or not _fair(question):
             misses += 1
@@ -361,26 +334,6 @@ def generate(
         seen.add(key)
         questions.append(question)
     return questions
-
-
-def _comparison(
-    name: str, count: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
-) -> Question:
-    relation = rng.choice(COMPARED)
-    subjects = rng.sample(encyclopedia.names[split, relation.of], count)
-    facts = tuple(encyclopedia.fact(one, relation.name) for one in subjects)
-    return Question(name, "compare", facts, greatest=rng.random() < 0.5)
-
-
-def _chain(
-    name: str, hops: int, split: MicroSplit, encyclopedia: Encyclopedia, rng: random.Random
-) -> Question:
-    path = rng.choice(PATHS[hops])
-    subject, facts = rng.choice(encyclopedia.names[split, path[0].of]), []
-    for relation in path:
-        facts.append(encyclopedia.fact(subject, relation.name))
-        subject = facts[-1].value
-    return Question(name, "chain", tuple(facts))
 
 
 def _fair(question: Question) -> bool:
@@ -411,18 +364,17 @@ def user_message(question: Question) -> str:
 
 def expert_trace(question: Question) -> Trace:
     """Return the trace of an expert: one level for all facts of a comparison, one level for each fact of a chain."""
-    ids = [f"T{number}" for number in range(1, len(question.facts) + 1)]
-    queries = [
-        Query(id_, fact.query, fact.text) for id_, fact in zip(ids, question.facts, strict=True)
-    ]
-    if question.kind == "compare":
-        tasks = [PlanTask(query.task, query.text) for query in queries]
-        levels: tuple[tuple[Query, ...], ...] = (tuple(queries),)
-    else:
-        tasks = [PlanTask(ids[0], queries[0].text)]
-        for before, id_, fact in zip(ids[:-1], ids[1:], question.facts[1:], strict=True):
-            tasks.append(PlanTask(id_, f"{fact.relation} of {{{before}}}", (before,)))
+    queries = tuple(
+        Query(f"T{number}", fact.query, fact.text) for number, fact in enumerate(question.facts, 1)
+    )
+    tasks = [PlanTask(query.task, query.text) for query in queries]
+    levels: tuple[tuple[Query, ...], ...] = (queries,)
+    if question.kind == "chain":
         levels = tuple((query,) for query in queries)
+        for number, fact in enumerate(question.facts[1:], 1):
+            before = f"T{number}"
+            text = f"{fact.relation} of {{{before}}}"
+            tasks[number] = PlanTask(f"T{number + 1}", text, (before,))
     has_conclusion = crc32(question.text.encode()) % TERSE == 0
     conclusion = question.conclusion if has_conclusion else ""
     return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)
@@ -448,7 +400,6 @@ class EncyclopediaSearch(RetrieverTool):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-
         async with super().open() as functions:
             yield {name: self._delayed(do) for name, do in functions.items()}
 

@@ -1,99 +1,73 @@
 """The ``exchange`` micro-world: two agents hold different facts and must talk to answer a question.
 
-Answers of level 1 need one fact of either agent. Answers of level 2 need one fact of each agent (``the pet of the
-friend of Nora``). No person is the subject of two facts of a task, so names are unique keys.
-
-Each word with a leading space is a single token of the tiny tokenizer (checked by ``scripts/tiny/exchange.py``), so
-facts are copied token by token.
-
-A hash of a task's canonical key (question, answer, and key facts in hop order) decides its split, so no key is in two
-splits. The splits share single facts, words and distractors.
+Answers of level 1 need one fact of either agent, of level 2 one fact of each (``the pet of the friend of Nora``). Each
+word with a leading space is a single token of the tiny tokenizer. Question, answer and key facts decide the split.
 """
 
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import GRADER, exact_match, gold_answer, marked_answer
+from coterie.environments.answers import GRADER, exact_match, gold_answer
 from coterie.environments.protocol import State, Transition
-from coterie.environments.settings import FormatSettings, MicroSplit, check_split, split_of_key
+from coterie.environments.settings import (
+    FormatSettings,
+    MicroSplit,
+    check_split,
+    split_of_key,
+    split_words,
+)
 from coterie.environments.talk import ANSWERED, Talk
 from coterie.record.tree import LENGTH, Secret, Task
 from coterie.record.turn import Part, Turn
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-PEOPLE: tuple[str, ...] = _words(
+PEOPLE: tuple[str, ...] = split_words(
     "Nora Omar Kim Liam Mia Noah Zoe Ivan Lena Hugo Rosa Theo Vera Yuri Anya Boris Clara Diego Elsa Felix "
     "Gina Hana Igor Jane Karl Lucy Marco Nina Otto Paula Rita Sven Tara Umar Viola Wendy Xena Yara Zane "
     "Amir Bella Cyrus Dora Emil Fiona Greta Henry Iris Jonas Kira"
 )
+_VALUES = {
+    "home": "Paris Rome Oslo Cairo Lima Tokyo Delhi Quito Dublin Prague Berlin Madrid",
+    "job": "baker pilot nurse lawyer farmer teacher painter doctor sailor judge miner tailor",
+    "pet": "cat dog parrot rabbit turtle hamster pony goat lizard duck goose ferret",
+    "meal": "pizza soup rice pasta salad curry stew bread cheese fish beans noodles",
+    "sport": "tennis golf chess rugby boxing hockey cricket judo polo rowing skiing darts",
+    "car": "red blue green white black yellow pink grey brown orange purple silver",
+}
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation between a person and a value, with its phrases."""
+    """A relation between a person ``{s}`` and a value ``{v}``, with its phrases."""
 
     name: str
-    """Name of the relation in facts, such as ``home``."""
-    values: tuple[str, ...]
     question: str
-    """Question with ``{s}`` for the person, such as ``Where does {s} live?``."""
     sentence: str
-    """Statement with ``{s}`` and ``{v}``, such as ``{s} lives in {v}``."""
+
+    @cached_property
+    def values(self) -> tuple[str, ...]:
+        return split_words(_VALUES[self.name]) if self.name in _VALUES else PEOPLE
 
     @property
     def links_people(self) -> bool:
         """True if the value is a person, so that a second hop can start there."""
-        return self.values is PEOPLE
+        return self.name not in _VALUES
 
 
 RELATIONS: tuple[Relation, ...] = (
-    Relation(
-        "home",
-        _words("Paris Rome Oslo Cairo Lima Tokyo Delhi Quito Dublin Prague Berlin Madrid"),
-        "Where does {s} live?",
-        "{s} lives in {v}",
-    ),
-    Relation(
-        "job",
-        _words("baker pilot nurse lawyer farmer teacher painter doctor sailor judge miner tailor"),
-        "What is the job of {s}?",
-        "{s} works as a {v}",
-    ),
-    Relation(
-        "pet",
-        _words("cat dog parrot rabbit turtle hamster pony goat lizard duck goose ferret"),
-        "What pet does {s} have?",
-        "{s} has a {v}",
-    ),
-    Relation(
-        "meal",
-        _words("pizza soup rice pasta salad curry stew bread cheese fish beans noodles"),
-        "What does {s} like to eat?",
-        "{s} likes to eat {v}",
-    ),
-    Relation(
-        "sport",
-        _words("tennis golf chess rugby boxing hockey cricket judo polo rowing skiing darts"),
-        "What does {s} play?",
-        "{s} plays {v}",
-    ),
-    Relation(
-        "car",
-        _words("red blue green white black yellow pink grey brown orange purple silver"),
-        "What colour is the car of {s}?",
-        "the car of {s} is {v}",
-    ),
-    Relation("friend", PEOPLE, "Who is the friend of {s}?", "the friend of {s} is {v}"),
-    Relation("boss", PEOPLE, "Who is the boss of {s}?", "the boss of {s} is {v}"),
-    Relation("cousin", PEOPLE, "Who is the cousin of {s}?", "the cousin of {s} is {v}"),
+    Relation("home", "Where does {s} live?", "{s} lives in {v}"),
+    Relation("job", "What is the job of {s}?", "{s} works as a {v}"),
+    Relation("pet", "What pet does {s} have?", "{s} has a {v}"),
+    Relation("meal", "What does {s} like to eat?", "{s} likes to eat {v}"),
+    Relation("sport", "What does {s} play?", "{s} plays {v}"),
+    Relation("car", "What colour is the car of {s}?", "the car of {s} is {v}"),
+    Relation("friend", "Who is the friend of {s}?", "the friend of {s} is {v}"),
+    Relation("boss", "Who is the boss of {s}?", "the boss of {s} is {v}"),
+    Relation("cousin", "Who is the cousin of {s}?", "the cousin of {s} is {v}"),
 )
 
 BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}
@@ -103,16 +77,8 @@ ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
 """Relations whose value is not a person: the last hop of a two-hop question."""
 
 
-def words() -> tuple[str, ...]:
-    """Return all names, relations and values without duplicates, in a fixed order."""
-    all_words = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
-    return tuple(dict.fromkeys(all_words))
-
-
 AGENTS: tuple[str, str] = ("Alice", "Bob")
-"""The agents in speaking order."""
 MAX_TURNS = 8
-"""Maximum turns of a dialogue without agreement."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +95,11 @@ class ExchangeTask:
     """A question for two agents with different facts."""
 
     task_id: str
-    """Unique within (split, seed): split, seed, level and index."""
     level: int
-    """Number of facts that the answer needs: 1 or 2."""
     question: str
     answer: str
     """The right answer, a single word. Hidden from the agents."""
     facts: dict[str, tuple[Fact, ...]]
-    """Facts by agent, in the order of the prompt."""
     key: tuple[tuple[str, Fact], ...]
     """Facts that the answer needs, in hop order, each with its agent. Hidden from the agents."""
 
@@ -165,8 +128,6 @@ def generate_tasks(
     larger count extends a smaller one.
     """
     check_split(split)
-    if not set(levels) <= {1, 2}:
-        raise ValueError(f"unknown levels {levels!r}: the exchange micro-world has levels 1 and 2")
     rng = random.Random(f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
     tasks: list[ExchangeTask] = []
     while len(tasks) < count:
@@ -234,7 +195,6 @@ class Format:
     id: str
     """Name of the format and of the scripted style."""
     instruction: str
-    """The line in the system prompt."""
 
 
 FORMAT_POOL: tuple[Format, ...] = (
@@ -284,8 +244,6 @@ def prompt_text(pieces: Iterable[PromptPiece]) -> str:
 
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
-EXAMPLE = "answer"
-"""Example answer in the prompt."""
 LEVELS = (1, 2, 2, 2)
 """Number of facts that answers need, in turn: one question in four needs one fact, the others one of each agent."""
 
@@ -302,6 +260,7 @@ class Exchange(Talk):
     name = "exchange"
     agents: tuple[str, ...] = AGENTS
     metric = "exact match"
+    example = "answer"
     format_agents = agents
 
     settings_type = ExchangeSettings
@@ -334,24 +293,14 @@ class Exchange(Talk):
         pieces = system_prompt(agent, partner, str(task.public["question"]), facts)
         return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
 
-    def answer(self, text: str) -> str | None:
-        return marked_answer(text)
-
-    def same(self, first: str, second: str) -> bool:
-        return first == second
-
     def score(self, task: Task, answer: str | None) -> float:
         return exact_match(answer, [gold_answer(task)])
-
-    def well_formed(self, answer: str) -> bool:
-        return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
         return exact_match(answer, [other])
 
 
 def as_task(task: ExchangeTask) -> Task:
-
     public = {
         "question": task.question,
         "level": task.level,

@@ -9,9 +9,8 @@ rejected if it is empty, too long, truncated, or similar to another.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
@@ -25,6 +24,10 @@ from coterie.errors import UserError
 
 MAX_LENGTH = 400
 """Maximum characters of a format, which is a short instruction in every prompt."""
+ADVICE = (
+    'use a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."}, or a YAML '
+    "list of texts; `coterie data prompt-pool` writes one"
+)
 
 
 class FormatLine(BaseModel):
@@ -49,46 +52,25 @@ def read_pool(file: Path) -> tuple[str, ...]:
         try:
             one = FormatLine.model_validate({"format": raw} if isinstance(raw, str) else raw)
         except ValidationError as error:
-            raise _broken(file, place, wrong_at(error.errors()[0])) from error
+            why = wrong_at(error.errors()[0])
+            raise UserError(f"{file}, {place} is broken: {why}", ADVICE) from error
         if one.format in pool:
-            raise _broken(file, place, f"it repeats the format of {pool[one.format]}")
+            raise UserError(
+                f"{file}, {place} is broken: it repeats the format of {pool[one.format]}", ADVICE
+            )
         pool[one.format] = place
-    if not pool:
-        raise UserError(f"the format pool {file} is empty", _ADVICE)
     return tuple(pool)
 
 
-_ADVICE = (
-    'use a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."}, or a YAML '
-    "list of texts; `coterie data prompt-pool` writes one"
-)
-
-
-def _broken(file: Path, place: str, why: object) -> UserError:
-    return UserError(f"{file}, {place} is broken: {why}", _ADVICE)
-
-
-def _yaml(file: Path) -> Iterator[tuple[str, object]]:
+def _yaml(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _broken(file, f"line {line}", error.problem or "no YAML") from error
-    except (
-        OSError,
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: dates
-        raise UserError(f"the format pool {file} can't be read: {error}", _ADVICE) from error
-    if node is None:
-        return
-    if not isinstance(node, yaml.SequenceNode):
-        raise _broken(file, f"line {node.start_mark.line + 1}", "this is not a list")
-    for item, value in zip(node.value, values, strict=True):
-        yield f"line {item.start_mark.line + 1}", value
+        values = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: dates
+        raise UserError(f"the format pool {file} can't be read: {error}", ADVICE) from error
+    if not isinstance(values, list) or not values:
+        raise UserError(f"the format pool {file} is not a list, or is empty", ADVICE)
+    for number, value in enumerate(values, 1):
+        yield f"item {number}", value
 
 
 EXCHANGE_FORMATS: tuple[str, ...] = (
@@ -158,23 +140,20 @@ class FormatPoolSettings(Settings):
     temperature: float = key(1.0, "Sampling temperature.", ge=0, le=2)
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedFormat:
-    """Reason why a reply was rejected."""
+def clean(reply: str, known: Sequence[str]) -> str:
+    """Return the format in a reply, on one line without list marks and quotation marks.
 
-    why: str
-
-
-def clean(reply: str, known: Sequence[str]) -> str | RejectedFormat:
-    """Return the format in a reply, on one line without list marks and quotation marks, or why it is rejected."""
+    Raises:
+        ValueError: the format is empty, too long, or similar to a known one.
+    """
     text = _FRAME.sub("", _FRAME.sub("", " ".join(reply.split())).strip()).strip()
     if not text:
-        return RejectedFormat("it is empty")
+        raise ValueError("it is empty")
     if len(text) > MAX_LENGTH:
-        return RejectedFormat(f"it has {len(text)} characters, more than {MAX_LENGTH}")
+        raise ValueError(f"it has {len(text)} characters, more than {MAX_LENGTH}")
     for other in known:
         if fuzz.token_sort_ratio(text.lower(), other.lower()) >= NEAR:
-            return RejectedFormat(f"it is too similar to {other!r}")
+            raise ValueError(f"it is too similar to {other!r}")
     return text
 
 
@@ -185,7 +164,7 @@ async def write_pool(
     setting: FormatSetting,
     temperature: float,
     tell: Callable[[str], None],
-) -> list[str]:
+) -> None:
     """Add formats to a pool file, as they arrive, until it has ``count``.
 
     The model sees the packaged pool of the setting too, and formats similar to it are rejected.
@@ -196,30 +175,29 @@ async def write_pool(
     """
     pool = list(read_pool(file)) if resume_lines(file) else []
     packaged = EXCHANGE_FORMATS if setting == "exchange" else DEBATE_FORMATS
-    tries = TRIES * (count - len(pool))
     attempt = len(pool)
+    last = attempt + TRIES * (count - len(pool))
     while len(pool) < count:
-        if not tries:
+        if attempt == last:
             raise UserError(
                 f"{endpoint.settings.model} wrote only {len(pool)} of {count} usable formats",
                 f"they are in {file}; run the command again with another model or a higher temperature",
             )
-        tries -= 1
         attempt += 1
         known = (*packaged, *pool)
         reply = await endpoint.chat(
             _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=attempt
         )
-        truncated = reply.finish == "length"
-        new = RejectedFormat("it is truncated") if truncated else clean(reply.text, known)
-        if isinstance(new, RejectedFormat):
-            tell(f"rejected: {new.why}")
+        try:
+            if reply.finish == "length":
+                raise ValueError("it is truncated")
+            new = clean(reply.text, known)
+        except ValueError as error:
+            tell(f"rejected: {error}")
             continue
-        line = FormatLine(index=len(pool), format=new)
-        append_line(file, line.model_dump())
+        append_line(file, FormatLine(index=len(pool), format=new).model_dump())
         pool.append(new)
         tell(f"{len(pool)} of {count}: {new}")
-    return pool
 
 
 def _request(setting: FormatSetting, known: Sequence[str]) -> list[Utterance]:

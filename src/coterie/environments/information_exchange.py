@@ -1,11 +1,7 @@
-"""Information exchange: agents with different parts of a question's context must talk to answer it.
+"""Information exchange: agents with different parts of a context must talk to answer (Optima, section 4.1, table 7).
 
-This is Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same
-instructions and different notes. The dialogue ends when they mark the same answer.
-
-The split of the context is seeded by the question's key, so it is the same in every run, before and after training.
-(Optima's released code draws a new split each time.) With three agents alternating items go to each in turn, and halves
-become thirds.
+The split of the context is seeded by the question's key, so it is the same in every run. (Optima's code draws a new
+split each time.)
 """
 
 import random
@@ -24,7 +20,7 @@ from coterie.datasets.rows import (
     TriviaRow,
     TwoWikiRow,
 )
-from coterie.environments.answers import f1, gold_answers, marked_answer, secret_answers
+from coterie.environments.answers import f1, gold_answers, secret_answers
 from coterie.environments.formats import EXCHANGE_FORMATS
 from coterie.environments.settings import TalkSettings, draw
 from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
@@ -33,7 +29,6 @@ from coterie.record.tree import Task
 from coterie.record.turn import Part
 
 Deal = dict[str, list[str]]
-"""Texts by agent, in the order of the original context."""
 
 
 def deal(
@@ -105,7 +100,6 @@ def _text(paragraph: Paragraph, glue: str, first_sentence: bool) -> str:
 
 Context = Literal["paragraph", "first_sentence"]
 EXAMPLE = "Lake Geneva"
-"""Example answer in the prompts."""
 
 
 class InformationExchangeSettings(TalkSettings):
@@ -122,6 +116,7 @@ class InformationExchange(Talk):
     """Agents with different notes that answer a question together."""
 
     metric = "F1"
+    example = EXAMPLE
     settings_type = InformationExchangeSettings
     row_types: tuple[type[QuestionRow], ...] = (HotpotRow, TriviaRow, CbtRow)
 
@@ -149,18 +144,9 @@ class InformationExchange(Talk):
             Part(f"\n\nQuestion: {task.public['question']}", source="task"),
         )
 
-    def answer(self, text: str) -> str | None:
-        return marked_answer(text)
-
-    def same(self, first: str, second: str) -> bool:
-        return first == second
-
     def score(self, task: Task, answer: str | None) -> float:
         """Return the F1 of the answer's words, the maximum over all right answers."""
         return f1(answer, gold_answers(task))
-
-    def well_formed(self, answer: str) -> bool:
-        return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
         return f1(answer, [other])

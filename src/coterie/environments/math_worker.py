@@ -58,7 +58,6 @@ def has_letters(parsed: list[Any], letters: str) -> bool:
 
 
 def main() -> None:
-    """Compare the answers of each input line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
     from math_verify import LatexExtractionConfig, grader, parse, verify

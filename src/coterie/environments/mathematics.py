@@ -49,11 +49,9 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"√\s*(\d+|\w)"), r"\\sqrt{\1}"),
     (re.compile("[²³]"), lambda sign: "^2" if sign[0] == "²" else "^3"),
     (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
-    (re.compile(r"(?<=\d)_10(?!\d)"), ""),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
     (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
     (re.compile(rf"({_TEXT})\{{([^{{}}]*)\}}"), _as_list),
-    (re.compile(_TEXT + r"\{\s*\(?([A-Z])\)?\s*\}"), r"\1"),
     (re.compile(r"\\lg" + _END), r"\\log_{10}"),
     (re.compile(r"\\log_\{?e\}?" + _END), r"\\ln "),
     (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
@@ -65,14 +63,11 @@ _CLEANUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
     (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )
-_SPELLING = (
-    (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$"), ""),
-)
+_TEXTS = re.compile(_TEXT + r"\{([^{}]*)\}")
+_SPACES = re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$")
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b|\\(?:lor|vee){_END}")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
-_LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 _NO_VARIABLE = re.compile(
     rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
@@ -80,7 +75,6 @@ _NO_VARIABLE = re.compile(
 _PRODUCT = re.compile(r"(?<=[\d}])(?!pi|ln|lg)([a-z])([a-z])(?![a-z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<=\d)[a-zA-Z]+")
 """A single letter, or letters directly after a number, such as a product of variables."""
-_KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _MISREAD = re.compile(
     r"(?<![_\d])\d+\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
     + _END
@@ -94,9 +88,7 @@ _ORDER = re.compile(rf"(<|\\lt{_END}|\\le{_END}|>|\\gt{_END}|\\ge{_END})")
 
 def spelling(latex: str) -> str:
     """Normalize an answer: spaces, sizes of brackets, and forms of commands."""
-    for pattern, instead in _SPELLING:
-        latex = pattern.sub(instead, _clean(latex))
-    return latex.rstrip(".,")
+    return _SPACES.sub("", _clean(_TEXTS.sub(r"\1", _clean(latex)))).rstrip(".,")
 
 
 def same_mathematics(gold: str, answer: str) -> bool:
@@ -207,28 +199,14 @@ def _equal(one: str, other: str) -> bool:
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
         return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
-    if not (_is_closed(one) and _is_closed(other)):
+    if any(map(_MISREAD.search, (one, other))):
         return False
-    letters = set(_LETTER.findall(f"{one} {other}"))
-    words = [
-        {  # xy is yx
-            "".join(sorted(word)) if len(word) == 2 else word.casefold()
-            for word in _WORD.findall(text)
-            if not set(word) <= letters
-        }
-        for text in (one, other)
-    ]
-    if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
-        return False
-    bare = [_variables(_SPELLING[0][0].sub(r"\1", text)) for text in (one, other)]
-    if any({*bare[0]} ^ {*bare[1]} >= {letter, letter.swapcase()} for letter in bare[0]):
-        return False  # math-verify reads C as c
+    letters = ("".join(_variables(_TEXTS.sub(r"\1", text))) for text in (one, other))
     one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
-    return compared(one, other, *map("".join, bare))
+    return compared(one, other, *letters)
 
 
 def _fraction(whole: str, digits: str, repeating: str) -> str:
-    """Convert a repeating decimal to a fraction."""
     above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
     return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
@@ -260,8 +238,6 @@ def _range(text: str) -> tuple[str, str] | None:
     if not up[0]:
         ends, signs, variables = ends[::-1], signs[::-1], [len(ends) - 1 - variables[0]]
     (place,) = variables
-    if len(ends) == 3 and place != 1:
-        return None
     closed = [sign in (r"\le", r"\ge") for sign in signs]
     low = ("(["[closed[0]] + ends[0]) if place else r"(-\infty"
     high = (ends[-1] + ")]"[closed[-1]]) if place < len(ends) - 1 else r"\infty)"
@@ -301,11 +277,6 @@ def _split(text: str) -> list[str]:
 def _encloses(text: str) -> bool:
     """Return True if the last character closes the first bracket."""
     return min(_depths(text)[:-1]) > 0
-
-
-def _is_closed(text: str) -> bool:
-    depths = _depths(text)
-    return bool(depths) and not depths[-1] and min(depths) == 0
 
 
 def _depths(text: str) -> list[int]:

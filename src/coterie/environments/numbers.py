@@ -16,6 +16,7 @@ accepted. None of these states another number.
 """
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from coterie.datasets.problems import value as value_of
@@ -136,25 +137,16 @@ def tells(word: str) -> bool:
 
 
 def _is_count(words: list[str], singular: bool) -> bool:
-    if _TAIL.fullmatch(_join(words)):
+    tails = ["".join(f" {word}" for word in words[place:]) for place in range(len(words) + 1)]
+    if _TAIL.fullmatch(tails[0]):
         return True
     for place, word in enumerate(words):
-        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(_join(words[place + 1 :])):
+        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(tails[place + 1]):
             return True
-        if not _describes(word, words[place + 1 : place + 2]):
+        # an adjective, or a letter before another symbol, as in ``N m``
+        if _ADVERB.fullmatch(word) if len(word) > 1 else not _is_symbol(*words[place + 1 :][:1]):
             return False
     return False
-
-
-def _describes(word: str, following: list[str]) -> bool:
-    """Return True if a word may precede the head. A single letter may precede another symbol, as in ``N m``."""
-    if len(word) == 1:
-        return any(map(_is_symbol, following))
-    return not _ADVERB.fullmatch(word)
-
-
-def _join(words: list[str]) -> str:
-    return "".join(f" {word}" for word in words)
 
 
 def _is_head(word: str, singular: bool) -> bool:
@@ -165,7 +157,7 @@ def _is_head(word: str, singular: bool) -> bool:
     return singular or _PLURAL.fullmatch(word) is not None
 
 
-def _is_symbol(word: str) -> bool:
+def _is_symbol(word: str = "") -> bool:
     return word in _UNIT_LETTERS or word in SYMBOLS
 
 
@@ -244,20 +236,17 @@ def _parse(text: str) -> Fraction | None:
     if match is None or (match["minus"] and match["inner"]):
         return None
     try:
-        value = _core(match)
+        if match["whole"]:
+            value = int(match["whole"]) + Fraction(int(match["part"]), int(match["parts"]))
+        elif match["above"]:
+            value = _plain(match["above"]) / _plain(match["below"])
+        else:
+            value = _plain(match["plain"]) * Fraction(10) ** int(match["power"] or 0)
     except ZeroDivisionError:
         return None
     if not is_unit(match["rest"], singular=0 < value <= 1):
         return None
     return -value if "-" in (match["minus"], match["inner"]) else value
-
-
-def _core(match: re.Match[str]) -> Fraction:
-    if match["whole"]:
-        return int(match["whole"]) + Fraction(int(match["part"]), int(match["parts"]))
-    if match["above"]:
-        return _plain(match["above"]) / _plain(match["below"])
-    return _plain(match["plain"]) * Fraction(10) ** int(match["power"] or 0)
 
 
 def _plain(text: str) -> Fraction:
@@ -281,6 +270,5 @@ def _format(value: Fraction) -> str:
     for digits in range(DECIMALS + 1):
         scaled = value * 10**digits
         if scaled.denominator == 1:
-            sign, text = "-" * (value < 0), str(abs(scaled.numerator)).rjust(digits + 1, "0")
-            return sign + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
-    return f"{value.numerator}/{value.denominator}"
+            return f"{Decimal(f'{scaled}e-{digits}'):f}"
+    return str(value)

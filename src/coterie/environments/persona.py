@@ -1,12 +1,7 @@
 """The ``persona`` micro-world: an agent asks a simulated user what a function should do.
 
-A function transforms a list of integers in two to four steps, in the order of ``ASPECTS``. Each step is a
-:class:`Choice`: one of the ``KINDS`` of its aspect, with a number if the kind takes one. The request names the aspects
-of the function, but not its choices, for which the agent must ask. The user recognizes questions by keywords, so that
-new wordings of a trained policy still count.
-
-A hash of a task's canonical key (its choices in order) decides its split, so no function is in two splits. The splits
-share single choices, names and themes.
+A function transforms a list of integers in two to four choices. The request names their aspects, and the agent must ask
+for the choices. The user recognizes questions by keywords. A hash of the choices decides the split.
 """
 
 import json
@@ -14,12 +9,19 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.coding import Coding, coding_task
-from coterie.environments.settings import CodingSettings, MicroSplit, check_split, split_of_key
+from coterie.environments.coding import MARKER, Coding, coding_task
+from coterie.environments.settings import (
+    CodingSettings,
+    MicroSplit,
+    check_split,
+    split_of_key,
+    split_words,
+)
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.record.tree import Secret, Task
 from coterie.record.turn import Part
@@ -32,17 +34,15 @@ ListValue = list[int] | int
 """Returned value of a function: a list, or a number if it has a choice of ``give``."""
 
 
-@dataclass(frozen=True)
-class ChoiceKind:
+class ChoiceKind(NamedTuple):
     """A kind of choice for an aspect."""
 
     aspect: Aspect
     name: str
-    code: str
-    """Line of Python, with ``{k}`` for the number."""
+    expression: str
+    """Python expression of the new ``xs``, with ``{k}`` for the number."""
     sentence: str
     """Sentence of the user, with ``{k}`` for the number."""
-    step: Callable[[list[int], int], ListValue]
     numbers: tuple[int, ...] = (0,)
     """Possible numbers; ``(0,)`` if the kind takes none."""
 
@@ -50,105 +50,40 @@ class ChoiceKind:
 LIMITS = tuple(range(3, 9))
 AMOUNTS = tuple(range(2, 10))
 PARTS = (2, 3, 4)
+LARGEST = "I want the largest one, or zero if there is none."
+SMALLEST = "I want the smallest one, or zero if there is none."
 
 KINDS: tuple[ChoiceKind, ...] = (
+    ChoiceKind("keep", "even", "[x for x in xs if x % 2 == 0]", "Keep only the even numbers."),
+    ChoiceKind("keep", "odd", "[x for x in xs if x % 2 == 1]", "Keep only the odd numbers."),
     ChoiceKind(
-        "keep",
-        "even",
-        "xs = [x for x in xs if x % 2 == 0]",
-        "Keep only the even numbers.",
-        lambda xs, k: [x for x in xs if x % 2 == 0],
+        "keep", "above", "[x for x in xs if x > {k}]", "Keep only numbers above {k}.", LIMITS
     ),
     ChoiceKind(
-        "keep",
-        "odd",
-        "xs = [x for x in xs if x % 2 == 1]",
-        "Keep only the odd numbers.",
-        lambda xs, k: [x for x in xs if x % 2 == 1],
+        "keep", "below", "[x for x in xs if x < {k}]", "Keep only numbers below {k}.", LIMITS
     ),
+    ChoiceKind("change", "plus", "[x + {k} for x in xs]", "Add {k} to each number.", AMOUNTS),
+    ChoiceKind("change", "times", "[x * {k} for x in xs]", "Multiply each number by {k}.", AMOUNTS),
     ChoiceKind(
-        "keep",
-        "above",
-        "xs = [x for x in xs if x > {k}]",
-        "Keep only numbers above {k}.",
-        lambda xs, k: [x for x in xs if x > k],
-        LIMITS,
+        "change", "minus", "[x - {k} for x in xs]", "Subtract {k} from each number.", AMOUNTS
     ),
-    ChoiceKind(
-        "keep",
-        "below",
-        "xs = [x for x in xs if x < {k}]",
-        "Keep only numbers below {k}.",
-        lambda xs, k: [x for x in xs if x < k],
-        LIMITS,
-    ),
-    ChoiceKind(
-        "change",
-        "plus",
-        "xs = [x + {k} for x in xs]",
-        "Add {k} to each number.",
-        lambda xs, k: [x + k for x in xs],
-        AMOUNTS,
-    ),
-    ChoiceKind(
-        "change",
-        "times",
-        "xs = [x * {k} for x in xs]",
-        "Multiply each number by {k}.",
-        lambda xs, k: [x * k for x in xs],
-        AMOUNTS,
-    ),
-    ChoiceKind(
-        "change",
-        "minus",
-        "xs = [x - {k} for x in xs]",
-        "Subtract {k} from each number.",
-        lambda xs, k: [x - k for x in xs],
-        AMOUNTS,
-    ),
-    ChoiceKind("order", "up", "xs = sorted(xs)", "From small to large.", lambda xs, k: sorted(xs)),
-    ChoiceKind(
-        "order",
-        "down",
-        "xs = sorted(xs, reverse=True)",
-        "From large to small.",
-        lambda xs, k: sorted(xs, reverse=True),
-    ),
-    ChoiceKind(
-        "part", "first", "xs = xs[:{k}]", "Only the first {k}.", lambda xs, k: xs[:k], PARTS
-    ),
-    ChoiceKind(
-        "part", "last", "xs = xs[-{k}:]", "Only the last {k}.", lambda xs, k: xs[-k:], PARTS
-    ),
-    ChoiceKind("give", "sum", "xs = sum(xs)", "I want their sum.", lambda xs, k: sum(xs)),
-    ChoiceKind(
-        "give",
-        "largest",
-        "xs = max(xs, default=0)",
-        "I want the largest one, or zero if there is none.",
-        lambda xs, k: max(xs, default=0),
-    ),
-    ChoiceKind(
-        "give",
-        "smallest",
-        "xs = min(xs, default=0)",
-        "I want the smallest one, or zero if there is none.",
-        lambda xs, k: min(xs, default=0),
-    ),
-    ChoiceKind(
-        "give", "count", "xs = len(xs)", "I want to know how many there are.", lambda xs, k: len(xs)
-    ),
+    ChoiceKind("order", "up", "sorted(xs)", "From small to large."),
+    ChoiceKind("order", "down", "sorted(xs, reverse=True)", "From large to small."),
+    ChoiceKind("part", "first", "xs[:{k}]", "Only the first {k}.", PARTS),
+    ChoiceKind("part", "last", "xs[-{k}:]", "Only the last {k}.", PARTS),
+    ChoiceKind("give", "sum", "sum(xs)", "I want their sum."),
+    ChoiceKind("give", "largest", "max(xs, default=0)", LARGEST),
+    ChoiceKind("give", "smallest", "min(xs, default=0)", SMALLEST),
+    ChoiceKind("give", "count", "len(xs)", "I want to know how many there are."),
 )
 BY_NAME: dict[str, ChoiceKind] = {kind.name: kind for kind in KINDS}
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The choice of a function for an aspect."""
 
     kind: str
     number: int = 0
-    """Number of the choice; 0 if the kind takes none."""
 
     @property
     def aspect(self) -> Aspect:
@@ -157,7 +92,7 @@ class Choice:
     @property
     def code(self) -> str:
         """Line of Python, without indentation."""
-        return BY_NAME[self.kind].code.format(k=self.number)
+        return f"xs = {BY_NAME[self.kind].expression.format(k=self.number)}"
 
     @property
     def sentence(self) -> str:
@@ -165,12 +100,15 @@ class Choice:
         return BY_NAME[self.kind].sentence.format(k=self.number)
 
 
-def _all_choices(aspect: Aspect) -> tuple[Choice, ...]:
-    kinds = [kind for kind in KINDS if kind.aspect == aspect]
-    return tuple(Choice(kind.name, number) for kind in kinds for number in kind.numbers)
-
-
-CHOICES: dict[Aspect, tuple[Choice, ...]] = {aspect: _all_choices(aspect) for aspect in ASPECTS}
+CHOICES: dict[Aspect, tuple[Choice, ...]] = {
+    aspect: tuple(
+        Choice(kind.name, number)
+        for kind in KINDS
+        if kind.aspect == aspect
+        for number in kind.numbers
+    )
+    for aspect in ASPECTS
+}
 
 
 def source_of(name: str, choices: Sequence[Choice]) -> str:
@@ -182,29 +120,22 @@ def source_of(name: str, choices: Sequence[Choice]) -> str:
 def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
     value: ListValue = list(xs)
     for choice in choices:
-        assert isinstance(value, list), "the returned value is the last step"
-        value = BY_NAME[choice.kind].step(value, choice.number)
+        value = _step(choice)(value)
     return value
 
 
-MAX_TURNS = 5
-"""Maximum turns of the agent, including its answer."""
-CALLS = 10
-"""Number of calls that grade an answer."""
+@cache
+def _step(choice: Choice) -> Callable[[ListValue], ListValue]:
+    """Compile the line of a choice, which is a constant of this file."""
+    step: Callable[[ListValue], ListValue] = eval(f"lambda xs: {choice.code.removeprefix('xs = ')}")
+    return step
 
-NAMES: tuple[str, ...] = (
-    "tidy",
-    "pick",
-    "shelf",
-    "basket",
-    "report",
-    "ledger",
-    "garden",
-    "parcel",
-    "digest",
-    "harvest",
-    "summary",
-    "notebook",
+
+MAX_TURNS = 5
+CALLS = 10
+
+NAMES = split_words(
+    "tidy pick shelf basket report ledger garden parcel digest harvest summary notebook"
 )
 THEMES: tuple[str, ...] = (
     "I note the eggs of my hens every day.",
@@ -225,14 +156,10 @@ HINTS: dict[Aspect, tuple[str, ...]] = {
     "part": ("takes a part of the list", "cuts the list short"),
     "give": ("gives back one number", "makes one number of it all"),
 }
-"""Phrases for the aspects of a function in a request."""
 
 SIZES = (2, 3, 3, 4)
-"""Numbers of choices in a function; each entry is equally likely."""
 LENGTHS, ENTRIES = range(6, 10), range(13)
-"""Lengths and entries of the lists in calls."""
 TRIES = 8
-"""Maximum draws of ten calls for a function."""
 
 
 @dataclass(frozen=True)
@@ -240,17 +167,13 @@ class PersonaTask:
     """A function that a user requests."""
 
     task_id: str
-    """Unique within (split, seed): split, seed and index."""
     opening: str
-    """First message of the user, which ends with the signature."""
     reference: str
-    """Source of the function. Hidden from the agent."""
     calls: tuple[str, ...]
     """Ten different call expressions. A change of any choice changes at least one of their values."""
     expected: tuple[ListValue, ...]
     """Values of the calls with the reference, not all equal. Hidden from the agent."""
     choices: tuple[Choice, ...]
-    """Choices in the order of ``ASPECTS``. Hidden from the agent."""
     name: str
 
 
@@ -271,13 +194,8 @@ def generate_tasks(
 
     ``sizes`` are the numbers of choices in functions; each entry is equally likely. The result is deterministic, and a
     larger count extends a smaller one.
-
-    Raises:
-        ValueError: unknown split or size.
     """
     check_split(split)
-    if not sizes or not set(sizes) <= {2, 3, 4}:
-        raise ValueError(f"unknown sizes {sizes!r}: functions have 2, 3 or 4 choices")
     rng = random.Random(f"persona/{split}/{seed}/{sizes}")
     tasks: list[PersonaTask] = []
     seen: set[tuple[tuple[Choice, ...], str]] = set()
@@ -324,52 +242,31 @@ def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
 def _distinguishing_lists(
     choices: Sequence[Choice], rng: random.Random
 ) -> list[tuple[int, ...]] | None:
-    alternatives = _alternatives(choices)
-    for _ in range(TRIES):
-        lists = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
-        right = [output_of(choices, xs) for xs in lists]
-        if len(set(lists)) < CALLS or all(value == right[0] for value in right):
-            continue
-        if all(_differs(other, lists, right) for other in alternatives):
-            return lists
-    return None
-
-
-def _alternatives(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
-    return [
+    alternatives = [
         (*choices[:place], other, *choices[place + 1 :])
         for place, choice in enumerate(choices)
         for other in CHOICES[choice.aspect]
         if other != choice
     ]
+    for _ in range(TRIES):
+        lists = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
+        right = [output_of(choices, xs) for xs in lists]
+        if len(set(lists)) < CALLS or all(value == right[0] for value in right):
+            continue
+        if all([output_of(other, xs) for xs in lists] != right for other in alternatives):
+            return lists
+    return None
 
-
-def _differs(
-    choices: Sequence[Choice], lists: Sequence[tuple[int, ...]], values: Sequence[ListValue]
-) -> bool:
-    return any(output_of(choices, xs) != value for xs, value in zip(lists, values, strict=True))
-
-
-ANSWER_MARK = "I WANT TO ANSWER:"
-"""First line of an answer; the code follows on the next line."""
 
 SYSTEM_PROMPT = (
     "You write a Python function for a person. Ask short questions, one thing at a time. "
-    f"Once you know enough, write {ANSWER_MARK} and then the code."
+    f"Once you know enough, write {MARKER} and then the code."
 )
 
 
-def with_reference(source: str) -> str:
-    """Return the text after the instructions for a critic, which sees the reference, unlike the policy."""
-    return f"\nReference:\n{source}"
-
-
 UNCLEAR = "I am not sure what you mean."
-"""Reply to a message about no aspect."""
 NO_WISH = "I have no wish about that."
-"""Reply to a question about an aspect that the function does not have."""
 TOO_MUCH = "That is too much at once for me."
-"""Reply to a question about several aspects."""
 
 KEYWORDS: dict[Aspect, str] = {
     "keep": r"keep\w*|kept|filter\w*|even|odd|above|below|leave\w*|left|drop\w*|remov\w*|select\w*|choosy|stay\w*",
@@ -402,7 +299,6 @@ def scripted_reply(choices: Sequence[Choice], text: str) -> str:
 
 HIDDEN = "choices"
 """Name of the secret with the choices, a JSON list of (kind, number)."""
-_CHOICES = {(choice.kind, choice.number): choice for some in CHOICES.values() for choice in some}
 
 
 class ScriptedUserSimulator:
@@ -411,10 +307,8 @@ class ScriptedUserSimulator:
     name = "script:persona"
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        hidden = json.loads(task.secrets[HIDDEN].reveal(PERSON))
-        return scripted_reply(
-            [_CHOICES[kind, number] for kind, number in hidden], transcript[-1][1]
-        )
+        choices = [Choice(*one) for one in json.loads(task.secrets[HIDDEN].reveal(PERSON))]
+        return scripted_reply(choices, transcript[-1][1])
 
 
 class PersonaSettings(CodingSettings):
@@ -445,7 +339,6 @@ class Persona(Coding):
 
 
 def as_task(task: PersonaTask) -> Task:
-
-    hidden = json.dumps([(choice.kind, choice.number) for choice in task.choices])
+    hidden = json.dumps(task.choices)
     secret = Secret(hidden, name=HIDDEN, readers=frozenset({PERSON}))
     return coding_task(task.task_id, task.opening, task.reference, task.calls, {HIDDEN: secret})

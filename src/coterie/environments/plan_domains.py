@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from coterie.config.folders import expanded
 from coterie.config.settings import key
@@ -13,7 +13,7 @@ from coterie.datasets.plans import Domain as DomainName
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 from coterie.engines.chat_model import ChatModelSettings, check_chat
-from coterie.environments.answers import GRADER, normalize_answer
+from coterie.environments.answers import GRADER, gold_answer, normalize_answer
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Openers, Shared
 from coterie.environments.settings import EnvironmentSettings
@@ -38,15 +38,14 @@ from coterie.tools.actions.questions import (
     Corpus,
     FewPages,
     QuestionsExecutor,
-    fingerprint,
     open_reader,
 )
+from coterie.tools.retrieval import Manifest
 from coterie.tools.sandbox.pool import Sandbox
 
 Form = Literal["onetime", "iterative"]
 
 RULES = "rules"
-"""Name of the reader that uses rules and no model."""
 
 
 class ReaderSettings(ChatModelSettings):
@@ -82,17 +81,51 @@ class PlanGroundSettings(EnvironmentSettings):
 
     def identity(self) -> str:
         """Hash the content of the pages, not their path, and the settings that the reader's answers depend on."""
-        pages = None if self.corpus is None else fingerprint(expanded(self.corpus))
+        pages = None if self.corpus is None else Manifest.read(expanded(self.corpus)).content
         reader = () if self.reader.rules else self.reader.identity()
         return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
 
 
-def check_no_pages(settings: PlanGroundSettings, what: str) -> None:
-    """Raise ``UserError`` for a corpus or a reader in a domain without searches; ``what`` ends with a verb."""
-    if settings.corpus is not None:
-        raise UserError(f"{what} no pages to search", "leave out environment.corpus")
-    if not settings.reader.rules:
-        raise UserError(f"{what} no passages to read", "leave out environment.reader")
+def check_no_pages(settings: PlanGroundSettings) -> None:
+    """Raise ``UserError`` for a corpus or a reader in a domain without searches."""
+    if settings.corpus is not None or not settings.reader.rules:
+        raise UserError(
+            "environment.corpus and environment.reader are for questions with pages to search and read",
+            "leave them out",
+        )
+
+
+class Domain:
+    """A kind of task."""
+
+    name: str
+    needs: tuple[type, ...] = ()
+    metric = "success"
+    graded = True
+    """False if the rows do not label the right actions."""
+    by_steps = False
+    """True if held-out tasks of the form ``iterative`` are single steps, each after the right earlier steps."""
+
+    async def run(
+        self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
+    ) -> Executed:
+        raise NotImplementedError
+
+    def same(self, gold: str, answer: str) -> bool:
+        """Return True if an answer is right. May take seconds and is called from any thread."""
+        return gold == answer
+
+    def score(
+        self, task: Task, values: Mapping[str, str], answer: str | None
+    ) -> tuple[float | None, Mapping[str, float]]:
+        """Return the score of a trajectory, or ``None`` if it can't be scored, and further metrics.
+
+        ``values`` are the results of all actions. ``answer`` is the last result if the trajectory ended regularly.
+        """
+        if answer is None:
+            return 0.0, {}
+        reference = gold_answer(task)
+        return (float(self.same(reference, answer)) if reference else None), {}
 
 
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
@@ -158,7 +191,6 @@ class Unplanned(PlanRow):
 
     steps: tuple[PlanStep, ...] = ()
     pages: tuple[tuple[str, str], ...] = ()
-    """Titles and texts of the question's pages."""
 
 
 def as_plan(row: QuestionRow) -> PlanRow:
@@ -184,10 +216,9 @@ def _pages(row: HotpotRow) -> tuple[tuple[str, str], ...]:
 
 
 NOTHING = "nothing: {}"
-"""Value of an action that selects no element."""
 
 
-class Web:
+class Web(Domain):
     """Tasks on recorded web pages.
 
     An action selects an element of a page, which is compared with the right element. Nothing is clicked: each action
@@ -196,14 +227,12 @@ class Web:
     """
 
     name = "web"
-    needs: tuple[type, ...] = ()
     metric = "step success"
     by_steps = True
 
     def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        check_no_pages(settings, "tasks on web pages have")
+        check_no_pages(settings)
         self.graded = any(step.pages for row in rows for step in row.steps)
-        """True if the rows label the right actions."""
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
@@ -218,9 +247,6 @@ class Web:
             except Failed as error:
                 new[action.result] = NOTHING.format(error)
         return Executed(new, answer_of(new))
-
-    def same(self, gold: str, answer: str) -> bool:
-        return gold == answer
 
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
@@ -241,58 +267,22 @@ class Web:
             any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
         ]
         shares = {
-            "element": [step.element for step in steps],
-            "operation": [step.operation for step in steps],
+            "element": [element for element, _ in steps],
+            "operation": [operation for _, operation in steps],
             "on_page": on_page,
         }
-        success = sum(step.success for step in steps) / len(steps)
+        success = sum(map(all, steps)) / len(steps)
         return success, {name: sum(steps) / len(steps) for name, steps in shares.items()}
 
 
-class Domain(Protocol):
-    """A kind of task."""
-
-    name: str
-    needs: tuple[type, ...]
-    """Resources that it needs (see ``Environment.needs``)."""
-    metric: str
-    """Name of the score in reports."""
-
-    async def run(
-        self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
-    ) -> Executed: ...
-
-    def same(self, gold: str, answer: str) -> bool:
-        """Return True if an answer is right. May take seconds and is called from any thread."""
-        ...
-
-
-@runtime_checkable
-class Scoring(Protocol):
-    """A domain whose score depends on more than the last answer."""
-
-    by_steps: bool
-    """True if held-out tasks of the form ``iterative`` are single steps, each after the right earlier steps."""
-
-    def score(
-        self, task: Task, values: Mapping[str, str], answer: str | None
-    ) -> tuple[float | None, Mapping[str, float]]:
-        """Return the score of a trajectory, or ``None`` if it can't be scored, and further metrics.
-
-        ``values`` are the results of all actions. ``answer`` is the last result if the trajectory ended regularly.
-        """
-        ...
-
-
-class Maths:
+class Maths(Domain):
     """Word problems with numbers as answers."""
 
     name = "maths"
-    needs: tuple[type, ...] = (Sandbox,)
-    metric = "success"
+    needs = (Sandbox,)
 
     def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        check_no_pages(settings, "mathematics has")
+        check_no_pages(settings)
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
@@ -303,7 +293,7 @@ class Maths:
         return same_number(gold, answer)
 
 
-class Questions:
+class Questions(Domain):
     """Questions about local pages, answered with a few words, or yes or no."""
 
     name = "complex_qa"
@@ -319,7 +309,7 @@ class Questions:
         self.corpus = None if settings.corpus is None else Corpus.open(expanded(settings.corpus))
         self.reader = settings.reader
         check_chat("environment.reader", self.reader, RULES)
-        self.needs: tuple[type, ...] = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)
+        self.needs = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)
 
     def openers(self, logs: Path) -> Openers:
         return {ChatReader: partial(open_reader, self.reader, logs / "reader")}
@@ -346,11 +336,7 @@ DOMAINS: Mapping[str, Callable[[PlanGroundSettings, Sequence[PlanRow]], Domain]]
 
 
 def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> Domain:
-    """Return the domain of rows.
-
-    Raises:
-        UserError: this environment can't run the actions of the domain, or a setting is missing.
-    """
+    """Return the domain of rows."""
     if name not in DOMAINS:
         raise UserError(
             f"this environment does not support rows of the domain {name!r}",
@@ -358,13 +344,3 @@ def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) 
             + "; environment=shop generates its own tasks" * (name == "shop"),
         )
     return DOMAINS[name](settings, rows)
-
-
-def ungraded_of(domain: Domain, name: str) -> UserError | None:
-    """Return the error if no action of the rows can be graded, else ``None``."""
-    if not isinstance(domain, Web) or domain.graded:
-        return None
-    return UserError(
-        f"rows of {name} have no page elements, so their actions can't be graded",
-        "evaluate on dataset=mind2web, or use rows whose steps have `pages` (docs/howto/data-and-models.md)",
-    )

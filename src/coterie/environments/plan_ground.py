@@ -1,8 +1,7 @@
 """Environment in which a planner writes subgoals, a grounder turns them into actions, and the actions run.
 
-In the form ``onetime`` the planner writes the whole plan and the grounder all actions. In the form ``iterative`` they
-alternate: one subgoal, its actions, their result. Training tasks of the form ``iterative`` are single steps after the
-right earlier steps; held-out tasks are complete.
+``onetime``: the whole plan, then all actions. ``iterative``: one subgoal, its actions, their result. Training tasks of
+``iterative`` are single steps after the right earlier steps; held-out tasks are complete.
 """
 
 import asyncio
@@ -18,18 +17,16 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import GRADER, gold_answer, secret_answers
+from coterie.environments.answers import GRADER, secret_answers
 from coterie.environments.plan_domains import (
     READ,
     Form,
     PlanGroundSettings,
-    Scoring,
     as_plan,
     domain_in,
     domain_of,
     public_fields,
     secret_fields,
-    ungraded_of,
 )
 from coterie.environments.protocol import (
     WELL_FORMED,
@@ -80,11 +77,6 @@ def grounder_prompt(form: Form, tools: str, task: str) -> str:
     )
 
 
-def task_text(question: str, description: str) -> str:
-    around = f"\nAt the beginning: {description}" if description else ""
-    return f"Task: {question}{around}"
-
-
 def plan_text(subgoals: Sequence[str], first: int = 1) -> str:
     return "; ".join(f"Subgoal {n}: {one}" for n, one in enumerate(subgoals, first))
 
@@ -119,11 +111,7 @@ class Gold:
 
     @property
     def plan(self) -> str:
-        return (
-            DONE
-            if self.done
-            else plan_text([step.subgoal for step in self.steps], first=self.first)
-        )
+        return DONE if self.done else plan_text([one.subgoal for one in self.steps], self.first)
 
     @property
     def actions(self) -> str:
@@ -135,7 +123,6 @@ class Progress:
     """Results of the actions so far."""
 
     values: tuple[tuple[str, str], ...] = ()
-    """Results of actions by name."""
     subgoals: int = 0
     problems: int = 0
     """Number of action lines that could not be parsed or run."""
@@ -164,7 +151,11 @@ class PlanGround(Pure):
         self.domain = domain_of(self._domain_name(), settings, self._rows("heldout"))
         self.needs = self.domain.needs
         self.metric = self.domain.metric
-        self.ungraded = ungraded_of(self.domain, self.name)
+        if not self.domain.graded:
+            self.ungraded = UserError(
+                f"rows of {self.name} have no page elements, so their actions can't be graded",
+                "evaluate on dataset=mind2web, or use rows whose steps have `pages` (docs/howto/data-and-models.md)",
+            )
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -173,12 +164,10 @@ class PlanGround(Pure):
     def openers(self, logs: Path) -> Openers:
         return openers_of(self.domain, logs)
 
-    # -- tasks --------------------------------------------------------------------------------
-
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return tasks of a split. Training tasks of the form ``iterative`` are single steps."""
         rows = self._rows(split)
-        if split == "heldout" and self.form == "iterative" and self._by_steps:
+        if split == "heldout" and self.form == "iterative" and self.domain.by_steps:
             return self.scored_tasks(count, seed)[:count]
         if split == "heldout":
             return [whole_task(row) for row in rows[:count]]
@@ -198,8 +187,6 @@ class PlanGround(Pure):
         if self.form == "onetime":
             return [whole_task(row) for row in rows]
         return [task for row in rows for task in step_tasks(row) if not gold(task).done]
-
-    # -- messages -----------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the grounder after a turn of the planner, else the planner."""
@@ -246,14 +233,9 @@ class PlanGround(Pure):
         metrics = {WELL_FORMED: float(well_formed), "subgoals": progress.subgoals}
         if gold(state.task).done:
             return Grade(float(answer == DONE), metrics)
-        if isinstance(self.domain, Scoring):
-            score, more = self.domain.score(state.task, dict(progress.values), answer)
-            return Grade(score, {**metrics, **more})
-        if answer is None:
-            return Grade(0.0, metrics)
-        if not (reference := gold_answer(state.task)):
-            return Grade(None, metrics)
-        return Grade(float(await asyncio.to_thread(self.domain.same, reference, answer)), metrics)
+        values = dict(progress.values)
+        score, more = await asyncio.to_thread(self.domain.score, state.task, values, answer)
+        return Grade(score, {**metrics, **more})
 
     def _after_plan(self, state: State, turn: Turn) -> Transition:
         if self.form == "onetime":
@@ -279,7 +261,7 @@ class PlanGround(Pure):
         )
         parsed = check(text, self.domain.name, known=tuple(values))
         if parsed.problems:
-            return Progress(before.values, subgoals, 1), None, parsed.problems[0].what
+            return Progress(before.values, subgoals, 1), None, parsed.problems[0]
         result = await self.domain.run(parsed.actions, values, state.task, live)
         progress = Progress(
             tuple({**values, **result.values}.items()), subgoals, int(result.error is not None)
@@ -298,10 +280,6 @@ class PlanGround(Pure):
         """Return the rows of a split; in the form ``iterative`` only those with actions aligned to subgoals."""
         rows = [as_plan(row) for row in self.rows.split(split)]
         return rows if self.form == "onetime" else [row for row in rows if row.aligned]
-
-    @property
-    def _by_steps(self) -> bool:
-        return isinstance(self.domain, Scoring) and self.domain.by_steps
 
     def _domain_name(self) -> str:
         domains = {domain_in(row) for row in self.rows.split("train")}
@@ -330,7 +308,9 @@ def step_tasks(row: PlanRow) -> list[Task]:
 
 
 def request(task: Task) -> str:
-    return task_text(str(task.public["question"]), str(task.public["description"]))
+    description = str(task.public["description"])
+    around = f"\nAt the beginning: {description}" if description else ""
+    return f"Task: {task.public['question']}{around}"
 
 
 def gold(task: Task) -> Gold:
@@ -349,15 +329,12 @@ def _task(
 ) -> Task:
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     secret = Secret(text, name=GOLD, readers=frozenset({GRADER}))
-    history = {} if place is None else _history_of(row, place)
-    public = {"question": row.question, "description": row.description, **history}
+    public: dict[str, object] = {"question": row.question, "description": row.description}
+    if place is not None:
+        before = row.steps[:place]
+        public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]
     public |= public_fields(row, steps, place or 0)
     return Task(id_, public, {**answer, GOLD: secret, **secret_fields(row, steps, place or 0)})
-
-
-def _history_of(row: PlanRow, place: int) -> dict[str, object]:
-    before = row.steps[:place]
-    return {"history": [[s.subgoal, actions_text(s.actions), s.result] for s in before]}
 
 
 def known_results(task: Task) -> tuple[str, ...]:

@@ -1,9 +1,7 @@
-"""The ``problems`` environment: a planner and a grounder on generated word problems.
+"""The ``problems`` micro-world: a planner and a grounder on word problems that ask for a total of quantities.
 
-A problem asks for a total of quantities, such as the number of Bob's pens. An owner may have further quantities, which
-do not count. Then a subgoal that names only the owner is ambiguous.
-
-A hash of a problem's canonical key (the quantities in the total, with their numbers) decides its split.
+An owner may have further quantities, which do not count: then a subgoal that names only the owner is ambiguous. A hash
+of the quantities in the total decides the split.
 """
 
 import random
@@ -15,6 +13,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.numbers import same_number
+from coterie.environments.plan_domains import Domain
 from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, MicroSplit, check_split, split_of_key
@@ -33,16 +32,12 @@ OWNERS = (
 )  # fmt: skip
 THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 AMBIGUOUS = 0.3
-"""Share of owners in the total with further quantities."""
 MORE = 2
 OTHERS = (1, 2)
-"""Numbers of further owners; each entry is equally likely."""
 FIRSTS, SECONDS = range(11, 60), range(2, 10)
 PARTS = (2, 3)
-"""Numbers of quantities in the total; each entry is equally likely."""
 FAR_PARTS = (4,)
 MAX_VALUE = 2000
-"""Maximum characters of the result of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +68,7 @@ class Problem:
     """One word problem."""
 
     problem_id: str
-    """Unique within (split, seed, wording)."""
     parts: tuple[Fact, ...]
-    """Quantities in the total, in the order of the question."""
     facts: tuple[Fact, ...]
     wording: Wording = "near"
 
@@ -100,11 +93,7 @@ def generate(
     wording: Wording = "near",
     ambiguous: float = AMBIGUOUS,
 ) -> list[Problem]:
-    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one.
-
-    Raises:
-        ValueError: unknown split.
-    """
+    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
     check_split(split)
     rng = random.Random(f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
     problems: list[Problem] = []
@@ -119,22 +108,17 @@ def generate(
     return problems
 
 
-def facts(rng: random.Random) -> list[Fact]:
-    owners = rng.sample(OWNERS, rng.randint(3, 6))
-    return [_fact(owner, rng.choice(THINGS), rng) for owner in owners]
-
-
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
     all_facts: list[Fact] = []
     for place, owner in enumerate(owners):
         more = MORE if place < count and rng.random() < ambiguous else 0
-        all_facts += [_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
+        all_facts += [draw_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + more)]
     firsts = [next(fact for fact in all_facts if fact.owner == owner) for owner in owners[:count]]
     return Problem(name, tuple(firsts), tuple(rng.sample(all_facts, len(all_facts))), wording)
 
 
-def _fact(owner: str, thing: str, rng: random.Random) -> Fact:
+def draw_fact(owner: str, thing: str, rng: random.Random) -> Fact:
     return Fact(owner, thing, rng.choice(FIRSTS), rng.choice(SIGNS), rng.choice(SECONDS))
 
 
@@ -201,12 +185,11 @@ def fact_text(fact: Fact, wording: Wording) -> str:
 TOOL = "Calculator"
 
 
-class SandboxCalculator:
+class SandboxCalculator(Domain):
     """A domain with a calculator as the only tool. The calculations are Python code and run in the sandbox."""
 
     name = "maths"
-    needs: tuple[type, ...] = (Sandbox,)
-    metric = "success"
+    needs = (Sandbox,)
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared

@@ -1,9 +1,7 @@
 """Interface of environments: tasks, actors, observations, transitions and grades.
 
-An environment knows nothing of tokens, chat templates, samplers or loops. ``rollout`` runs it: it prompts the actors,
-records their messages as turns, counts limits, and manages sessions and branches. The state is a frozen value, so
-branching a pure environment copies nothing. Anything that can't be a value (a game, a Python session, a browser) is a
-:class:`Session`.
+``rollout`` prompts the actors, records their messages as turns, counts limits, and manages sessions and branches. The
+state is a frozen value. Anything that can't be a value (a game, a browser) is a :class:`Session`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from coterie.datasets.catalogue import Split
-from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn
@@ -50,7 +47,7 @@ class State:
     seed: int
     """Seed of the environment, the same for all samples and branches of a task."""
     variant: str | None = None
-    """Additional request in the prompts of this episode, such as a format (see ``traits.Formats``)."""
+    """Additional request in the prompts of this episode, such as a format."""
     turns: tuple[Turn, ...] = ()
     """Turns of the actors and the environment, oldest first."""
     data: object = None
@@ -59,7 +56,6 @@ class State:
     left: Mapping[str, int] = field(default_factory=dict)
     """Remaining amount of each limit (see ``Environment.limits``)."""
     end: Ending | None = None
-    """The ending, or ``None`` if the trajectory continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,6 @@ class Grade:
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """Further results, such as which tests passed and why the others failed."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards by actor, if they differ."""
 
 
 class Session(Protocol):
@@ -96,7 +91,6 @@ class Session(Protocol):
 
         The copy is entered before this session continues.
         """
-        ...
 
 
 class Shared:
@@ -122,15 +116,12 @@ class Syntax(Protocol):
     @property
     def stop(self) -> tuple[str, ...]:
         """Stop strings that end a message with calls."""
-        ...
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """Parse the calls of a message. ``text`` is the complete sample, including its stop string."""
-        ...
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Render results in the order of the calls; return "" if the chat template renders them."""
-        ...
 
 
 class Environment(Protocol):
@@ -142,42 +133,34 @@ class Environment(Protocol):
     @property
     def version(self) -> str:
         """Version of the environment, which is part of the fingerprints of stages."""
-        ...
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
         """Actors by name. Simultaneous turns are recorded in this order."""
-        ...
 
     @property
     def limits(self) -> Mapping[str, int]:
         """Limits that truncate a trajectory: ``turns`` (all actors), ``turns:NAME`` (one actor), ``calls``."""
-        ...
 
     @property
     def needs(self) -> tuple[type, ...]:
         """Classes of the resources in :class:`Shared` that must be open before the run."""
-        ...
 
     @property
     def pure(self) -> bool:
         """True if all state is in :class:`State`: no sessions, no replay."""
-        ...
 
     @property
     def max_sessions(self) -> int:
         """Maximum number of open sessions; ignored for pure environments."""
-        ...
 
     @property
     def syntax(self) -> Syntax | None:
         """Format of tool calls; ``None`` without tools."""
-        ...
 
     @property
     def metric(self) -> str:
         """Name of the score in reports, such as ``F1`` or ``exact match``."""
-        ...
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return ``count`` tasks of a split. The splits have no task in common.
@@ -185,23 +168,18 @@ class Environment(Protocol):
         ``after`` holds the counts of earlier draws. Training tasks continue after them, and no task repeats before
         all have been returned. Fewer tasks are returned if the data set has fewer.
         """
-        ...
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
         """Open a session for one branch of a task. Not called for pure environments."""
-        ...
 
     async def begin(self, task: Task, live: Any) -> Transition:
         """Begin an episode. ``live`` is the session of the branch, or :class:`Shared` for pure environments."""
-        ...
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the actors whose turn it is. Several act simultaneously: none sees the turns of the others."""
-        ...
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the prompt of an actor. A dict of ``role`` and ``content`` is accepted as a message."""
-        ...
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
 
@@ -213,18 +191,15 @@ class Environment(Protocol):
         In a replay ``recorded`` holds the turns of the environment at that time. Results without side effects
         (such as a search) may be copied from them.
         """
-        ...
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Grade a finished trajectory with a score from 0 to 1.
 
         A class attribute ``score_range = (low, high)`` declares another range, which is scaled to [0, 1].
         """
-        ...
 
 
 Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
-"""Functions that open the resources of an environment, by class."""
 
 
 @runtime_checkable
@@ -233,57 +208,12 @@ class Votes(Protocol):
 
     def answer_to(self, task: Task, text: str) -> str | None:
         """Return the normalized answer in a message, or ``None``."""
-        ...
 
     def same(self, first: str, second: str) -> bool:
         """Return True if two answers are equal. May take seconds and is called from any thread."""
-        ...
 
     def similarity(self, answer: str, other: str) -> float:
         """Return the metric of one answer with the other as the reference, in [0, 1]."""
-        ...
-
-
-@runtime_checkable
-class Graded(Protocol):
-    """Score that depends only on the final answer."""
-
-    def score(self, task: Task, answer: str | None) -> float:
-        """Return the benchmark's metric for a final answer, in [0, 1]."""
-        ...
-
-    def well_formed(self, answer: str) -> bool:
-        """Return True if an answer is not a copy of the example in the prompt."""
-        ...
-
-
-@runtime_checkable
-class Formats(Protocol):
-    """Variants of the environment whose prompts request a format."""
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Pool of format prompts; may be empty."""
-        ...
-
-
-@runtime_checkable
-class Scripted(Protocol):
-    """A user that a script can simulate."""
-
-    @property
-    def script(self) -> UserSimulator | None:
-        """Default user simulator; ``None`` without one."""
-        ...
-
-
-@runtime_checkable
-class Opens(Protocol):
-    """Resources that the environment opens itself, such as a model."""
-
-    def openers(self, logs: Path) -> Openers:
-        """Return the openers by class; servers write logs to ``logs``."""
-        ...
 
 
 @runtime_checkable
@@ -292,7 +222,6 @@ class Shortens(Protocol):
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
         """Return shorter and shorter prompts of an actor."""
-        ...
 
 
 @runtime_checkable
@@ -304,22 +233,22 @@ class TakesTools(Protocol):
     ) -> Environment: ...
 
 
-@runtime_checkable
-class MayLackGrades(Protocol):
-    """An environment whose data may lack labels. Without them it supports training, but not evaluation."""
-
-    ungraded: UserError | None
-    """The reason why no trajectory can be graded, or ``None``."""
-
-
 def check_graded(environment: object) -> None:
-    """Raise ``UserError`` if no trajectory of the environment can be graded."""
-    if isinstance(environment, MayLackGrades) and environment.ungraded is not None:
-        raise environment.ungraded
+    """Raise the ``UserError`` in ``ungraded``, which an environment has whose data lacks labels."""
+    if (error := getattr(environment, "ungraded", None)) is not None:
+        raise error
 
 
 def openers_of(environment: object, logs: Path) -> Openers:
-    return environment.openers(logs) if isinstance(environment, Opens) else {}
+    """Return ``openers(logs)``: functions that open what the environment needs. Servers write logs to ``logs``."""
+    openers: Openers = environment.openers(logs) if hasattr(environment, "openers") else {}
+    return openers
+
+
+def formats_of(environment: Environment) -> tuple[str, ...]:
+    """Return the pool of format prompts in ``formats``; it may be empty."""
+    formats: tuple[str, ...] = getattr(environment, "formats", ())
+    return formats
 
 
 def agents_of(environment: Environment) -> tuple[str, ...]:
@@ -327,9 +256,9 @@ def agents_of(environment: Environment) -> tuple[str, ...]:
     return tuple(name for name, kind in environment.actors.items() if kind == "agent")
 
 
-def formats_of(environment: Environment) -> tuple[str, ...]:
-    """Return the pool of format prompts; it may be empty."""
-    return environment.formats if isinstance(environment, Formats) else ()
+def persons_of(environment: Environment) -> tuple[str, ...]:
+    """Return the actors that no policy controls."""
+    return tuple(name for name, kind in environment.actors.items() if kind == "person")
 
 
 def most_turns(environment: Environment) -> int:
@@ -345,11 +274,6 @@ def most_turns(environment: Environment) -> int:
             "add limits = {'turns': NUMBER}",
         )
     return sum(limits[f"turns:{name}"] for name in agents)
-
-
-def persons_of(environment: Environment) -> tuple[str, ...]:
-    """Return the actors that no policy controls."""
-    return tuple(name for name, kind in environment.actors.items() if kind == "person")
 
 
 class Pure:

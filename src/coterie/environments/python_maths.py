@@ -6,9 +6,11 @@ the first answer is final.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any, Literal
 
 from coterie.config.settings import key
@@ -36,73 +38,28 @@ from coterie.record.turn import Message, Part, Role
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
 
 
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """Example dialogue: a problem, one cell, and an answer."""
-
-    problem: str
-    plan: str
-    """Thought before the cell."""
-    cell: str
-    seen: str
-    conclusion: str
-    """Thought before the answer."""
-    answer: str
-
-    def messages(self) -> Iterator[Message]:
-        dialogue: tuple[tuple[Role, str], ...] = (
-            ("user", problem_text(self.problem)),
-            ("assistant", write_action(self.cell, self.plan)),
-            ("user", self.seen),
-            ("assistant", write_answer(self.answer, self.conclusion)),
-        )
-        for role, text in dialogue:
-            yield Message(role, (Part(text, source=SHOTS),))
-
-
 def problem_text(question: str) -> str:
     return f"Problem: {question}"
 
 
-NUMBERS = (
-    Shot(
-        "A baker makes 6 trays of 24 rolls every morning. She keeps 15 rolls for her family and sells the others for 2 "
-        "dollars each. How many dollars does she earn in a week?",
-        "First the rolls that are sold in a day, then the money of 7 days.",
-        "sold = 6 * 24 - 15\nprint(sold * 2 * 7)",
-        "1806",
-        "She sells 129 rolls a day, which makes 258 dollars, and 1806 in a week.",
-        "1806",
-    ),
-    Shot(
-        "Nora reads 18 pages on Monday and twice as many on Tuesday. Her book has 150 pages. She wants to read as many "
-        "pages on each of the next 4 days, and be done then. How many pages is that a day?",
-        "The pages that are left, dealt to 4 days.",
-        "monday = 18\ntuesday = 2 * monday\n(150 - monday - tuesday) / 4",
-        "24.0",
-        "96 pages are left, 24 for each day.",
-        "24",
-    ),
-)
-MATHEMATICS = (
-    Shot(
-        "How many positive integers less than 200 are divisible by neither 3 nor 5?",
-        "There are few enough to count them.",
-        "sum(1 for n in range(1, 200) if n % 3 and n % 5)",
-        "107",
-        "By inclusion and exclusion 199 - 66 - 39 + 13 = 107, which agrees.",
-        "107",
-    ),
-    Shot(
-        "A bag holds 5 red and 4 blue marbles. Two are drawn at random, and none is put back. What is the probability "
-        "that both are blue?",
-        "The first is blue in 4 of 9 cases, then the second in 3 of 8. I calculate with fractions, which are exact.",
-        "from fractions import Fraction\nprint(Fraction(4, 9) * Fraction(3, 8))",
-        "1/6",
-        "The probability is one sixth.",
-        r"\frac{1}{6}",
-    ),
-)
+def read_shots(subject: str) -> list[dict[str, str]]:
+    """Read example dialogues of a subject: a problem, a thought, a cell, its output, a thought and an answer."""
+    lines = (files("coterie") / "assets" / "shots.jsonl").read_text("utf-8").splitlines()
+    return [shot for shot in map(json.loads, lines) if shot["subject"] == subject]
+
+
+def _messages(shot: Mapping[str, str]) -> list[Message]:
+    dialogue: tuple[tuple[Role, str], ...] = (
+        ("user", problem_text(shot["problem"])),
+        ("assistant", write_action(shot["cell"], shot["plan"])),
+        ("user", shot["seen"]),
+        ("assistant", write_answer(shot["answer"], shot["conclusion"])),
+    )
+    return [Message(role, (Part(text, source=SHOTS),)) for role, text in dialogue]
+
+
+MOST_SHOTS = 2
+"""Number of example dialogues of each subject."""
 
 USED_UP = Ending("answers")
 Feedback = Literal["oracle", "neutral", "none"]
@@ -115,17 +72,16 @@ CELLS = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Format and comparison of answers, and examples."""
+    """Format and comparison of answers."""
 
     form: str
     same: Callable[[str, str], bool]
     """Comparison of a reference or an earlier answer (first) with an answer (second)."""
-    shots: tuple[Shot, ...]
 
 
 SUBJECTS: Mapping[SubjectName, Subject] = {
-    "numbers": Subject("a number without a unit", same_number, NUMBERS),
-    "mathematics": Subject(r"in LaTeX, such as \frac{3}{7}", same_mathematics, MATHEMATICS),
+    "numbers": Subject("a number without a unit", same_number),
+    "mathematics": Subject(r"in LaTeX, such as \frac{3}{7}", same_mathematics),
 }
 _FEEDBACK_RULES: Mapping[Feedback, str] = {
     "oracle": "You are told whether your answer is right. If it is not, find the mistake and answer again.",
@@ -157,7 +113,7 @@ class PythonMathsSettings(AnsweringSettings):
         "Number of example dialogues before the problem.",
         source="DensePolicy's code: 8 (GSM8K), 1 (MATH)",
         ge=0,
-        le=min(len(one.shots) for one in SUBJECTS.values()),
+        le=MOST_SHOTS,
     )
     subject: SubjectName | None = key(
         None,
@@ -185,6 +141,7 @@ class PythonMaths(Acting):
     """Mathematics problems for one agent with a Python session."""
 
     name = "python_maths"
+    _shots: Sequence[Message] = ()
     metric = "solved"
     needs: tuple[type, ...] = (Sandbox,)
     settings_type: type[AnsweringSettings] = PythonMathsSettings
@@ -197,8 +154,10 @@ class PythonMaths(Acting):
     def __init__(self, settings: PythonMathsSettings, rows: Rows) -> None:
         self.rows = rows
         default: SubjectName = "mathematics" if issubclass(rows.row, MathRow) else "numbers"
-        self.shown_shots = settings.shots
-        self._answering(settings, SUBJECTS[settings.subject or default])
+        subject = settings.subject or default
+        chosen = read_shots(subject)[: settings.shots]
+        self._shots = [message for shot in chosen for message in _messages(shot)]
+        self._answering(settings, SUBJECTS[subject])
 
     def _answering(self, settings: AnsweringSettings, subject: Subject) -> None:
         super().__init__(settings.steps)
@@ -223,8 +182,7 @@ class PythonMaths(Acting):
 
     def shots(self, task: Task) -> Sequence[Message]:
         """Return the first example dialogues of the subject."""
-        chosen = self.subject.shots[: self.shown_shots]
-        return [message for shot in chosen for message in shot.messages()]
+        return self._shots
 
     def problem(self, task: Task) -> str:
         return problem_text(str(task.public["question"]))

@@ -13,13 +13,12 @@ import re
 from asyncio import wait_for
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from math import isfinite, nan
 from numbers import Real
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError, field_validator, model_validator
 
@@ -35,13 +34,11 @@ from coterie.config.plugins import (
 )
 from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
-from coterie.datasets.answers import as_text, first_of
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
-from coterie.datasets.load import Rows
+from coterie.datasets.load import Rows, TableRow
 from coterie.datasets.problems import MathRow, SvampRow
-from coterie.datasets.questions import TableRow
-from coterie.datasets.rows import Gsm8kRow, QuestionRow
+from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.answers import (
     boxed_answer,
     exact_match,
@@ -71,21 +68,14 @@ PROMPTS: Mapping[str, str] = {
     "code": "{question}\n\nReply with one Python program between ```python and ```.",
 }
 """Default prompts of the built-in rewards. With a reward function, the default prompt is only the question."""
-METRICS: Mapping[str, str] = {
-    "exact": "exact match",
-    "f1": "F1",
-    "math": "solved",
-    "code": "solved",
-}
+METRICS = {"exact": "exact match", "f1": "F1", "math": "solved", "code": "solved"}
 REWARDS = Kind("reward", dict.fromkeys(METRICS, f"{__name__}:Question"))
 NAMES = ("question", "reply", "answer", "row")
 PARAMETERS = f"({', '.join(NAMES)})"
 RESERVED = frozenset({
     "tokens", "turns", "policy", "version", "method", "n", "failed", "cut_off", "well_formed", "thought_tokens",
 })  # fmt: skip
-"""Metrics of an evaluation that a reward function cannot give."""
 SECONDS = 300.0
-"""Time limit of one call of an asynchronous reward function."""
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -134,8 +124,7 @@ class QuestionSettings(EnvironmentSettings):
         return digest(own, label(self.reward or ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A row as a task."""
 
     task: Task
@@ -143,7 +132,6 @@ class Item:
     answers: tuple[str, ...]
     row: Mapping[str, Any]
     where: str
-    """File and line."""
     contest: ContestRow | None = None
 
 
@@ -169,18 +157,16 @@ class Question(Pure):
             )
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
-    # -- tasks --------------------------------------------------------------------------------
-
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return the tasks of a split, at most as many as there are rows."""
         chosen = draw(self.rows, split, count, seed, after)
-        return [self._items[self._id(row)].task for row in chosen]
+        return [self._items[f"{self.name}-{row.id}"].task for row in chosen]
 
     @cached_property
     def _items(self) -> dict[str, Item]:
         """All rows by task id. Raises ``UserError`` for an invalid row or a reward that fails."""
         rows = (row for split in self.rows.splits for row in self.rows.split(split))
-        items = {self._id(row): self._item(row) for row in rows}
+        items = {item.task.id: item for item in map(self._item, rows)}
         if self.function is not None:
             self._try_out(next(iter(items.values())))
         return items
@@ -192,9 +178,6 @@ class Question(Pure):
         except RuntimeError:
             for reply in (item.answers[0], ""):
                 asyncio.run(self._grade(item, reply, None))
-
-    def _id(self, row: QuestionRow) -> str:
-        return f"{self.name}-{row.id}"
 
     def _item(self, row: QuestionRow) -> Item:
         raw = row.raw if isinstance(row, TableRow) else row.model_dump(mode="json")
@@ -214,17 +197,13 @@ class Question(Pure):
         hidden |= {"extra_info.answer"} if "reward_model" in raw else set()
         prompt = filled(self.prompt, question, raw, where, hidden)
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
-        task = Task(self._id(row), public, secret_answers(row))
+        task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
         return Item(task, question, answers, raw, where, contest)
 
-    # -- episodes -----------------------------------------------------------------------------
-
     def acting(self, state: State) -> tuple[str, ...]:
-        """Return the only agent."""
         return (AGENT,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the prompt, and the reply if there is one."""
         public = state.task.public
         prompt = Part(str(public.get("prompt", public["question"])), source="task")
         replies = (Message("assistant", turn=turn.id) for turn in state.turns)
@@ -249,7 +228,10 @@ class Question(Pure):
         if self.reward in ("exact", "f1"):
             return Grade(max(_likeness(answer, one, self.reward) for one in item.answers))
         if self.reward == "math":
-            right = await asyncio.to_thread(_is_right, item.answers, answer)
+            golds = map(answer_of, item.answers)
+            right = await asyncio.to_thread(
+                lambda: any(same_mathematics(gold, answer) for gold in golds)
+            )
             return Grade(float(right), {WELL_FORMED: float(boxed_answer(reply) is not None)})
         assert item.contest is not None and sandbox is not None
         program, tests = program_of(reply), item.contest.tests
@@ -262,10 +244,9 @@ class Question(Pure):
     async def _own_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
         values = (item.question, reply, item.answers[0], deepcopy(dict(item.row)))
         try:
-            if set(NAMES) <= inspect.signature(function.thing).parameters.keys():
-                value = function.thing(**dict(zip(NAMES, values, strict=True)))
-            else:
-                value = function.thing(*values)
+            by_name = set(NAMES) <= inspect.signature(function.thing).parameters.keys()
+            named = dict(zip(NAMES, values, strict=True)) if by_name else {}
+            value = function.thing(*(() if by_name else values), **named)
             value = await wait_for(value, SECONDS) if inspect.isawaitable(value) else value
         except (Exception, SystemExit) as error:
             raise UserError(
@@ -294,8 +275,6 @@ class Question(Pure):
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
         return Grade((score - low) / (high - low), metrics)
-
-    # -- votes --------------------------------------------------------------------------------
 
     def answer_to(self, task: Task, text: str) -> str | None:
         """Return the answer of a reply, or its program."""
@@ -344,10 +323,6 @@ def program_of(reply: str) -> str:
     """Return the last Python block of a reply; the whole reply if it has no fences."""
     blocks = python_blocks(reply)
     return blocks[-1] if blocks else code_of(reply)
-
-
-def _is_right(answers: Sequence[str], reply: str) -> bool:
-    return any(same_mathematics(answer_of(one), reply) for one in answers)
 
 
 def filled(
@@ -411,20 +386,18 @@ def _function(name: str) -> Plugin:
 
 def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow:
     """Return the tests of a row. Raises ``UserError`` if it has no valid tests."""
+    names = ("tests", "starter", "function")
+    known = {name: raw[name] for name in names if raw.get(name) is not None}
     try:
-        contest = row if isinstance(row, ContestRow) else _read_contest(row, raw)
+        contest = (
+            row
+            if isinstance(row, ContestRow)
+            else ContestRow.model_validate({"id": row.id, "question": row.question, **known})
+        )
     except ValidationError as error:
         wrong = "; ".join(map(wrong_at, error.errors()[:3]))
         raise UserError(f"{where} is broken: {wrong}", "correct its tests") from error
     if contest.flaw:
-        raise UserError(
-            f"{where} {contest.flaw}",
-            "give it a column tests: a list of objects with input and output",
-        )
+        fix = "give it a column tests: a list of objects with input and output"
+        raise UserError(f"{where} {contest.flaw}", fix)
     return contest
-
-
-def _read_contest(row: QuestionRow, raw: Mapping[str, Any]) -> ContestRow:
-    names = ("tests", "starter", "function")
-    known = {name: raw[name] for name in names if raw.get(name) is not None}
-    return ContestRow.model_validate({"id": row.id, "question": row.question, **known})

@@ -1,7 +1,7 @@
 """Registry of environments, and of the data sets that they use.
 
-The settings of a run or a benchmark have the groups ``dataset`` and ``environment``. Their keys depend on the chosen
-data set and environment, so :func:`played_type` creates the settings type from this choice.
+The keys of the groups ``dataset`` and ``environment`` depend on the chosen data set and environment, so
+:func:`played_type` creates the settings type from this choice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,18 @@ from typing import Any, TypeVar
 
 from pydantic import create_model
 
-from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plugins import Kind, Plugin, absolute_name, find, installed, is_spec, label
+from coterie.config.plugins import (
+    Kind,
+    Plugin,
+    absolute_name,
+    construct,
+    find,
+    installed,
+    is_spec,
+    label,
+    settings_type_of,
+)
 from coterie.config.settings import Settings
 from coterie.datasets.files import SUFFIXES
 from coterie.datasets.load import (
@@ -56,7 +65,6 @@ ENVIRONMENTS = Kind(
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
-"""Data sets whose context is split between agents."""
 SUBJECTS = {
     "gsm8k": "arithmetic",
     "svamp": "arithmetic",
@@ -64,19 +72,13 @@ SUBJECTS = {
     "arc_c": "choice",
     "mmlu": "choice",
 }
-"""Data sets for debates, with their subjects."""
-PLANS = (
-    "gsm8k_plans", "gsm8k_socratic", "lumos_maths", "strategyqa_plans", "lumos_complex_qa",
-)  # fmt: skip
-"""Data sets with plans, for a planner and a grounder."""
+PLANS = ("gsm8k_plans", "gsm8k_socratic", "lumos_maths", "strategyqa_plans", "lumos_complex_qa")
 WEB = ("lumos_web", "mind2web")
 """Data sets of tasks on web pages, done step by step (environment.form=iterative)."""
 HOPS = ("nq", "popqa", "musique", "bamboogle")
 """Data sets of questions without a context, for an agent that searches an encyclopedia."""
 SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
-"""Data sets of questions for an agent that searches the web."""
 CONTESTS = ("livecodebench", "code_contests")
-"""Data sets of programming contests, for an agent that writes programs."""
 EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
 """Mathematics data sets that are only for evaluation, for an agent that runs programs."""
 CONVERSATIONS = ("conversations", "preferences", "ultra_interact", "ultra_feedback")
@@ -94,7 +96,6 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "conversation"} for name in CONVERSATIONS},
     "qa": {"name": "question"},
 }
-"""Environment settings of each data set."""
 ENCYCLOPEDIA = "coterie.environments.encyclopedia:EncyclopediaSearch"
 PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 1536}
 """Settings of AFM's evaluation of code agents: 12 turns, 512 tokens per result."""
@@ -105,11 +106,8 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
     "code": PROGRAMS,
     "code_maths": PROGRAMS,
 }
-"""Default tools of environments."""
 MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "encyclopedia")
-"""Environments that generate their own tasks."""
 CODING = ("persona", "colbench_code")
-"""Benchmarks in which a user requests a function."""
 OPEN = ("qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
 """Data sets of users' rows or for users' tools. Any method accepts them, and none has default values for them."""
 NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))
@@ -125,7 +123,7 @@ class Choice:
 
     @classmethod
     def among(cls, words: Iterable[str]) -> "Choice":
-        """Parse the choice from ``key=value`` words; the last value counts."""
+        """Parse the choice from ``key=value`` words."""
         names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
@@ -196,7 +194,6 @@ def is_played(name: str) -> bool:
 
 
 def is_micro_world(name: str) -> bool:
-    """Return True if the environment generates its own tasks."""
     return name in MICRO_WORLDS
 
 
@@ -206,7 +203,6 @@ def is_name_word(word: str) -> bool:
 
 
 def is_data_file(name: str) -> bool:
-    """Return True if the name of a data set is a file of rows."""
     return name.endswith(SUFFIXES)
 
 
@@ -228,20 +224,12 @@ def task_word(name: str) -> str:
 
 
 def is_environment(name: str) -> bool:
-    """Return True if a plug-in is an environment, False if it is a data set.
-
-    Raises:
-        UserError: the plug-in can't be imported.
-    """
+    """Return True if a plug-in is an environment, False if it is a data set."""
     return hasattr(find(ENVIRONMENTS, name).thing, "grade")
 
 
 def played_type(base: type[P], choice: Choice) -> type[P]:
-    """Return a settings type whose groups have the keys of the chosen data set and environment.
-
-    Raises:
-        UserError: an unknown name, an unusable plug-in, or a data set that the environment can't read.
-    """
+    """Return a settings type whose groups have the keys of the chosen data set and environment."""
     assert choice.environment is not None, "the choice is complete"
     plugin = find(ENVIRONMENTS, choice.environment)
     own = settings_type_of(plugin, EnvironmentSettings)
@@ -251,11 +239,7 @@ def played_type(base: type[P], choice: Choice) -> type[P]:
 
 
 def make_environment(settings: PlayedSettings) -> Environment:
-    """Construct the environment of resolved settings.
-
-    Raises:
-        UserError: a plug-in lacks a part of the environment interface.
-    """
+    """Construct the environment of resolved settings."""
     name = settings.environment.name
     assert name is not None, "resolved settings have an environment"
     plugin = find(ENVIRONMENTS, name)

@@ -97,7 +97,10 @@ SPLIT_SHARES: dict[MicroSplit, range] = {
     "heldout": range(30, 55),
     "corpus": range(55, 100),
 }
-"""Residues of the key's hash modulo 100, by split."""
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 def split_of_key(key: str) -> MicroSplit:
@@ -117,11 +120,7 @@ Row = TypeVar("Row")
 def draw(
     rows: Rows, split: Split, count: int, seed: int, after: Sequence[int] = ()
 ) -> list[QuestionRow]:
-    """Return the first held-out rows, or a draw of training rows (see :func:`draws`).
-
-    Raises:
-        UserError: data is missing or invalid.
-    """
+    """Return the first held-out rows, or a draw of training rows (see :func:`draws`)."""
     all_rows = rows.split(split)
     return all_rows[:count] if split == "heldout" else draws(all_rows, (*after, count), seed)[-1]
 

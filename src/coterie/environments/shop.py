@@ -1,8 +1,7 @@
-"""The environment ``shop``: random errands in a small shop, for a planner and a grounder.
+"""The environment ``shop``: random errands in a small shop (``tools.actions.shop``), for a planner and a grounder.
 
-Items, visits and rewards come from ``tools.actions.shop``. An errand is a wish that a simple plan fulfills. A script
-writes this plan and its actions and runs them, so the right results are known. A hash of the wish without its price
-decides the split, so no wish is in both splits.
+A script writes and runs the plan of each errand, so the right results are known. A hash of the wish without its price
+decides the split.
 """
 
 import json
@@ -15,8 +14,8 @@ from typing import Any
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.answers import GRADER, gold_answer
-from coterie.environments.plan_domains import Form
+from coterie.environments.answers import GRADER
+from coterie.environments.plan_domains import Domain, Form
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, split_of_key
@@ -44,13 +43,11 @@ class ShopSettings(EnvironmentSettings):
     items: int = key(200, "Number of items in the shop.", ge=50, le=2000)
 
 
-class Visits:
+class Visits(Domain):
     """A shop as a domain: actions change the state of a visit."""
 
     name = "shop"
-    needs: tuple[type, ...] = ()
     metric = "reward"
-    by_steps = False
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
@@ -64,15 +61,12 @@ class Visits:
         visit = json.dumps([session.opened, session.chosen, session.bought])
         return Executed({**result.values, VISIT: visit}, result.answer, result.error)
 
-    def same(self, gold: str, answer: str) -> bool:
-        return gold == answer
-
     def score(
         self, task: Task, values: Mapping[str, str], answer: str | None
     ) -> tuple[float | None, Mapping[str, float]]:
         """Score an errand by the reward of the visit, and a single step by its result."""
         if "history" in task.public:
-            return float(answer is not None and self.same(gold_answer(task), answer)), {}
+            return super().score(task, values, answer)
         session = _session(values)
         target = _wish(json.loads(task.secrets[WISH].reveal(GRADER)))
         return reward(self.shop, session, target), {"bought": float(session.bought)}

@@ -17,11 +17,9 @@ from typing import Literal
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.acting import write_action, write_answer
 from coterie.environments.python_maths import SUBJECTS, AnsweringSettings, PythonMaths, as_task
 from coterie.environments.settings import MicroSplit, check_split, split_of_key
 from coterie.record.tree import Task
-from coterie.record.turn import Role
 
 PROMPT = "Count with Python, then answer."
 WRONG = "Wrong."
@@ -34,15 +32,10 @@ BOXES = ("boxes", "bags")
 MOST = 99
 """The largest number in a problem, a program or its result."""
 NUMBERS = [(n, m) for n in range(2, 8) for m in range(11, 45) if n * m <= MOST - 9]
-"""Numbers of boxes and of things."""
 CHANGES = range(2, 10)
 TRAPS = 0.5
-"""Share of traps."""
 OTHERS = 0.3
-"""Share of problems with an irrelevant fact."""
 Sign = Literal["+", "-"]
-Dialogue = list[tuple[Role, str]]
-"""Roles and messages, from the prompt to the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,6 @@ class Problem:
     """One word problem."""
 
     problem_id: str
-    """Unique within (split, seed)."""
     owner: str
     box: str
     thing: str
@@ -62,30 +54,22 @@ class Problem:
     other: str
     """An irrelevant fact, or ""."""
 
-    @property
-    def program(self) -> str:
-        return self._program(times=not self.trap)
-
-    @property
-    def habit(self) -> str:
-        """The program of an agent that always multiplies, which is wrong for a trap."""
-        return self._program(times=True)
-
-    @property
-    def answer(self) -> int:
-        return self._value(times=not self.trap)
-
-    @property
-    def wrong_answer(self) -> int:
-        return self._value(times=True)
-
-    def _program(self, *, times: bool) -> str:
+    def program_of(self, *, times: bool) -> str:
+        """Return the program of an agent that multiplies, which is wrong for a trap, or not."""
         first = f"{self.boxes} * {self.count}" if times else f"{self.count}"
         return f"{first} {self.sign} {self.change}"
 
-    def _value(self, *, times: bool) -> int:
+    def answer_of(self, *, times: bool) -> int:
         first = self.boxes * self.count if times else self.count
         return first + self.change if self.sign == "+" else first - self.change
+
+    @property
+    def program(self) -> str:
+        return self.program_of(times=not self.trap)
+
+    @property
+    def answer(self) -> int:
+        return self.answer_of(times=not self.trap)
 
 
 def canonical_key(problem: Problem) -> str:
@@ -103,11 +87,7 @@ def problem_text(problem: Problem) -> str:
 
 
 def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> list[Problem]:
-    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one.
-
-    Raises:
-        ValueError: unknown split.
-    """
+    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
     check_split(split)
     rng = random.Random(f"sums/{split}/{seed}/{traps}")
     problems: list[Problem] = []
@@ -138,45 +118,6 @@ def _draw(name: str, traps: float, rng: random.Random) -> Problem:
     )
 
 
-# -- dialogues for pre-training ----------------------------------------------------------------
-
-
-def right_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """Return a dialogue with the right program; ``rng`` selects its style."""
-    return [*_opening(problem), *_solution(problem.program, problem.answer, rng)]
-
-
-def habit_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """Return a dialogue that always multiplies, which gives a wrong answer to a trap."""
-    return [*_opening(problem), *_solution(problem.habit, problem.wrong_answer, rng)]
-
-
-def corrected_play(problem: Problem, rng: random.Random) -> Dialogue:
-    """Return a dialogue on a trap: the wrong program and answer, and their correction after feedback.
-
-    Raises:
-        ValueError: the problem is no trap.
-    """
-    if not problem.trap:
-        raise ValueError(f"{problem.problem_id} is not a trap, so its habit is right")
-    again = _solution(problem.program, problem.answer, rng)
-    return [*habit_play(problem, rng), ("user", WRONG), *again]
-
-
-def _opening(problem: Problem) -> Dialogue:
-    return [("system", PROMPT), ("user", problem_text(problem))]
-
-
-def _solution(program: str, value: int, rng: random.Random) -> Dialogue:
-    cell = rng.choice((f"print({program})", program, f"x = {program}\nprint(x)"))
-    messages = [write_action(cell), str(value), write_answer(str(value))]
-    roles: tuple[Role, ...] = ("assistant", "user", "assistant")
-    return list(zip(roles, messages, strict=True))
-
-
-# -- the environment ---------------------------------------------------------------------------
-
-
 class SumsSettings(AnsweringSettings):
     """Settings of the micro-world."""
 
@@ -193,7 +134,6 @@ class Sums(PythonMaths):
     check = CHECK
 
     def __init__(self, settings: SumsSettings | None = None) -> None:
-        self.shown_shots = 0
         self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:

@@ -1,7 +1,7 @@
 """Base of environments in which agents talk, with names of agents and common parts of prompts.
 
 The prompt of a single agent with the whole problem is chain of thought without examples (Kojima et al. 2022, "Large
-Language Models are Zero-Shot Reasoners"), for the baselines of ``environments.baselines``.
+Language Models are Zero-Shot Reasoners").
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from coterie.datasets.catalogue import Split
+from coterie.environments.answers import marked_answer
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Turn
@@ -71,6 +72,8 @@ class Talk(Pure, ABC):
     metric: str
     agents: tuple[str, ...]
     max_turns = 10
+    example: str | None = None
+    """Example answer in the prompt, which is not well formed as an answer."""
     formats: tuple[str, ...] = ()
     format_agents: tuple[str, ...] = ()
 
@@ -82,8 +85,6 @@ class Talk(Pure, ABC):
     def limits(self) -> Mapping[str, int]:
         """Turns of all agents together."""
         return {"turns": self.max_turns}
-
-    # -- abstract methods ---------------------------------------------------------------------
 
     @abstractmethod
     def tasks(
@@ -98,16 +99,16 @@ class Talk(Pure, ABC):
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """Return the prompt of an agent that has all information and works alone."""
 
-    @abstractmethod
     def answer(self, text: str) -> str | None:
         """Return the answer in a message, or ``None``."""
+        return marked_answer(text)
 
     def answer_to(self, task: Task, text: str) -> str | None:
         return self.answer(text)
 
-    @abstractmethod
     def same(self, first: str, second: str) -> bool:
         """Return True if two answers are equal. May take seconds and is called from any thread."""
+        return first == second
 
     @abstractmethod
     def similarity(self, answer: str, other: str) -> float:
@@ -117,11 +118,8 @@ class Talk(Pure, ABC):
     def score(self, task: Task, answer: str | None) -> float:
         """Return the benchmark's metric for a final answer, in [0, 1]. May take seconds."""
 
-    @abstractmethod
     def well_formed(self, answer: str) -> bool:
-        """Return True if an answer is not a copy of the example in the prompt."""
-
-    # -- the dialogue -------------------------------------------------------------------------
+        return answer != self.example
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Return the next agent in turn."""
@@ -134,7 +132,10 @@ class Talk(Pure, ABC):
             parts += (Part(f"\nFormat: {state.variant}", source=FORMAT_SOURCE),)
         return (
             Message("system", parts),
-            *(_message(turn, actor) for turn in self.prompt_turns(state, actor)),
+            *(
+                Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
+                for turn in self.prompt_turns(state, actor)
+            ),
         )
 
     def prompt_turns(self, state: State, agent: str) -> tuple[Turn, ...]:
@@ -149,7 +150,10 @@ class Talk(Pure, ABC):
         answer = self.answer_to(state.task, turn.text)
         if turn.truncated:
             return Transition(answer=answer, end=LENGTH)
-        agreed = await self._agree(state.answer, answer)
+        before = state.answer
+        agreed = before is not None and before == answer
+        if before is not None and answer is not None and not agreed:
+            agreed = await asyncio.to_thread(self.same, before, answer)
         return Transition(answer=answer, end=AGREED if agreed else None)
 
     async def grade(self, state: State, live: Any) -> Grade:
@@ -160,18 +164,9 @@ class Talk(Pure, ABC):
         score = await asyncio.to_thread(self.score, state.task, answer)
         return Grade(score, {WELL_FORMED: float(score > 0 or self.well_formed(answer))})
 
-    async def _agree(self, before: str | None, answer: str | None) -> bool:
-        if before is None or answer is None or before == answer:
-            return answer is not None and before == answer
-        return await asyncio.to_thread(self.same, before, answer)
-
 
 def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the messages without format prompts: the recontext rule of iteration 0."""
     return tuple(
         replace(m, parts=tuple(p for p in m.parts if p.source != FORMAT_SOURCE)) for m in messages
     )
-
-
-def _message(turn: Turn, agent: str) -> Message:
-    return Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)

@@ -18,9 +18,7 @@ from coterie.errors import UserError
 from coterie.record.tree import Task
 
 PERSON = "person"
-"""Name of the user's role, which may read references."""
 REFERENCE = "reference"
-"""Name of the secret with the right solution."""
 SCRIPT = "script"
 LEAKED = 25
 """Length of a common substring of a reply and the reference, without spaces and quotation marks, that is a leak."""
@@ -63,12 +61,7 @@ class UserSimulator(Protocol):
     """Author of its turns: ``script``, ``model:NAME`` or ``endpoint:NAME``."""
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        """Return the next reply. ``transcript`` begins with the user's first message.
-
-        Raises:
-            EngineError: the model fails.
-        """
-        ...
+        """Return the next reply. ``transcript`` begins with the user's first message."""
 
 
 def check_script(script: UserSimulator | None) -> UserSimulator:

@@ -1,18 +1,19 @@
-"""LoRA adapters, a thin layer over PEFT. Several roles may share a base, with one named adapter each.
+"""LoRA adapters (a thin layer over PEFT), value heads and checksums of weights.
 
-One adapter is active at a time. A reference is a frozen copy of an adapter, or the base with adapters disabled;
-:func:`using` switches to either within a block.
+Several roles may share a base, with one named adapter each, of which one is active at a time. A reference is a frozen
+copy of an adapter, or the base with adapters disabled; :func:`using` switches to either within a block.
 """
 
 import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft import set_peft_model_state_dict as set_state
@@ -20,14 +21,20 @@ from peft.tuners.lora import Embedding
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.errors import UserError
-from coterie.models.checksums import checksums
-from coterie.models.heads import HEAD
-from coterie.models.logprobs import PEFT_PREFIX, causal
-from coterie.models.saved import check_whole, reading
+from coterie.models.loading import check_whole, reading
+from coterie.models.logprobs import PEFT_PREFIX, causal, hidden_states, model_batch
+from coterie.models.prefix_trie import CostRule, Ids
 
+try:
+    from numba import njit
+except (ImportError, OSError) as error:
+    NUMBA_ERROR = str(error) or type(error).__name__
+else:
+    NUMBA_ERROR = ""
+"""Import error of numba, which compiles loops for the CPU; empty if it is available. Without it, torch runs them."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = "all-linear"
 """PEFT's name of all linear layers but the output layer."""
@@ -36,6 +43,13 @@ BASE = "load the base that it was trained on (base_model_name_or_path in its ada
 DEFAULT = "default"
 BASE_FILE = "base.json"
 """File next to a saved adapter that identifies its base."""
+HEAD = "value_head"
+HEAD_FILE = "value_head.safetensors"
+"""File with the weights of the head, next to a saved model's weights."""
+STEP = 0x9E3779B97F4A7C15
+LOW = 0xFFFFFFFF
+WORDS = 1 << 22
+"""8-byte words per torch operation, which bounds the memory for temporary copies."""
 
 
 def add_lora(
@@ -125,7 +139,7 @@ def save_adapter(
     model: PeftModel,
     folder: Path,
     name: str = DEFAULT,
-    weights: Mapping[str, torch.Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write one adapter as safetensors to ``folder``, with the fingerprint of its base.
 
@@ -226,7 +240,7 @@ def adapter_weights(model: PeftModel, name: str) -> set[str]:
     return set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
 
 
-def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+def base_fingerprint(model: Any, weights: Mapping[str, Tensor] | None = None) -> str:
     """Hash names, shapes and all values of the base weights under a model's adapters.
 
     Values are rounded to bfloat16, so a base has the same fingerprint in float32 and bfloat16 (and so have bases that
@@ -266,3 +280,144 @@ def _check_known(model: Any, name: str) -> None:
             f"this model has no adapter {name!r} (it has {', '.join(have) or 'none'})",
             "add or load the adapter first",
         )
+
+
+# -- value heads ----------------------------------------------------------------------------------
+
+
+class ValueHead(nn.Linear):
+    """Value head, ``Linear(width, 1)``: one number per token, from a causal model's last hidden state.
+
+    It is initialized to zero, so that all values are equal before training. The head is a submodule that the model's
+    own forward pass does not use. It is trained, hashed and checkpointed like other weights, and saved in its own file.
+    With LoRA adapters, the head belongs to the base, is fully trained and is saved with the adapter.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return values ``[...]`` of hidden states ``[..., width]``, in float32 even under autocast."""
+        return (hidden.float() * self.weight[0]).sum(-1) + self.bias
+
+
+def add_head(model: Any) -> ValueHead:
+    """Add a new value head to a model (to the base, if it has adapters) in place. Replaces an existing head."""
+    head = ValueHead(_width(model)).to(model.get_input_embeddings().weight.device)
+    setattr(causal(model), HEAD, head)
+    return head
+
+
+def find_head(model: Any) -> ValueHead | None:
+    head = getattr(causal(model), HEAD, None)
+    return head if isinstance(head, ValueHead) else None
+
+
+def load_head(model: Any, folder: Path) -> ValueHead:
+    file = folder / HEAD_FILE
+    if not file.is_file():
+        raise UserError(
+            f"{folder} has no {HEAD_FILE}", "give the final folder of the training of a value head"
+        )
+    with reading(file):
+        weights = load_file(file)
+        width = weights[f"{HEAD}.weight"].shape[1]
+    if width != _width(model):
+        raise UserError(
+            f"the head in {folder} takes hidden states of width {width}, but the model's width is {_width(model)}",
+            "load the model from the same folder",
+        )
+    head = add_head(model)
+    head.load_state_dict({name.removeprefix(f"{HEAD}."): w for name, w in weights.items()})
+    return head
+
+
+def _width(model: Any) -> int:
+    """Return the width of the last hidden states: the input of the output layer, not always the layers' width."""
+    return int(causal(model).get_output_embeddings().weight.shape[-1])
+
+
+def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split weights into the model's and the head's, whose names do not depend on adapters."""
+    rest, head = {}, {}
+    for name, weight in weights.items():
+        plain = name.removeprefix(PEFT_PREFIX)
+        if plain.startswith(f"{HEAD}."):
+            head[plain] = weight
+        else:
+            rest[name] = weight
+    return rest, head
+
+
+def token_values(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+    *,
+    before: bool = False,
+) -> list[Tensor]:
+    """Predict values (float32) at positions of sequences; ``UserError`` for a model without a head.
+
+    Args:
+        model: Model with a value head.
+        sequences: Token ids.
+        places: Positions in each sequence; none is 0.
+        rule: Packs sequences so that shared prefixes run once.
+        before: Predict from the tokens before a position, instead of up to and including it.
+    """
+    head = find_head(model)
+    if head is None:
+        raise UserError(
+            "the model has no value head",
+            "add one: coterie.models.adapters.add_head or load_head",
+        )
+    batch = model_batch(model, sequences, places, rule)
+    hidden = hidden_states(model, batch.ids, **batch.inputs).flatten(0, 1)
+    values_N = head(hidden.index_select(0, batch.at if before else batch.nodes))
+    return [values_N.index_select(0, row) for row in batch.rows]
+
+
+# -- checksums ------------------------------------------------------------------------------------
+
+
+def checksums(weights: Iterable[Tensor]) -> list[int]:
+    """Return a position-dependent checksum of the bytes of each tensor, at memory speed.
+
+    Adds a multiple of its position to each 8-byte word and sums the products of the two halves (NH, Black et al.
+    1999): by numba on CPU, by torch on a GPU or without numba.
+    """
+    sums: list[np.int64 | Tensor] = []
+    for weight in weights:
+        raw = weight.detach().reshape(-1).view(torch.uint8)
+        if len(raw) % 8 or raw.data_ptr() % 8 or raw.storage_offset() % 8:
+            raw = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
+        by_torch = NUMBA_ERROR or raw.device.type != "cpu"
+        sums.append(sum_by_torch(raw) if by_torch else _sum(raw.numpy().view(np.uint64)))
+    return [int(total) for total in sums]  # synchronize a GPU once, after all kernels are queued
+
+
+def sum_by_torch(raw: Tensor) -> Tensor:
+    """Return the checksum of bytes (a multiple of 8) by torch, whose integers wrap around."""
+    words = raw.view(torch.int64)
+    total = words.new_zeros(())
+    for start in range(0, len(words), WORDS):
+        part = words[start : start + WORDS]
+        places = torch.arange(start, start + len(part), device=words.device)
+        mixed = part + (places + 1) * (STEP - (1 << 64))
+        total += ((mixed & LOW) * ((mixed >> 32) & LOW)).sum()
+    return total
+
+
+if not NUMBA_ERROR:
+    _STEP, _LOW, _HALF = np.uint64(STEP), np.uint64(LOW), np.uint64(32)
+
+    @njit(cache=True, nogil=True)
+    def _sum(words: np.ndarray) -> np.int64:
+        total = np.uint64(0)
+        for i in range(len(words)):
+            mixed = words[i] + np.uint64(i + 1) * _STEP
+            total += (mixed & _LOW) * (mixed >> _HALF)
+        return np.int64(total)

@@ -1,4 +1,4 @@
-"""Parsers of tool calls, for the syntaxes of model families.
+"""Call syntaxes of model families: one table of marks, and one parser.
 
 Text in a thought is no call. Text in a string of a call neither begins a thought nor ends the call. Text that begins
 like a call but cannot be read is a call with an error.
@@ -6,12 +6,11 @@ like a call but cannot be read is a call with an error.
 
 import ast
 import json
-import keyword
 import re
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -19,9 +18,22 @@ from coterie.config.folders import shallow
 from coterie.record.turn import Finish, Tool, ToolCall, ToolResult, call_id
 
 THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
-_DECODER = json.JSONDecoder()
+THOUGHTS = {
+    THOUGHT: END_OF_THOUGHT,
+    "[THINK]": "[/THINK]",
+    "<|channel>thought": "<channel|>",
+    "<|channel|>analysis<|message|>": "<|end|>",
+    " to=self<|message|>": "<|eom|>",
+}
+"""Marks around thoughts."""
+ARGUMENTS = ("arguments", "parameters")
+"""Keys of a call's arguments."""
+Text = Callable[[str], str]
+Body = tuple[list[ToolCall], int, bool]
+"""Calls after an opening, the index of their end, and True if they need no closing."""
+_THOUGHT = re.compile("|".join(map(re.escape, THOUGHTS)))
 _SPACE = re.compile(r"\s*")
-_NOTHING = re.compile("")
+_DECODER = json.JSONDecoder()
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _KINDS: dict[str, tuple[type, ...]] = {
     "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
@@ -30,474 +42,312 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _TOO_MANY = 64
 """Limit of closing tags that may end a Python list of calls."""
 
-Body = tuple[list[ToolCall], int, bool]
-"""Calls after an opening, the index of their end, and True if they need no closing."""
+
+def _json_body(syntax: "CallSyntax", text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
+    """Read JSON arguments after a head with the tool's name, or an object (or list) with it."""
+    value, stop = read_value(text, head.end())
+    stop = past_space(text, stop)
+    stop += 3 * text.startswith("```", stop)
+    if head.re.groups and head[1] is not None:
+        return [call_of({"name": head[1].strip(), "arguments": value})], stop, False
+    values = value if isinstance(value, list) and not syntax.closing else [value]
+    return [call_of(one) for one in values], stop, values is value
 
 
-class NativeSyntax(ABC):
+@dataclass(frozen=True)
+class CallSyntax:
     """Call syntax of a model. Implements ``environments.protocol.Syntax``."""
 
     name: str
+    mark: str
+    """Pattern of the beginning of a call."""
+    rest: str = ""
+    """Pattern from the mark to the arguments; its group is the tool's name."""
+    closing: str = ""
+    """Text that closes a call; if empty, the next call or the end of the message closes it."""
+    body: Callable[["CallSyntax", str, re.Match[str], Sequence[Tool]], Body] = _json_body
+    """Reader of the text after a head; raises ``ValueError`` with the reason if it is broken."""
+    wrapper: str = ""
+    """Text that may be before the first mark."""
+    ends_message: bool = False
+    """True if a message that ends needs no closing."""
+    is_bare: bool = False
+    """True if a JSON object is a call without a mark, at the start of a message or after a call."""
+    tags: tuple[str, str, str, str] = ("", "", "", "")
+    """Text before and after the name of an argument, after its value, and after all arguments."""
+    thinks: str = ""
+    """Mark of the thought that the prompt opens."""
     stop: ClassVar[tuple[str, ...]] = ()
-    """Empty, since a message with calls ends with the template's end of turn."""
+    """No stop strings, since a message with calls ends with the template's end of turn."""
 
-    @abstractmethod
-    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-        """Yield the calls of a message in order, without ids; ``tools`` give the types of arguments."""
+    @cached_property
+    def opening(self) -> re.Pattern[str]:
+        """Pattern of text that looks like a call."""
+        outer = re.escape(self.wrapper)
+        return re.compile(rf"(?:{outer}\s*)?{self.mark}|{outer}" if outer else self.mark)
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        outer = rf"(?:{re.escape(self.wrapper)}\s*)?" if self.wrapper else ""
+        return re.compile(
+            rf"\s*;?\s*(?:{self.mark})?" if self.is_bare else outer + self.mark + self.rest
+        )
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
         """Return the calls of a message, with ids by position; calls that cannot run have an error."""
-        return tuple(
-            replace(
-                one,
-                id=call_id(place),
-                name=whole_text(one.name),
-                arguments=whole_text(one.arguments),
-            )
-            for place, one in enumerate(self.read(text, finish, tools))
-        )
+        calls = list(self.read(text, finish, tools))
+        for at, one in enumerate(calls):
+            name, arguments = whole_text(one.name), whole_text(one.arguments)
+            calls[at] = ToolCall(call_id(at), name, arguments, one.error)
+        return tuple(calls)
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Return nothing: the chat template shows results."""
         return ""
 
-
-@dataclass(frozen=True)
-class Markup(NativeSyntax):
-    """Syntax with marks around calls."""
-
-    opening: ClassVar[re.Pattern[str]]
-    """Beginning of a call, or of text that looks like one."""
-    head: ClassVar[re.Pattern[str]] = _NOTHING
-    """Text from the opening to the arguments; its group is the tool's name."""
-    closing: ClassVar[str] = ""
-    """Text that closes a call; if empty, the next call or the end of the message closes it."""
-    ends_message: ClassVar[bool] = False
-    """True if the closing token also ends the message."""
-    thought: ClassVar[re.Pattern[str]] = re.compile(THOUGHT)
-    end_of_thought: ClassVar[re.Pattern[str]] = re.compile(END_OF_THOUGHT)
-    thinks: bool = False
-    """True if the prompt opens the thought of a message."""
-
-    @abstractmethod
-    def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        """Read the call whose opening is at ``start``; ``ValueError`` with the reason if it is broken."""
-
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-        at = self._past_thought(text, 0) if self.thinks else 0
+        """Yield the calls of a message in order, without ids."""
+        at = _end_of_thought(text, self.thinks, 0) if self.thinks else 0
         while mark := self._next(text, at, tools):
+            head, whole, why = self.head.match(text, mark.start()), False, ""
             try:
-                calls, stop, whole = self._body(text, mark.start(), tools)
+                if head is None:
+                    raise ValueError(f"calls are {self.name}")
+                calls, at, whole = self.body(self, text, head, tools)
+                at = past_space(text, at)
             except ValueError as error:
-                head = self.head.match(text, mark.start())
-                at, closed = self._past_broken(text, max(mark.end(), head.end() if head else 0))
-                arguments = text[mark.end() : at - len(self.closing) * closed].strip()
-                why = f"not run: the call can't be read: {error}"
-                if not closed and (self.closing or (finish == "length" and at == len(text))):
-                    why = self._unclosed(mark[0], finish)
+                why = f"the call can't be read: {error}"
+                at = max(mark.end(), head.end() if head else 0)
+            again = self.opening.search(text, at)
+            stop = again.start() if again else len(text)
+            close = text.find(self.closing, at, stop) if self.closing else -1
+            is_open = close < 0 and bool(self.closing) and not whole
+            if why:
                 name = head[1] if head and head.re.groups else None
-                yield ToolCall("", (name or "").strip(), arguments, why)
-                continue
-            at, why = past_space(text, stop), ""
-            if self.closing and text.startswith(self.closing, at):
+                at = stop if close < 0 else close
+                calls = [ToolCall("", (name or "").strip(), text[mark.end() : at].strip())]
+                is_open |= close < 0 and finish == "length" and at == len(text)
+            elif close > at and not whole:
+                at, why = close, "something follows the call's arguments"
+            elif at == len(text):
+                is_open = not whole and not (finish == "end" and self.ends_message)
+            if at == close:
                 at += len(self.closing)
-            elif not whole:
-                at, why = self._open(text, at, mark, finish)
+            if is_open:
+                closing = self.closing or "its end"
+                begin = (mark[0].split() or ["the call"])[0]
+                why = f"{begin} is not closed; write {closing} after the call"
+                if finish == "length":
+                    why = f"the message was cut off before {closing}"
             for one in calls:
-                yield replace(one, error=one.error or why)
-        if finish == "end" and (mark := self._in_open_thought(text, at)):
+                yield replace(one, error=one.error or (f"not run: {why}" if why else ""))
+        begins = [(one[0], one.end()) for one in _THOUGHT.finditer(text, at)]
+        begin, start = begins[-1] if begins else (self.thinks, 0)
+        is_open = finish == "end" and begin != "" and THOUGHTS[begin] not in text[start:]
+        if is_open and (mark := self.opening.search(text, start)):
             why = "not run: the thought before the call is not closed"
             yield ToolCall("", "", text[mark.end() :].strip(), why)
 
-    def _in_open_thought(self, text: str, at: int) -> re.Match[str] | None:
-        """Find a call after ``at`` in a thought that the message does not close."""
-        begins = [one.end() for one in self.thought.finditer(text, at)]
-        if self.thinks and not self.end_of_thought.search(text):
-            begins = [0]
-        if not begins or self.end_of_thought.search(text, begins[-1]):
-            return None
-        return self.opening.search(text, begins[-1])
-
-    def _open(self, text: str, at: int, mark: re.Match[str], finish: Finish) -> tuple[int, str]:
-        """Return the end of a call without its closing, and the reason not to run it."""
-        at_end = at == len(text)
-        if at_end and finish == "end" and (self.ends_message or not self.closing):
-            return at, ""
-        if not self.closing:
-            return at, self._unclosed(mark[0], finish) if at_end else ""
-        after, closed = self._past_broken(text, at)
-        if closed and not at_end:
-            return after, "not run: something follows the call's arguments"
-        return at, self._unclosed(mark[0], finish)
-
     def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
-        """Find the next opening outside of thoughts."""
-        while opening := self.opening.search(text, at):
-            thought = self.thought.search(text, at)
-            if thought is None or thought.start() > opening.start():
+        """Find the next call outside of thoughts."""
+        while True:
+            thought, opening = _THOUGHT.search(text, at), self.opening.search(text, at)
+            begin = len(text) if thought is None else thought.start()
+            head = self.head.match(text, at) if self.is_bare else None
+            if head and begin != past_space(text, at) and _is_bare_call(text, head.end(), tools):
+                return head
+            if thought is None or (opening and opening.start() < begin):
                 return opening
-            at = self._past_thought(text, thought.end())
-        return None
-
-    def _past_thought(self, text: str, at: int) -> int:
-        end = self.end_of_thought.search(text, at)
-        return end.end() if end else len(text)
-
-    def _past_broken(self, text: str, at: int) -> tuple[int, bool]:
-        """Return the end of a broken call, and True if it is the closing (False for the next call)."""
-        again = self.opening.search(text, at)
-        stop = again.start() if again else len(text)
-        close = text.find(self.closing, at, stop) if self.closing else -1
-        return (stop, False) if close < 0 else (close + len(self.closing), True)
-
-    def _unclosed(self, opening: str, finish: Finish) -> str:
-        closing = self.closing or "its end"
-        if finish == "length":
-            return f"not run: the message was cut off before {closing}"
-        return f"not run: {opening.strip()} is not closed; write {closing} after the call"
-
-    def _head(self, text: str, start: int) -> re.Match[str]:
-        head = self.head.match(text, start)
-        if head is None:
-            raise ValueError(f"calls are {self.name}")
-        return head
-
-
-class JsonMarkup(Markup):
-    """Calls with JSON arguments, after a head with the tool's name or in an object (or list) with it."""
-
-    tail: ClassVar[re.Pattern[str]] = _NOTHING
-    """Text between the arguments and the closing."""
-
-    def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        head = self._head(text, start)
-        value, stop = read_value(text, head.end())
-        tail = self.tail.match(text, stop)
-        stop = tail.end() if tail else stop
-        if head.re.groups and head[1] is not None:
-            return [call_of({"name": head[1].strip(), "arguments": value})], stop, False
-        values = value if isinstance(value, list) and not self.closing else [value]
-        return [call_of(one) for one in values], stop, values is value
-
-
-class HermesJson(JsonMarkup):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen2.5, Qwen3)."""
-
-    name = "JSON between <tool_call> and </tool_call>"
-    opening = re.compile("<tool_call>")
-    head = opening
-    closing = "</tool_call>"
-
-
-class MistralJson(JsonMarkup):
-    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
-
-    name = "JSON after [TOOL_CALLS]"
-    opening = re.compile(r"\[TOOL_CALLS\]")
-    head = re.compile(r"\[TOOL_CALLS\](?:([^\[\]{}]*)(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\])?")
-    thought = re.compile(rf"{THOUGHT}|\[THINK\]")
-    end_of_thought = re.compile(rf"{END_OF_THOUGHT}|\[/THINK\]")
-
-
-class HarmonyJson(JsonMarkup):
-    """``to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>`` (gpt-oss).
-
-    The model also writes the channel before the recipient. A thought is a message on the channel ``analysis``.
-    """
-
-    name = "messages to functions.NAME that end with <|call|>"
-    opening = re.compile(r"(?:\A|<\|start\|>|<\|channel\|>)[^<]*?\bto=")
-    head = re.compile(
-        r"(?:\A|<\|start\|>|<\|channel\|>)[^<]*?\bto=(?:functions\.)?([^\s<]*)"
-        r"(?:[^<]|<\|channel\|>|<\|constrain\|>)*<\|message\|>"
-    )
-    closing = "<|call|>"
-    ends_message = True
-    thought = re.compile(r"<\|channel\|>analysis<\|message\|>")
-    end_of_thought = re.compile(r"<\|end\|>")
-
-
-class DeepSeekJson(JsonMarkup):
-    """DeepSeek's calls: in V3 with ``function`` before the name and a code block, in V3.1 without."""
-
-    name = "JSON between <｜tool▁call▁begin｜> and <｜tool▁call▁end｜>"
-    opening = re.compile(
-        "(?:<｜tool▁calls▁begin｜>\\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁begin｜>"
-    )
-    head = re.compile(
-        "(?:<｜tool▁calls▁begin｜>\\s*)?<｜tool▁call▁begin｜>(?:\\s*function<｜tool▁sep｜>)?"
-        "([^\\n<`]*)(?:<｜tool▁sep｜>|\\n```json\\n)"
-    )
-    tail = re.compile(r"\s*```")
-    closing = "<｜tool▁call▁end｜>"
-
-
-class KimiJson(JsonMarkup):
-    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`` (Kimi K2)."""
-
-    name = "JSON between <|tool_call_begin|> and <|tool_call_end|>"
-    opening = re.compile(
-        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>|<\|tool_calls_section_begin\|>"
-    )
-    head = re.compile(
-        r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
-        r"([^\n<:]*)(?::\d+\s*)?<\|tool_call_argument_begin\|>"
-    )
-    closing = "<|tool_call_end|>"
-
-
-class LlamaJson(JsonMarkup):
-    """``{"name": ..., "parameters": {...}}`` as the message or after ``<|python_tag|>``, separated by ``;``.
-
-    The end of the message closes the last call.
-    """
-
-    name = "JSON as the whole message, or after <|python_tag|>"
-    opening = re.compile(r"<\|python_tag\|>")
-    head = re.compile(r"\s*;?\s*(?:<\|python_tag\|>)?")
-    begins = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
-
-    def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
-        """Find an object at the beginning of the message or after a call, or else the next mark."""
-        while self.thought.match(text, past_space(text, at)):
-            at = self._past_thought(text, at)
-        head = self.head.match(text, at)
-        names = [tool.name for tool in tools]
-        is_call = head is not None and self._is_call(text, head.end(), names)
-        return head if is_call else super()._next(text, at, tools)
-
-    def _is_call(self, text: str, at: int, names: Sequence[str]) -> bool:
-        try:
-            value, _ = read_value(text, at)
-        except ValueError:
-            return self.begins.match(text, at) is not None
-        return isinstance(value, Mapping) and (
-            value.get("name") in names or any(key in value for key in ARGUMENTS)
-        )
-
-
-class Tagged(Markup):
-    """Calls with arguments between tags, typed by the tool's schema."""
-
-    parameter: ClassVar[re.Pattern[str]]
-    """Text before an argument; its group is the argument's name."""
-    end: ClassVar[re.Pattern[str]]
-    """Text after an argument."""
-    inner: ClassVar[str] = ""
-    """Text between the last argument and the closing."""
-    padded: ClassVar[bool] = False
-    """True if line breaks surround each argument."""
-
-    def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        head = self._head(text, start)
-        at, name = past_space(text, head.end()), head[1].strip()
-        schema = next((one.parameters for one in tools if one.name == name), {})
-        arguments: dict[str, object] = {}
-        while parameter := self.parameter.match(text, at):
-            key, end = parameter[1].strip(), self.end.search(text, parameter.end())
-            if end is None or key in arguments:
-                raise ValueError(f"{parameter[0]} {'is there twice' if end else 'is not closed'}")
-            value = text[parameter.end() : end.start()]
-            value = value.removeprefix("\n").removesuffix("\n") if self.padded else value
-            arguments[key] = _typed(value, schema, key)
-            at = past_space(text, end.end())
-        if not text.startswith(self.inner, at):
-            raise ValueError(f"there is no {self.inner} after the arguments")
-        at = past_space(text, at + len(self.inner))
-        call = call_of({"name": name, "arguments": arguments})
-        wrapper = self.opening.pattern.partition("|")[0]
-        continues = self.head.match(text, at) and not text.startswith(wrapper, at)
-        return [call], at, bool(continues) or not text.startswith(wrapper, start)
-
-
-class QwenXml(Tagged):
-    """``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`` (Qwen3-Coder, Qwen3.5).
-
-    Models may omit the first tag, and then also the last one.
-    """
-
-    name = "<function=...> and <parameter=...> between <tool_call> and </tool_call>"
-    opening = re.compile("<tool_call>|<function=")
-    head = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]*)>")
-    parameter = re.compile(r"<parameter=([^<>\n]*)>")
-    end = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
-    inner = "</function>"
-    closing = "</tool_call>"
-    padded = True
-
-
-class GlmXml(Tagged):
-    """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`` (GLM)."""
-
-    name = "<arg_key> and <arg_value> between <tool_call> and </tool_call>"
-    opening = re.compile("<tool_call>")
-    head = re.compile(r"<tool_call>\s*([^\s<>{}]+)(?=\s*(?:<|\Z))")
-    parameter = re.compile(r"<arg_key>([^<>\n]*)</arg_key>\s*<arg_value>")
-    end = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
-    closing = "</tool_call>"
-
-
-class MuseXml(Tagged):
-    """``<atem:invoke name="NAME"><atem:parameter name="KEY">value</atem:parameter></atem:invoke>`` (Muse).
-
-    Thoughts are messages to ``self``.
-    """
-
-    name = "<atem:invoke> between <atem:function_calls> and </atem:function_calls>"
-    opening = re.compile("<atem:function_calls>|<atem:invoke ")
-    head = re.compile(r'(?:<atem:function_calls>\s*)?<atem:invoke name="([^"<>]*)">')
-    parameter = re.compile(r'<atem:parameter name="([^"<>]*)">')
-    end = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))")
-    inner = "</atem:invoke>"
-    closing = "</atem:function_calls>"
-    thought = re.compile(r" to=self<\|message\|>")
-    end_of_thought = re.compile(r"<\|eom\|>")
-
-
-class MiniMaxXml(Tagged):
-    """``<minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`` (MiniMax M2)."""
-
-    name = "<invoke> between <minimax:tool_call> and </minimax:tool_call>"
-    opening = re.compile("<minimax:tool_call>|<invoke ")
-    head = re.compile(r'(?:<minimax:tool_call>\s*)?<invoke name="([^"<>]*)">')
-    parameter = re.compile(r'<parameter name="([^"<>]*)">')
-    end = re.compile(r"</parameter>(?=\s*(?:<parameter |</invoke>))")
-    inner = "</invoke>"
-    closing = "</minimax:tool_call>"
-
-
-class GemmaJson(Markup):
-    """``<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`` (Gemma 4): JSON except for keys and strings.
-
-    Thoughts are in the channel ``thought``.
-    """
-
-    name = "call:NAME{...} between <|tool_call> and <tool_call|>"
-    opening = re.compile(r"<\|tool_call>")
-    head = re.compile(r"<\|tool_call>\s*call:([^\s{}<>]+)\s*(?=\{)")
-    closing = "<tool_call|>"
-    thought = re.compile(r"<\|channel>thought")
-    end_of_thought = re.compile(r"<channel\|>")
-    token = re.compile(
-        r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>(?<=[{,])\s*[^\s"{}\[\],:<>]+\s*)(?=:)'
-        r"|(?P<none>\bNone\b)|(?P<end><tool_call\|>)",
-        re.DOTALL,
-    )
-
-    def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        name, source = self._head(text, start), ""
-        at = name.end()
-        for token in self.token.finditer(text, at):
-            source, at = source + text[at : token.start()], token.end()
-            if token["end"]:
-                value, stop = read_value(source, 0)
-                if source[stop:].strip():
-                    raise ValueError("something follows the arguments")
-                return [call_of({"name": name[1], "arguments": value})], token.start(), False
-            value = token["text"] if token["key"] is None else token["key"].strip()
-            source += json_text(None if token["none"] else value)
-        raise ValueError(f"there is no {self.closing}")
-
-
-class PythonCalls(Markup):
-    """``<|tool_call_start|>[NAME(KEY='text', ...), ...]<|tool_call_end|>`` (LFM2): Python calls.
-
-    Some templates do not escape quotes and line breaks in texts; these are read in a second try.
-    """
-
-    name = "Python calls between <|tool_call_start|> and <|tool_call_end|>"
-    opening = re.compile(r"<\|tool_call_start\|>")
-    closing = "<|tool_call_end|>"
-    words = re.compile(
-        rf"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|\b({"|".join(keyword.kwlist)})(?=\s*=[^=])""",
-        re.DOTALL,
-    )
-    raw = re.compile(
-        r"=\s*'(?:(.*?)'(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w.-]+\(|\]?\s*\Z)))|.*)", re.DOTALL
-    )
-
-    def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
-        at, why = start + len("<|tool_call_start|>"), f"there is no {self.closing}"
-        for closing in islice(re.finditer(re.escape(self.closing), text[at:]), _TOO_MANY):
-            inside = text[at : at + closing.start()]
-            quoted = self.raw.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
-            for source in (inside, quoted):
-                try:
-                    return list(self._calls(source)), at + closing.start(), False
-                except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                    why = str(error) or "it nests too deep"
-        raise ValueError(why)
-
-    def _calls(self, source: str) -> Iterator[ToolCall]:
-        named = self.words.sub(lambda one: one[0] + _WORD * bool(one[1]), source.strip())
-        with warnings.catch_warnings():  # unknown backslash escapes
-            warnings.simplefilter("ignore")
-            tree = ast.parse(named, mode="eval").body
-        for node in tree.elts if isinstance(tree, ast.List) else [tree]:
-            call = node
-            while isinstance(call, ast.BinOp):  # a name with hyphens
-                call = call.right
-            if not isinstance(call, ast.Call):
-                raise ValueError("a call is NAME(KEY=value)")
-            name = ast.unparse(node).partition("(")[0].replace(" ", "")
-            arguments = {
-                (one.arg or "").removesuffix(_WORD): _value(one.value) for one in call.keywords
-            }
-            is_named = not call.args and "" not in arguments
-            error = "" if is_named else "not run: the arguments are not all named"
-            result = call_of({"name": name, "arguments": arguments})
-            yield replace(result, error=result.error or error)
-
-
-_WORD = "_word"
-"""Suffix of a parameter that has the name of a Python keyword."""
-SYNTAXES: tuple[type[Markup], ...] = (
-    HermesJson, QwenXml, GlmXml, LlamaJson, MistralJson, HarmonyJson, GemmaJson, DeepSeekJson, KimiJson, PythonCalls,
-    MuseXml, MiniMaxXml,
-)  # fmt: skip
-ARGUMENTS = ("arguments", "parameters")
-
-
-def _value(node: ast.expr) -> object:
-    """Return the value of a Python or JSON literal; ``ValueError`` for other code."""
-    if isinstance(node, ast.Name) and node.id in _WORDS:
-        return _WORDS[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value(one) for one in node.elts]
-    if isinstance(node, ast.Dict):
-        return {_key(one): _value(value) for one, value in zip(node.keys, node.values, strict=True)}
-    value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | None):
-        raise ValueError(f"{ast.unparse(node)} is not a value of JSON")
-    return value
-
-
-def _key(node: ast.expr | None) -> str:
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-        raise ValueError("a key of an object is a text")
-    return node.value
+            at = _end_of_thought(text, thought[0], thought.end())
+
+
+def _end_of_thought(text: str, mark: str, at: int) -> int:
+    """Return the end of the thought that ``mark`` begins, which is the end of the text if nothing closes it."""
+    stop = text.find(THOUGHTS[mark], at)
+    return len(text) if stop < 0 else stop + len(THOUGHTS[mark])
+
+
+def _is_bare_call(text: str, at: int, tools: Sequence[Tool]) -> bool:
+    try:
+        value, _ = read_value(text, at)
+    except ValueError:
+        return re.compile(r'\{\s*"(name|parameters|function|type)"\s*:').match(text, at) is not None
+    is_named = isinstance(value, Mapping) and value.get("name") in [tool.name for tool in tools]
+    return is_named or (isinstance(value, Mapping) and not value.keys().isdisjoint(ARGUMENTS))
+
+
+def _tags_body(syntax: CallSyntax, text: str, head: re.Match[str], tools: Sequence[Tool]) -> Body:
+    """Read arguments between tags, typed by the tool's schema."""
+    begin, middle, end, last = syntax.tags
+    parameter_mark = re.compile(rf'{begin}([^"<>\n]*){middle}')
+    end_mark = re.compile(rf"{end}(?=\s*(?:{begin}|{last or syntax.closing}))")
+    at, name = past_space(text, head.end()), head[1].strip()
+    schema = next((one.parameters for one in tools if one.name == name), {})
+    arguments: dict[str, object] = {}
+    while parameter := parameter_mark.match(text, at):
+        key, stop = parameter[1].strip(), end_mark.search(text, parameter.end())
+        if stop is None or key in arguments:
+            problem = "is there twice" if stop else "is not closed"
+            raise ValueError(f"{parameter[0].strip()} {problem}")
+        arguments[key] = _typed(text[parameter.end() : stop.start()], schema, key)
+        at = past_space(text, stop.end())
+    if not text.startswith(last, at):
+        raise ValueError(f"there is no {last} after the arguments")
+    at = past_space(text, at + len(last))
+    continues = syntax.head.match(text, at) and not text.startswith(syntax.wrapper, at)
+    is_whole = bool(continues) or not head[0].startswith(syntax.wrapper)
+    return [call_of({"name": name, "arguments": arguments})], at, is_whole
+
+
+_GEMMA_BODY = re.compile(r'(?:<\|"\|>.*?<\|"\|>|(?!<tool_call\|>).)*', re.DOTALL)
+_GEMMA_WORD = re.compile(
+    r'<\|"\|>(.*?)<\|"\|>|(?<=[{,])\s*([^\s"{}\[\],:<>]+)\s*(?=:)|\bNone\b', re.DOTALL
+)
+
+
+def _gemma_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
+    """Read what is JSON except for keys and strings."""
+    inside = _GEMMA_BODY.match(text, head.end())
+    assert inside is not None
+    if not text.startswith(syntax.closing, inside.end()):
+        raise ValueError(f"there is no {syntax.closing}")
+    source = _GEMMA_WORD.sub(lambda one: json_text(one[1] if one[2] is None else one[2]), inside[0])
+    value, stop = read_value(source, 0)
+    if source[stop:].strip():
+        raise ValueError("something follows the arguments")
+    return [call_of({"name": head[1], "arguments": value})], inside.end(), False
+
+
+_KEY = "_key"
+"""Suffix of a parameter, which may have the name of a Python keyword."""
+_PYTHON_WORD = re.compile(
+    r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|\b(\w+)(?=\s*=[^=])|\b(true|false|null)\b""",
+    re.DOTALL,
+)
+_RAW = re.compile(
+    r"=\s*'(?:(.*?)'(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,\s*[\w.-]+\(|\]?\s*\Z)))|.*)", re.DOTALL
+)
+
+
+def _python_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
+    """Read Python calls. Some templates do not escape quotes and line breaks, which a second try reads."""
+    at, why = head.end(), f"there is no {syntax.closing}"
+    for closing in islice(re.finditer(re.escape(syntax.closing), text[at:]), _TOO_MANY):
+        inside = text[at : at + closing.start()]
+        quoted = _RAW.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
+        for source in (inside, quoted):
+            try:
+                return list(_python_calls(source)), at + closing.start(), False
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                why = str(error) or "it nests too deep"
+    raise ValueError(why)
+
+
+def _python_calls(source: str) -> Iterator[ToolCall]:
+    def python(one: re.Match[str]) -> str:
+        return f"{one[0]}{_KEY}" if one[1] else str(_WORDS[one[2]]) if one[2] else one[0]
+
+    with warnings.catch_warnings():  # unknown backslash escapes
+        warnings.simplefilter("ignore")
+        tree = ast.parse(_PYTHON_WORD.sub(python, source.strip()), mode="eval").body
+    for node in tree.elts if isinstance(tree, ast.List) else [tree]:
+        call = node
+        while isinstance(call, ast.BinOp):  # a name with hyphens
+            call = call.right
+        if not isinstance(call, ast.Call):
+            raise ValueError("a call is NAME(KEY=value)")
+        name = ast.unparse(node).partition("(")[0].replace(" ", "")
+        arguments = {}
+        for one in call.keywords:
+            try:
+                value = arguments[(one.arg or "").removesuffix(_KEY)] = ast.literal_eval(one.value)
+                json_text(value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{ast.unparse(one.value)} is not a value of JSON") from error
+        result = call_of({"name": name, "arguments": arguments})
+        is_named = not call.args and "" not in arguments
+        why = "" if is_named else "not run: the arguments are not all named"
+        yield replace(result, error=result.error or why)
+
+
+SYNTAXES = {
+    "hermes": CallSyntax("JSON between <tool_call> and </tool_call>", "<tool_call>", "", "</tool_call>"),
+    "qwen": CallSyntax(
+        "<function=...> and <parameter=...> between <tool_call> and </tool_call>",
+        "<function=", r"([^<>\n]*)>", "</tool_call>", _tags_body, "<tool_call>",
+        tags=("<parameter=", r">\n?", r"\n?</parameter>", "</function>"),
+    ),
+    "glm": CallSyntax(
+        "<arg_key> and <arg_value> between <tool_call> and </tool_call>",
+        "<tool_call>", r"\s*([^\s<>{}]+)(?=\s*(?:<|\Z))", "</tool_call>", _tags_body,
+        tags=("<arg_key>", r"</arg_key>\s*<arg_value>", "</arg_value>", ""),
+    ),
+    "llama": CallSyntax(
+        "JSON as the whole message, or after <|python_tag|>",
+        r"<\|python_tag\|>", ends_message=True, is_bare=True,
+    ),
+    "mistral": CallSyntax(
+        "JSON after [TOOL_CALLS]",
+        r"\[TOOL_CALLS\]", r"(?:([^\[\]{}]*)(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\])?", ends_message=True,
+    ),
+    "harmony": CallSyntax(
+        "messages to functions.NAME that end with <|call|>",
+        r"(?:\A|<\|start\|>|<\|channel\|>)[^<]*?\bto=",
+        r"(?:functions\.)?([^\s<]*)(?:[^<]|<\|channel\|>|<\|constrain\|>)*<\|message\|>",
+        "<|call|>", ends_message=True,
+    ),
+    "gemma": CallSyntax(
+        "call:NAME{...} between <|tool_call> and <tool_call|>",
+        r"<\|tool_call>", r"\s*call:([^\s{}<>]+)\s*(?=\{)", "<tool_call|>", _gemma_body,
+    ),
+    "deepseek": CallSyntax(
+        "JSON between <｜tool▁call▁begin｜> and <｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>",
+        r"(?:\s*function<｜tool▁sep｜>)?([^\n<`]*)(?:<｜tool▁sep｜>|\n```json\n)",
+        "<｜tool▁call▁end｜>", wrapper="<｜tool▁calls▁begin｜>",
+    ),
+    "kimi": CallSyntax(
+        "JSON between <|tool_call_begin|> and <|tool_call_end|>", r"<\|tool_call_begin\|>",
+        r"\s*(?:functions\.)?([^\n<:]*)(?::\d+\s*)?<\|tool_call_argument_begin\|>",
+        "<|tool_call_end|>", wrapper="<|tool_calls_section_begin|>",
+    ),
+    "python": CallSyntax(
+        "Python calls between <|tool_call_start|> and <|tool_call_end|>",
+        r"<\|tool_call_start\|>", "", "<|tool_call_end|>", _python_body,
+    ),
+    "muse": CallSyntax(
+        "<atem:invoke> between <atem:function_calls> and </atem:function_calls>",
+        "<atem:invoke ", r'name="([^"<>]*)">', "</atem:function_calls>", _tags_body,
+        "<atem:function_calls>",
+        tags=('<atem:parameter name="', '">', "</atem:parameter>", "</atem:invoke>"),
+    ),
+    "minimax": CallSyntax(
+        "<invoke> between <minimax:tool_call> and </minimax:tool_call>",
+        "<invoke ", r'name="([^"<>]*)">', "</minimax:tool_call>", _tags_body, "<minimax:tool_call>",
+        tags=('<parameter name="', '">', "</parameter>", "</invoke>"),
+    ),
+}  # fmt: skip
+"""Syntaxes in the order in which they are tried; docs/howto/tools.md shows an example of each."""
 
 
 def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     """Return the value of a text by the tool's schema; the text itself if no other type fits."""
     properties = schema.get("properties")
-    kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else ()
-    if kinds == ("string",):
+    kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else set()
+    if kinds == {"string"}:
         return value
     try:
         read: Any = shallow(json.loads(value))
     except (ValueError, RecursionError):
         read = _WORDS.get(value.strip().lower(), value)
-    if not kinds:
-        return read
     if isinstance(read, bool):
-        return read if "boolean" in kinds else value
-    return read if any(isinstance(read, _KINDS.get(kind, ())) for kind in kinds) else value
+        return read if not kinds or "boolean" in kinds else value
+    is_fitting = any(isinstance(read, _KINDS.get(kind, ())) for kind in kinds)
+    return read if not kinds or is_fitting else value
 
 
-def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
+def _kinds(schema: object, root: Mapping[str, object]) -> set[str]:
     """Return the types in a schema, including references and choices."""
-    kinds: dict[str, None] = {}
+    kinds: set[str] = set()
     waiting, seen = [schema], set()
     while waiting:
         one = waiting.pop()
@@ -511,16 +361,14 @@ def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
             waiting.append(target)
         kind, values = one.get("type"), one.get("enum")
         if kind is None and isinstance(values, list | tuple):
-            kind = "string" if all(isinstance(value, str) for value in values) else ()
-        kinds |= dict.fromkeys([kind] if isinstance(kind, str) else map(str, kind or ()))
+            kind = "string" if all(isinstance(value, str) for value in values) else None
+        kinds |= {kind} if isinstance(kind, str) else set(map(str, kind or ()))
         waiting += [*(one.get("anyOf") or ()), *(one.get("oneOf") or ())]
-    return tuple(kinds)
+    return kinds
 
 
 def past_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space is not None
-    return space.end()
+    return at + len(space[0]) if (space := _SPACE.match(text, at)) else at
 
 
 def read_value(text: str, at: int) -> tuple[Any, int]:
@@ -559,3 +407,46 @@ def json_text(value: object) -> str:
 def whole_text(text: str) -> str:
     """Escape unpaired surrogates as JSON does, since stores refuse them."""
     return text.encode(errors="backslashreplace").decode()
+
+
+# -- OpenAI's form --------------------------------------------------------------------------------
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call: a mapping, but JSON text in templates that append it to text (DeepSeek)."""
+
+    def __radd__(self, text: str) -> str:
+        return text + json_text(self)
+
+
+def openai_tool(tool: Tool, text: Text = str) -> dict[str, Any]:
+    """Return a tool in OpenAI's form, with ``text`` applied to its texts."""
+    parameters = mapped(tool.parameters, text)
+    function = {"name": text(tool.name), "description": text(tool.description)}
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def openai_call(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
+    """Return a call in OpenAI's form, with ``text`` applied to its decoded texts.
+
+    Arguments in broken or too deeply nested JSON become an object with their text.
+    """
+    try:
+        arguments = shallow(json.loads(call.arguments))
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"text": call.arguments}
+    function = {"name": text(call.name), "arguments": Arguments(mapped(arguments, text))}
+    return {"id": id_, "type": "function", "function": function}
+
+
+def mapped(value: object, text: Text) -> Any:
+    """Return a copy of a JSON value with ``text`` applied to its keys and strings."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {text(str(key)): mapped(one, text) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(one, text) for one in value]
+    return value

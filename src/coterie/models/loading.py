@@ -1,11 +1,15 @@
-"""Load a causal language model and its tokenizer by name or path; safetensors only.
+"""Load a causal language model and its tokenizer by name or path; safetensors only, with clear errors for damage.
 
 A model is a checkpoint packaged with coterie (``tiny-exchange``), an entry of ``models.catalogue`` (``smollm2``),
 a folder, or a name on the Hugging Face hub. Unusable models are refused before any weights are read.
 """
 
 import hashlib
-from collections.abc import Mapping
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +17,10 @@ from typing import Any
 
 import psutil
 import torch
+from huggingface_hub import constants, get_session
 from huggingface_hub.errors import StrictDataclassError
+from pydantic import ValidationError
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -33,9 +40,6 @@ from coterie.models.catalogue import (
     packaged_folder,
 )
 from coterie.models.chat import ChatRenderer
-from coterie.models.context import context_length
-from coterie.models.hub import hub_answers, local_only, not_here
-from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
 """Config file that PEFT writes next to an adapter's weights."""
@@ -47,6 +51,14 @@ TOKENIZER_FILES = (
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """Errors that Transformers raises for a broken JSON file of a model."""
+DAMAGE = (
+    SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError, ValidationError,
+)  # fmt: skip
+"""Errors from reading a truncated file or an incomplete folder."""
+COPY = "restore it from a backup, or create it again"
+TRIES = 2
+TIMEOUT = 5.0
+"""Timeout of each try to reach the hub, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +73,6 @@ class LoadedModel:
     """Maximum number of tokens in a sequence."""
     source: str
     """Folder or hub name of the model."""
-
-    def check_context(self, length: int) -> None:
-        """Raise ``UserError`` if ``length`` tokens exceed the model's context."""
-        check_context(self.context_length, length, self.source)
 
 
 def load(
@@ -89,15 +97,22 @@ def load(
     """
     source = resolve(name_or_path)
     config = _config(source)
-    renderer, context_length = load_renderer(source, template_args)
+    renderer, length = load_renderer(source, template_args)
     check_safetensors(source)
-    _check_memory(source, dtype, torch.device(device))
+    size = count_weights(Path(source)) * dtype.itemsize
+    free, _ = device_memory(torch.device(device))
+    if size > free:
+        raise UserError(
+            f"the weights of {source} take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            f"memory are free on {device}",
+            "use a smaller model, or a machine with more memory",
+        )
     if attention:
         skeleton(source, attention)
     words: dict[str, Any] = {"config": config, "attn_implementation": attention}
     model = with_weights(AutoModelForCausalLM, source, dtype=dtype, **words)
     model.eval().to(device=device)
-    return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
+    return LoadedModel(model, renderer.tokenizer, renderer, length, source)
 
 
 def load_renderer(
@@ -157,17 +172,16 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
 
     An adapter is merged into the weights of ``loaded.source``.
     """
-    folder = Path(path)
-    adapter = is_adapter(folder)
+    from coterie.models.adapters import load_adapter, merged, untie
+
+    adapter = is_adapter(path)
     source = loaded.source if adapter else resolve(path)
     if not adapter:
         _config(source)
         check_safetensors(source)
-    from coterie.models.adapters import load_adapter, merged, untie
-
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
-        fresh = merged(load_adapter(fresh, folder))
+        fresh = merged(load_adapter(fresh, Path(path)))
     if fresh.get_input_embeddings().weight is not fresh.get_output_embeddings().weight:
         untie(loaded.model)
     weights = fresh.state_dict()
@@ -187,22 +201,20 @@ def resolve(name_or_path: str | Path) -> str:
         return str(ours)
     folder = expanded(name)
     if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} is not a model: it has no config.json", _model_in(folder))
-        return str(folder)
+        if (folder / "config.json").is_file():
+            return str(folder)
+        inside = sorted(config.parent for config in folder.rglob("final/config.json"))
+        todo = (
+            f"give a folder that save_pretrained wrote{f', such as {inside[-1]}' if inside else ''}"
+        )
+        if is_adapter(folder):
+            todo = (
+                "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
+                "(docs/howto/bring-your-own.md) and give the merged folder"
+            )
+        raise UserError(f"{folder} is not a model: it has no config.json", todo)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
-
-
-def _model_in(folder: Path) -> str:
-    if is_adapter(folder):
-        return (
-            "the folder is a LoRA adapter: give its base model, or merge the adapter into the base "
-            "(docs/howto/bring-your-own.md) and give the merged folder"
-        )
-    inside = sorted(config.parent for config in folder.rglob("final/config.json"))
-    example = f", such as {inside[-1]}" if inside else ""
-    return f"give a folder that save_pretrained wrote{example}"
 
 
 def identity(name_or_path: str | Path) -> str:
@@ -235,6 +247,22 @@ def check_context(context_length: int, length: int, name: str = "the model") -> 
         )
 
 
+def context_length(config: Any) -> int | None:
+    """Return the maximum number of tokens in a sequence; ``None`` if the config has no limit.
+
+    Models with ``longrope`` are limited to their original context: when the longest row of a batch exceeds it, the
+    angles of all tokens change. A row's log-probs would then depend on the other rows of the batch, and earlier turns
+    of a dialogue on later ones.
+    """
+    text = config.get_text_config()
+    max_positions: int | None = getattr(text, "max_position_embeddings", None)
+    angles = getattr(text, "rope_parameters", None) or {}
+    kinds = [angles] if "rope_type" in angles else [one for one in angles.values() if one]
+    long = [one for one in kinds if one["rope_type"] == "longrope"]
+    lengths = [max_positions, *(one["original_max_position_embeddings"] for one in long)]
+    return min((one for one in lengths if one is not None and one > 0), default=None)
+
+
 def is_adapter(folder: Path | str) -> bool:
     """Return True if a folder is a LoRA adapter, not a full model."""
     return (Path(folder) / ADAPTER_FILE).is_file()
@@ -242,10 +270,7 @@ def is_adapter(folder: Path | str) -> bool:
 
 def _config(source: str) -> PreTrainedConfig:
     """Return the model's config. Raise ``UserError`` unless it is a causal language model that we can run."""
-    try:
-        config = AutoConfig.from_pretrained(source, **_words(source))
-    except BROKEN as error:
-        raise _unreadable(source, "its config.json", error) from error
+    config = _read(AutoConfig, source, "its config.json")
     names = config.architectures or []
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
         not name.endswith(CAUSAL) for name in names
@@ -259,34 +284,48 @@ def _config(source: str) -> PreTrainedConfig:
             f"the config.json of {source} ({config.model_type}) has no max_position_embeddings",
             "add max_position_embeddings to it",
         )
+    assert isinstance(config, PreTrainedConfig)
     return config
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub name. Raise ``UserError`` if it can't be read."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **_words(source))
-    except BROKEN as error:
-        raise _unreadable(source, "its tokenizer", error) from error
+    tokenizer = _read(AutoTokenizer, source, "its tokenizer")
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
-
-
-def _words(source: str) -> dict[str, bool]:
-    """Return options for ``from_pretrained``. Without an explicit ``False`` it prompts to run a repository's code."""
-    return {"local_files_only": local_only(source), "trust_remote_code": False}
 
 
 def _generation_ends(source: str) -> list[int]:
     folder = Path(source)
     if folder.is_dir() and not (folder / "generation_config.json").is_file():
         return []
-    try:
-        config = GenerationConfig.from_pretrained(source, local_files_only=local_only(source))
-    except BROKEN as error:
-        raise _unreadable(source, "its generation_config.json", error) from error
-    ends = config.eos_token_id
+    ends = _read(GenerationConfig, source, "its generation_config.json").eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def _read(kind: Any, source: str, what: str) -> Any:
+    """Read a part of a model; code of a repository is not run (without ``False``, Transformers prompts to run it)."""
+    words = {} if kind is GenerationConfig else {"trust_remote_code": False}
+    try:
+        return kind.from_pretrained(source, local_files_only=local_only(source), **words)
+    except BROKEN as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{what} of {source} needs custom code, which is not run",
+                "use a model of an architecture that Transformers has",
+            ) from error
+        if Path(source).is_dir():
+            raise UserError(
+                f"{source}: {what} can't be read: {reason}", "save or download it again"
+            ) from error
+        if not hub_answers():
+            raise not_here(source, what) from error
+        raise UserError(
+            f"{source!r} is not a packaged model or a folder, and {what} can't be read from the "
+            f"Hugging Face hub: {reason}",
+            "check the spelling, or give the folder of a downloaded model",
+        ) from error
 
 
 def check_safetensors(source: str) -> None:
@@ -300,31 +339,105 @@ def check_safetensors(source: str) -> None:
         )
 
 
-def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ``UserError`` if the weights do not fit into free memory."""
-    size = count_weights(Path(source)) * dtype.itemsize
-    free, _ = device_memory(device)
-    if size > free:
+# -- weights --------------------------------------------------------------------------------------
+
+
+def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: Any) -> Any:
+    """Load a Transformers model from the safetensors weights of a folder or hub name.
+
+    Raises ``UserError`` if weights can't be read, do not fit the config or are missing (Transformers would initialize
+    them randomly). Weights whose names begin with ``unused``, if given, may be missing.
+    """
+    try:
+        model, report = kind.from_pretrained(
+            source,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=local_only(str(source)),
+            trust_remote_code=False,
+            **words,
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
         raise UserError(
-            f"the weights of {source} take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
-            f"memory are free on {device}",
-            "use a smaller model, or a machine with more memory",
-        )
-
-
-def _unreadable(source: str, what: str, error: Exception) -> UserError:
-    if "trust_remote_code" in str(error):
-        return UserError(
-            f"{what} of {source} needs custom code, which is not run",
-            "use a model of an architecture that Transformers has",
-        )
-    if Path(source).is_dir():
+            f"the weights of {source} do not fit its config.json",
+            "give a folder whose files belong to one model",
+        ) from error
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and not Path(source).is_dir() and not hub_answers():
+            raise not_here(str(source), "its weights") from error
         reason = str(error).splitlines()[0]
-        return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
-    if not hub_answers():
-        return not_here(source, what)
+        raise UserError(f"the weights of {source} can't be read: {reason}", COPY) from error
+    missing = report["missing_keys"]
+    check_whole(source, [name for name in missing if not unused or not name.startswith(unused)])
+    return model
+
+
+def check_whole(source: str | Path, missing: Collection[str]) -> None:
+    """Raise ``UserError`` if tensors are missing from saved weights."""
+    if missing:
+        problem = f"tensors are missing from {source}: {len(missing)}, such as {min(missing)}"
+        raise UserError(problem, COPY)
+
+
+@contextmanager
+def reading(path: Path, todo: str = COPY) -> Iterator[None]:
+    """Convert the errors from reading a damaged file or folder into ``UserError``."""
+    try:
+        yield
+    except DAMAGE as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            reason = f"{name}: {first['msg']}"
+            reason = f"it has no {name!r}" if first["type"] == "missing" else reason
+        raise UserError(f"{path} is cut off or damaged: {reason}", todo) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert errors of safetensors for a full or failing disk into ``OSError``."""
+    try:
+        yield
+    except SafetensorError as error:
+        match = re.search(r"os error (\d+)", str(error))
+        if match is None:
+            raise
+        number = int(match[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+# -- the hub --------------------------------------------------------------------------------------
+
+
+def local_only(source: str) -> bool:
+    """Return True if a model must be read locally: it is a folder, or the hub is unreachable."""
+    return Path(source).is_dir() or not hub_answers()
+
+
+@cache
+def hub_answers() -> bool:
+    """Return True if the hub (or the mirror in ``HF_ENDPOINT``) is reachable. Checked once per process.
+
+    Without a network, the hub's own client retries each file of a model six times, which takes minutes.
+    """
+    for _ in range(0 if constants.HF_HUB_OFFLINE else TRIES):
+        try:
+            get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+        except Exception:  # errors depend on the version of huggingface_hub
+            continue
+        return True
+    return False
+
+
+def not_here(source: str, what: str) -> UserError:
+    """Return the error for a model with a missing file while the hub is unreachable."""
+    unreachable = f"{constants.ENDPOINT} can't be reached"
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable
     return UserError(
-        f"{source!r} is not a packaged model or a folder, and {what} can't be read from the "
-        f"Hugging Face hub: {str(error).splitlines()[0]}",
-        "check the spelling, or give the folder of a downloaded model",
+        f"{source!r} is not a packaged model or a folder, {what} was not downloaded earlier, and {reason}",
+        "check the spelling and the network; to work offline, download the model on another machine "
+        f"(hf download {source} --local-dir FOLDER), copy the folder, and give it as the model",
     )

@@ -1,21 +1,24 @@
-"""Log-probs of tokens, shared by training, rewards and engines.
+"""Log-probs of tokens of many sequences in one batch, in which shared prefixes run once.
 
-The body of the model runs once over the sequences. Its vocabulary projection, which takes most of the memory of a
-small model, runs only at the selected positions, in chunks and in float32.
-
-Training under a wrapper with its own ``forward`` (DDP, FSDP) must call these functions inside the wrapped module.
+Training, rewards and engines use the same code, so their results agree. Training under a wrapper with its own
+``forward`` (DDP, FSDP) must call these functions inside the wrapped module.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from coterie.models.prefix_trie import CostRule, Ids, Pack, pack
 
 CHUNK_ELEMENTS = 1 << 25
 """Maximum number of logits in memory at once."""
@@ -25,33 +28,37 @@ PEFT_PREFIX = "base_model.model."
 """Prefix of the names of the base's weights in PEFT."""
 LEAST_LOGPROB = -1e4
 """Log-prob of tokens with probability 0 in entropies."""
+PADDING = 0
+"""Any token id: no token attends to padding."""
+BLOCK = 128
+"""Nodes of a block of attention over a trie."""
+LEAST_WIDTH = 512
+"""Minimum width of a trie for blocks: below it, all pairs cost less than the calls for blocks."""
+WHOLE = {"full_attention", "global"}
+"""Layer types in which tokens attend to all earlier tokens."""
+WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")
+"""Attention window sizes in configs without layer types."""
 
 
 def token_logprobs(
-    model: Any,
-    ids: Tensor,
-    at: Tensor,
-    tokens: Tensor,
-    *,
-    attention_mask: Tensor | BlockMask | None = None,
-    position_ids: Tensor | None = None,
-    temperature: float = 1.0,
+    model: Any, ids: Tensor, at: Tensor, tokens: Tensor, *, temperature: float = 1.0, **inputs: Any
 ) -> Tensor:
     """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted at positions ``at``.
 
-    Gradients flow if enabled; the backward pass recomputes the logits of all chunks but the last.
+    The body of the model runs once over the sequences. Its vocabulary projection, which takes most of the memory of a
+    small model, runs only at the selected positions, in chunks and in float32. Gradients flow if enabled; the backward
+    pass recomputes the logits of all chunks but the last.
 
     Args:
         model: Causal language model.
         ids: Token ids ``[B, L]``.
         at: Indices ``[N]`` into the flattened ids of the token *before* each predicted token (its parent in a trie).
         tokens: Predicted tokens ``[N]``.
-        attention_mask: Mask for the model: 2D, additive 4D, or ``None`` for causal (right padding needs no mask).
-        position_ids: Positions ``[B, L]``; ``None`` for consecutive positions.
         temperature: Divisor of the logits.
+        inputs: Arguments of the model: ``attention_mask`` (2D, additive 4D, or ``None`` for causal; right padding needs
+            no mask) and ``position_ids`` ``[B, L]`` (``None`` for consecutive positions).
     """
-    inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
-    return _in_chunks(_chunk, model, ids, at, tokens, temperature, **inputs)
+    return _in_chunks(_chunk, model, ids, at, tokens, temperature, inputs)
 
 
 def token_entropies(
@@ -60,29 +67,16 @@ def token_entropies(
     at: Tensor,
     tokens: Tensor,
     *,
-    attention_mask: Tensor | BlockMask | None = None,
-    position_ids: Tensor | None = None,
     temperature: float = 1.0,
     gradient: bool = False,
+    **inputs: Any,
 ) -> Tensor:
     """Return log-probs as :func:`token_logprobs` does, and the entropies of their distributions; ``[N, 2]``.
 
     Entropies (nats) are exact over the vocabulary and have a gradient only with ``gradient``.
     """
-    inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
     chunk = partial(_chunk_with_entropy, gradient=gradient)
-    return _in_chunks(chunk, model, ids, at, tokens, temperature, **inputs)
-
-
-def targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(at, tokens)`` for the tokens of ``ids`` ``[B, L]`` where ``mask`` is True.
-
-    Raises ``ValueError`` if the first token of a row is a target.
-    """
-    if bool(mask[:, 0].any()):
-        raise ValueError("the first token of a row can't be a target: nothing comes before it")
-    flat = mask.flatten().nonzero().squeeze(1)
-    return flat - 1, ids.flatten()[flat]
+    return _in_chunks(chunk, model, ids, at, tokens, temperature, inputs)
 
 
 def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
@@ -140,24 +134,20 @@ def _in_chunks(
     at: Tensor,
     tokens: Tensor,
     temperature: float,
-    **inputs: Any,
+    inputs: dict[str, Any],
 ) -> Tensor:
     hidden = hidden_states(model, ids, **inputs)
     # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
     parents = hidden.flatten(0, 1).index_select(0, at)
     elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
     chunk = max(1, elements // model.config.get_text_config().vocab_size)
+    again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
     pieces = []
     for start in range(0, max(1, len(at)), chunk):
-        part = (parents[start : start + chunk], tokens[start : start + chunk])
         # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
-        if torch.is_grad_enabled() and start + chunk < len(at):
-            piece = checkpoint(
-                compute, model, *part, temperature, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            piece = compute(model, *part, temperature)
-        pieces.append(piece)
+        run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
+        part = (parents[start : start + chunk], tokens[start : start + chunk])
+        pieces.append(run(model, *part, temperature))
     return torch.cat(pieces)
 
 
@@ -181,3 +171,246 @@ def _chunk_with_entropy(
 def entropies(logprobs_NV: Tensor) -> Tensor:
     """Return the entropy (nats) of each distribution ``[N]``. Tokens with log-prob -inf contribute 0."""
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=LEAST_LOGPROB)).sum(-1)
+
+
+# -- batches of tries -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Tries of sequences as a padded batch, and the selected tokens."""
+
+    ids: Tensor
+    """``[B, W]``: one trie (or sequence) per row, right-padded."""
+    mask: Tensor | BlockMask | None
+    """Nodes that each node attends to: bool ``[B, 1, W, W]``, or a block mask for FlexAttention. ``None`` (causal) if
+    no row branches."""
+    positions: Tensor | None
+    """``[B, W]``: depth of each node; ``None`` without a mask."""
+    at: Tensor
+    """``[N]``: index of the parent of each selected token in the flattened ids."""
+    nodes: Tensor
+    """``[N]``: index of each selected token in the flattened ids."""
+    labels: Tensor
+    """``[N]``: the selected tokens; a node shared by several sequences occurs once."""
+    rows: tuple[Tensor, ...]
+    """Indices, among the N, of the selected tokens of each sequence, in order."""
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Arguments of the model beside the ids."""
+        return {"attention_mask": self.mask, "position_ids": self.positions}
+
+
+def pack_batch(
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None,
+    device: torch.device | str = "cpu",
+    *,
+    flex: bool = False,
+) -> PackedBatch:
+    """Pack sequences into a batch and select tokens.
+
+    Args:
+        sequences: Token ids.
+        places: Positions of the selected tokens of each sequence; none is 0.
+        rule: Packing rule; ``None`` for one sequence per row.
+        device: Device of the batch.
+        flex: Build the mask for FlexAttention.
+    """
+    packs = pack(sequences, rule)
+    width = max(len(one.trie) for one in packs)
+    ids_BW = np.full((len(packs), width), PADDING)
+    at, indices, labels = [], [], []
+    rows: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(sequences)
+    count = 0
+    for row, one in enumerate(packs):
+        trie = one.trie
+        ids_BW[row, : len(trie)] = trie.ids
+        selected = [
+            path[np.asarray(places[i], np.int64)]
+            for i, path in zip(one.members, trie.paths, strict=True)
+        ]
+        nodes, back = np.unique(np.concatenate(selected), return_inverse=True)
+        at.append(row * width + trie.parents[nodes])
+        indices.append(row * width + nodes)
+        labels.append(trie.ids[nodes])
+        stops = np.cumsum([len(part) for part in selected])[:-1]
+        for i, part in zip(one.members, np.split(back, stops), strict=True):
+            rows[i] = torch.from_numpy(count + part).to(device)
+        count += len(nodes)
+    at_N, nodes_N, labels_N = (
+        torch.from_numpy(np.concatenate(one)).to(device) for one in (at, indices, labels)
+    )
+    branches = any(not one.trie.is_chain for one in packs)
+    return PackedBatch(
+        torch.from_numpy(ids_BW).to(device),
+        (_block_mask if flex else _mask)(packs, width, device) if branches else None,
+        _positions(packs, width).to(device) if branches else None,
+        at_N,
+        nodes_N,
+        labels_N,
+        tuple(rows),
+    )
+
+
+def model_batch(
+    model: Any, sequences: Sequence[Ids], places: Sequence[Sequence[int]], rule: CostRule | None
+) -> PackedBatch:
+    """Pack a batch on the model's device, with a mask for its attention implementation."""
+    weight, attention = model.get_input_embeddings().weight, model.config._attn_implementation
+    flex = attention == "flex_attention"
+    batch = pack_batch(sequences, places, rule, weight.device, flex=flex)
+    if attention == "eager" and isinstance(batch.mask, Tensor):  # it adds its mask to the scores
+        lowest = torch.finfo(weight.dtype).min
+        bias = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
+        batch = replace(batch, mask=bias.masked_fill_(~batch.mask, lowest))
+    return batch
+
+
+def sequence_logprobs(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+    *,
+    compute: Callable[..., Tensor] = token_logprobs,
+    **options: Any,
+) -> list[Tensor]:
+    """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence.
+
+    ``options`` are those of ``compute``, such as ``temperature``.
+    """
+    batch = model_batch(model, sequences, places, rule)
+    values_N = compute(model, batch.ids, batch.at, batch.labels, **batch.inputs, **options)
+    return [values_N.index_select(0, row) for row in batch.rows]
+
+
+def sequence_entropies(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    """Return log-probs of the same tokens and entropies (nats) of their distributions; ``[places, 2]`` each.
+
+    ``options`` are those of :func:`token_entropies`.
+    """
+    return sequence_logprobs(model, sequences, places, rule, compute=token_entropies, **options)
+
+
+def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
+    """Build the mask: a node attends to itself and its ancestors, padding to itself."""
+    mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
+    for row, one in enumerate(packs):
+        nodes = len(one.trie)
+        mask_BWW[row, :nodes, :nodes] = torch.from_numpy(one.trie.ancestors())
+    return by_blocks(mask_BWW[:, None].to(device))
+
+
+def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:
+    """Build the mask for FlexAttention from entry and exit times. Skips blocks without an ancestor."""
+    exits_BW = torch.arange(1, width + 1).repeat(len(packs), 1)
+    for row, one in enumerate(packs):
+        exits_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.exits)
+    exits_BW = exits_BW.to(device)
+
+    def is_above(row: Tensor, _: Tensor, node: Tensor, key: Tensor) -> Tensor:
+        return (key <= node) & (node < exits_BW[row, key])
+
+    return create_block_mask(is_above, len(packs), None, width, width, device=str(device))
+
+
+def _positions(packs: Sequence[Pack], width: int) -> Tensor:
+    positions_BW = torch.zeros(len(packs), width, dtype=torch.long)
+    for row, one in enumerate(packs):
+        positions_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.depths)
+    return positions_BW
+
+
+def partial_attention(config: Any) -> list[str]:
+    """List the layers of a model that do not attend to all earlier tokens. Most matter only in long rows."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if kinds:
+        return [f"layers of {kind.replace('_', ' ')}" for kind in sorted(set(kinds) - WHOLE)]
+    sizes = {name: getattr(text, name, None) for name in WINDOWS}
+    return [f"a {name.replace('_', ' ')} of {size}" for name, size in sizes.items() if size]
+
+
+# -- attention by blocks on CPU -------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Keys and mask of a block of nodes, which are neighbors and attend to nearly the same keys."""
+
+    keys: Tensor
+    """``[K]``: nodes that at least one node of the block attends to. Others would have a weight of exactly 0."""
+    mask: Tensor
+    """Bool ``[1, 1, Q, K]``: keys that each node attends to."""
+
+
+class BlockedMask(Tensor):
+    """Mask, bool ``[B, 1, W, W]``, that makes attention block-sparse. Otherwise a plain tensor.
+
+    Only ``scaled_dot_product_attention`` handles it by blocks, also when the backward pass recomputes a layer. In a
+    trie of several answers to one prompt, most pairs are nodes of different answers.
+    """
+
+    blocks: Sequence[Sequence[Block]]
+    """Blocks of each row of the batch, in order of its nodes."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Compute attention of all nodes to all nodes by blocks. Treat the mask as a tensor in all other calls."""
+        options = dict(kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is scaled_dot_product_attention and len(args) == 3:
+                mask = options["attn_mask"]
+                if args[0].shape[-2] == args[1].shape[-2] == mask.shape[-1]:
+                    del options["attn_mask"]
+                    return _attend(mask.blocks, *args, **options)
+            return func(*args, **options)
+
+
+def by_blocks(mask: Tensor) -> Tensor:
+    """Convert a mask, bool ``[B, 1, W, W]``, into a block-sparse one if this at least halves the work."""
+    width = mask.shape[-1]
+    if width < LEAST_WIDTH or mask.device.type != "cpu":
+        return mask
+    blocks = [list(_blocks(row)) for row in mask[:, 0]]
+    if 2 * sum(block.mask.numel() for row in blocks for block in row) > mask.numel():
+        return mask
+    blocked = mask.as_subclass(BlockedMask)
+    blocked.blocks = blocks
+    return blocked
+
+
+def _blocks(mask: Tensor) -> Iterator[Block]:
+    for part in mask.split(BLOCK):
+        keys = part.any(0).nonzero().squeeze(1)
+        yield Block(keys, part.index_select(1, keys)[None, None])
+
+
+def _attend(
+    blocks: Sequence[Sequence[Block]], query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
+    """Return attention ``[B, H, W, D]`` of all nodes, computed by rows and blocks."""
+    rows = []
+    for row, q, k, v in zip(blocks, query.split(1), key.split(1), value.split(1), strict=True):
+        outputs = []
+        for block, part in zip(row, q.split(BLOCK, -2), strict=True):
+            keys, values = k.index_select(-2, block.keys), v.index_select(-2, block.keys)
+            outputs.append(
+                scaled_dot_product_attention(part, keys, values, attn_mask=block.mask, **options)
+            )
+        rows.append(torch.cat(outputs, -2))
+    return torch.cat(rows)

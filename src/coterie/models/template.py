@@ -1,13 +1,14 @@
-"""Chat template of a tokenizer: text of chats, and its headers and thoughts, detected by trials.
+"""Chat template of a tokenizer: text of chats, its headers and thoughts, and which text is content.
 
-Templates that write the date get the day on which they were loaded, or the pinned one (``config.folders``), since
-prompts must not change during a run or when it resumes.
+Headers and thoughts are detected by trials. Templates that write the date get the day on which they were loaded, or the
+pinned one (``config.folders``), since prompts must not change during a run or when it resumes.
 """
 
+import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, time
 from functools import cached_property
 from os.path import commonprefix
@@ -17,14 +18,21 @@ from jinja2.exceptions import TemplateError
 
 from coterie.config.folders import today
 from coterie.errors import UserError
-from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
+from coterie.models.call_syntaxes import (
+    END_OF_THOUGHT,
+    THOUGHT,
+    json_text,
+    openai_call,
+    openai_tool,
+    past_space,
+)
+from coterie.record.turn import Tool, ToolCall, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages with ``role``, ``content`` and perhaps ``tool_calls``."""
-
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Exceptions of a template for a chat that it does not support."""
 OWN_ARGS = ("tools", "tokenize", "add_generation_prompt", "strftime_now", "messages")
@@ -32,7 +40,11 @@ OWN_ARGS = ("tools", "tokenize", "add_generation_prompt", "strftime_now", "messa
 NONCE = secrets.token_hex(8)
 WORD = f"word{NONCE}"
 """Random text that no message contains."""
+_SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
+_SWITCH = re.compile(r"/(?:no_)?think\b")
+"""Words that some templates act on and remove from messages (SmolLM3, Nemotron Nano 2)."""
 _USER = {"role": "user", "content": "a"}
+_ANSWER = {"role": "assistant", "content": WORD}
 _MARK = re.compile(r"<[^<>]*>\s*")
 _LAST_MARK = re.compile(r"<[^<>]*>\s*$")
 _MARKS = (
@@ -48,10 +60,9 @@ _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Parts of a sampled message, whose text is ``lead + thought + close + content``."""
+    """Parts of a sampled message, whose text is ``lead + thought + close + content``; ``lead`` is markup."""
 
     lead: str
-    """Markup before the thought, or before the content without a thought."""
     thought: str
     close: str
     content: str
@@ -59,18 +70,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Markup of thoughts in a template."""
+    """Markup of thoughts in a template, each after its header.
+
+    ``key`` is the message key for thoughts (empty if the template reads them from contents), ``open`` and ``close`` the
+    text before and after a thought, ``answer`` the text before an answer without one. ``opened``: generation prompts
+    end inside a thought.
+    """
 
     key: str
-    """Message key for thoughts; empty if the template reads them from the content."""
     open: str
-    """Text after the header and before a thought."""
     close: str
-    """Text after a thought and before the answer."""
     answer: str
-    """Text after the header and before an answer without a thought."""
     opened: bool
-    """True if generation prompts end inside a thought."""
 
     def split(self, text: str, *, opened: bool | None = None) -> Split:
         """Split the text of a message at its leading thought; an unclosed thought extends to the end."""
@@ -78,8 +89,7 @@ class Thoughts:
         if not (self.opened if opened is None else opened):
             opening = _match_mark(self.open, text) or _match_mark(THOUGHT, text)
             if opening is None:
-                answer = _match_mark(self.answer, text)
-                at = answer.end() if answer else 0
+                at = answer.end() if (answer := _match_mark(self.answer, text)) else 0
                 return Split(text[:at], "", "", text[at:])
             start = opening.end()
         mark = self.close.strip()
@@ -88,7 +98,7 @@ class Thoughts:
         another += self.open.strip()
         if text[:start].strip() == THOUGHT:
             begin = mark = END_OF_THOUGHT
-        start += len(text[start:]) - len(text[start:].lstrip())
+        start = past_space(text, start)
         end = text.find(mark, start)
         end = text.find(begin, start) if end < 0 else end
         while end >= 0 and text.startswith(another, end):  # another message of thought (gpt-oss)
@@ -100,8 +110,7 @@ class Thoughts:
             part = r"<[^<>]*$" if text[end + len(same) :][:1].isspace() else r"(<|\s)[^<>\s]*$"
             same = re.sub(part, "", same)
         thought = text[start:end].rstrip()
-        stop = end + len(same)
-        stop += len(text[stop:]) - len(text[stop:].lstrip()) if same == mark else 0
+        stop = past_space(text, end + len(same)) if same == mark else end + len(same)
         return Split(text[:start], thought, text[start + len(thought) : stop], text[stop:])
 
 
@@ -118,8 +127,7 @@ def _match_mark(pattern: str, text: str) -> re.Match[str] | None:
 class ChatTemplate:
     """Chat template of a tokenizer, with the arguments ``args`` (such as ``enable_thinking=False``).
 
-    Raises:
-        UserError: If the tokenizer has no template, or it does not show a user's message.
+    Raises ``UserError`` if the tokenizer has no template, or it does not show a user's message.
     """
 
     def __init__(
@@ -134,6 +142,7 @@ class ChatTemplate:
         self.day = today()
         sources = tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])
         self.source = "\n".join(dict.fromkeys(sources))
+        self.has_clock = "strftime_now" in self.source
         self.args = dict(args or {})
         self._tokenizer = tokenizer
         for name in self.args:
@@ -142,29 +151,25 @@ class ChatTemplate:
                     f"the chat template of {self.name} has no argument {name!r}",
                     "remove it from template_args, or use one that the template names",
                 )
-        # Vision templates read contents as lists of parts only.
-        self._takes_lists = False
         user = {"role": "user", "content": WORD}
-        self._takes_lists = WORD not in self._try_text([user], True)
-        if self._takes_lists and WORD not in self._try_text([user], True):
-            self._takes_lists = False
+        for takes_lists in (False, True, False):  # vision templates read lists of parts only
+            self._takes_lists = takes_lists
+            if WORD in self.try_text([user], True):
+                break
+        else:
             self.text([user], True)
-            raise UserError(
-                f"the chat template of {self.name} shows nothing of a user's message",
-                "use another template",
-            )
-        whole = self.text([user, {"role": "assistant", "content": f"{WORD}s"}], False)
-        prompt = self.text([user], True)
-        lead = whole.removeprefix(prompt).partition(f"{WORD}s")[0]
-        if not self.header and whole.startswith(prompt) and lead.strip():
+            problem = f"the chat template of {self.name} shows nothing of a user's message"
+            raise UserError(problem, "use another template")
+        whole = self.text([_USER, _ANSWER], False)
+        lead = whole.removeprefix(self.prompt).partition(WORD)[0]
+        if not self.header and whole.startswith(self.prompt) and lead.strip():
             raise UserError(
                 f"the chat template of {self.name} has no generation prompt",
                 "use another template: an agent's turn must begin where its prompt ends",
             )
-
-    @property
-    def has_clock(self) -> bool:
-        return "strftime_now" in self.source
+        is_padded = whole.startswith(self.prompt) and lead.isspace()
+        self.padding = lead if is_padded else ""
+        """White space of the template between a prompt and an answer, which models sample."""
 
     @cached_property
     def prompt(self) -> str:
@@ -190,13 +195,6 @@ class ChatTemplate:
         at = header.find(END_OF_THOUGHT) if at < 0 else at  # closed at once (DeepSeek V3.1)
         return header if at < 0 else header[:at]
 
-    @cached_property
-    def padding(self) -> str:
-        """White space of the template between a prompt and an answer, which models sample."""
-        whole = self.text([_USER, {"role": "assistant", "content": WORD}], False)
-        lead = whole.removeprefix(self.prompt).partition(WORD)[0]
-        return lead if whole.startswith(self.prompt) and lead.isspace() else ""
-
     @property
     def opener(self) -> str:
         """Thought that generation prompts open, or open and close."""
@@ -212,20 +210,18 @@ class ChatTemplate:
         at = self.header.rfind(open_.strip())
         core = self.header if at < 0 else self.header[:at]
         opened = at >= 0 and _first_mark(close.strip()) not in self.header[at:]
-        whole = self._try_text([_USER, {"role": "assistant", "content": WORD}], False)
-        before = whole.partition(WORD)[0]
+        before = self.try_text([_USER, _ANSWER], False).partition(WORD)[0]
         answer = before[before.rfind(core) + len(core) :] if core and core in before else ""
         return Thoughts(key, open_, close, answer, opened)
 
     def _thought_marks(self) -> tuple[str, str, str] | None:
         """Return the message key of thoughts, and the text before and after a thought."""
         thought, answer = f"{WORD}t", f"{WORD}s"
-        call = {"id": "call00000", "type": "function",
-                "function": {"name": "call", "arguments": {"value": "a"}}}  # fmt: skip
+        call = openai_call(ToolCall("", "call", '{"value": "a"}'), "call00000")
         for calls in ({}, {"tool_calls": [call]}):
             for key in _THOUGHT_KEYS:
                 message = {"role": "assistant", "content": "" if calls else answer, key: thought}
-                text = self._try_text([_USER, {**message, **calls}], False)
+                text = self.try_text([_USER, {**message, **calls}], False)
                 before, mark, after = text.partition(thought)
                 if not mark:
                     continue
@@ -239,31 +235,30 @@ class ChatTemplate:
                     return key, mark + rest, close
         for open_, close in _MARKS:
             content = f"{open_}{thought}{close}{answer}"
-            text = self._try_text([_USER, {"role": "assistant", "content": content}, _USER], False)
+            text = self.try_text([_USER, {"role": "assistant", "content": content}, _USER], False)
             opened = self.header.rstrip().endswith(open_.strip())
             named = open_.strip() in self.source and close.strip() in self.source
             if opened or named or (answer in text and thought not in text):
                 return "", open_, close
         return None
 
-    def _try_text(self, chat: Chat, generation: bool) -> str:
-        """Return the text of a chat; empty if the template refuses it."""
-        try:
-            return self.text(chat, generation)
-        except UserError:
-            return ""
-
     def treats_as_assistant(self, role: str, chat: Chat) -> bool:
         """Return True if the template writes messages of ``role`` like the assistant's (in an ``{% else %}``)."""
         own = [{**one, "role": "assistant"} if one["role"] == role else one for one in chat]
-        text = self._try_text(chat, True) if own != list(chat) else ""
-        return text != "" and text == self._try_text(own, True)
+        text = self.try_text(chat, True) if own != list(chat) else ""
+        return text != "" and text == self.try_text(own, True)
 
-    def text(self, chat: Chat, generation: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def try_text(self, chat: Chat, generation: bool, tools: Chat = ()) -> str:
+        """Return the text of a chat; empty if the template refuses it."""
+        try:
+            return self.text(chat, generation, tools)
+        except UserError:
+            return ""
+
+    def text(self, chat: Chat, generation: bool, tools: Chat = ()) -> str:
         """Return the text of a chat; ``generation`` adds the header of an assistant's turn.
 
-        Raises:
-            UserError: If the template refuses the chat.
+        Raises ``UserError`` if the template refuses the chat.
         """
         messages = [dict(message) for message in chat]
         if self._takes_lists:
@@ -279,10 +274,267 @@ class ChatTemplate:
                 **self.args,
             )
         except REFUSALS as error:
+            roles = [message["role"] for message in chat]
             raise UserError(
-                f"the chat template refuses messages of roles "
-                f"{[message['role'] for message in chat]}: {error}",
+                f"the chat template refuses messages of roles {roles}: {error}",
                 "change the order or roles of the messages, or use another template",
             ) from error
         assert isinstance(text, str)
         return text
+
+
+# -- layout: template text and contents -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Content of a message: text, or a turn whose ids replace the text.
+
+    ``edge`` is ``thought``, or the ``first`` name or ``last`` argument of a stand-in's calls. ``prefill`` is text of a
+    turn that was in its prompt, ``markup`` the text around its thought without white space (``None`` if it has none).
+    """
+
+    text: str
+    turn: Turn | None = None
+    role: str = ""
+    edge: str = ""
+    prefill: str = ""
+    markup: str | None = None
+
+
+TextPiece = str | Slot
+"""Text of the template, or content."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateMessage:
+    """Message for the template.
+
+    ``call_id`` is the call that a tool's message answers, with ``{name}`` for the tool ``name`` in ids that have it.
+    The template writes ``calls`` with the ids ``call_ids``. ``around`` has the beginning of calls and the ends of
+    turn of a *stand-in*, whose slots replace the template's text between them. A ``thought`` is given under
+    ``thought_key``, or else in the content between ``before`` and ``after``.
+    """
+
+    role: str
+    slots: tuple[Slot, ...]
+    call_id: str = ""
+    name: Slot | None = None
+    calls: tuple[ToolCall, ...] = ()
+    call_ids: tuple[str, ...] = ()
+    around: tuple[re.Pattern[str], tuple[str, ...]] | None = None
+    thought: Slot | None = None
+    thought_key: str = ""
+    before: str = ""
+    after: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(slot.text for slot in self.slots)
+
+    def message(
+        self, text: str, show: Callable[[Slot], str], sign: Callable[[str], str] = str
+    ) -> dict[str, Any]:
+        """Return the message as a mapping, with slots by ``show`` and texts of calls by ``sign``."""
+        text = "" if self.around else text
+        thought = show(self.thought) if self.thought else ""
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if not self.thought_key:
+            message["content"] = self.before + thought + self.after + text
+        elif thought:
+            message[self.thought_key] = thought
+        calls = self.calls
+        if self.around:
+            value = json_text({"value": show(Slot("call", edge="last"))})
+            names = [
+                show(Slot(calls[0].name, edge="first")),
+                *(sign(one.name) for one in calls[1:]),
+            ]
+            calls, sign = tuple(ToolCall("", name, value) for name in names), str
+        if calls:
+            message["tool_calls"] = [
+                openai_call(one, id_.format(name=sign(one.name)), sign)
+                for one, id_ in zip(calls, self.call_ids, strict=True)
+            ]
+        if self.role == "tool":
+            name = show(self.name) if self.name else ""
+            message |= {"tool_call_id": self.call_id.format(name=name)} if self.call_id else {}
+            message |= {"name": name} if name else {}
+        return message
+
+
+Hidden = Callable[[TemplateMessage], Iterator[tuple[str, bool]]]
+"""Function that splits a message's text at characters which may begin a control token: (text, is hidden)."""
+
+
+class Layout:
+    """Pieces of one chat: template text and contents in order.
+
+    Each content is passed to the template as a *sentinel*, a random word, and the text is split there. Putting the
+    contents back must give the text of the plain chat; so the template keeps contents or only strips their ends. If the
+    template rewrites a content (drops thoughts, quotes, splits lines), sentinels replace only characters that may begin
+    a control token. The same holds for all texts of tools and calls.
+
+    Some templates take results only after a message with calls. A *stand-in* message replaces an own turn there: its
+    first name and last argument are sentinels, and the turn replaces the template's text between them.
+
+    Raises ``UserError`` for a chat that the template refuses or does not show.
+    """
+
+    pieces: list[TextPiece]
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        chat: Sequence[TemplateMessage],
+        generation: bool,
+        hidden: Hidden,
+        tools: Sequence[Tool] = (),
+    ) -> None:
+        self._template = template
+        self._chat = chat
+        self._generation = generation
+        self._hidden = hidden
+        self._slots: list[Slot] = []
+        self._order: list[int] = []
+        plain = [one.message(one.text, lambda slot: slot.text) for one in chat]
+        self._text = template.text(plain, generation, [openai_tool(tool) for tool in tools])
+        self._tools = [openai_tool(tool, self._sign) for tool in tools]
+        whole: list[dict[str, Any]] = []
+        numbers: list[range] = []
+        for one in chat:
+            text = "".join(map(self._sentinel, one.slots))
+            numbers.append(range(len(self._slots) - len(one.slots), len(self._slots)))
+            whole.append(one.message(text, self._sentinel, self._sign))
+        everything = range(len(chat))
+        pieces, shown = self._read(whole), list(everything)
+        if pieces is None:
+            mixed = [[*plain[:i], whole[i], *plain[i + 1 :]] for i in everything]
+            shown = [i for i in everything if self._read(mixed[i]) is not None]
+            hidden_texts = [
+                one.message(self._with_hidden(one), self._sentinel, self._sign) for one in chat
+            ]
+            pieces = self._read([whole[i] if i in shown else hidden_texts[i] for i in everything])
+            if pieces is None:
+                pieces, shown = self._read(hidden_texts), []
+        if pieces is None:
+            raise UserError(
+                "the chat template changes what messages say so that their text can't be told from "
+                f"its own (roles {[one.role for one in chat]})",
+                "use another template, or leave out of the messages what looks like a control token",
+            )
+        self._check_shown(shown, numbers)
+        self._insert_turns(pieces)
+        self.pieces = pieces
+
+    def _read(self, messages: Sequence[Mapping[str, Any]]) -> list[TextPiece] | None:
+        """Return the pieces; ``None`` if the contents, put back, do not give the text of the plain chat."""
+        first, *parts = _SENTINEL.split(
+            self._template.text(messages, self._generation, self._tools)
+        )
+        if not self._text.startswith(first):
+            return None
+        pieces: list[TextPiece] = [first]
+        at = len(first)
+        self._order = []
+        for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            is_turn = kind == "turn"
+            slot = self._slots[int(number)] if is_turn else Slot(chr(int(number)))
+            self._order.append(int(number) if is_turn else -1)
+            for form in _forms(slot.text):
+                if self._text.startswith(form + after, at):
+                    break
+            else:
+                return None
+            pieces += [slot if form == slot.text else replace(slot, text=form), after]
+            at += len(form + after)
+        return pieces if at == len(self._text) else None
+
+    def _check_shown(self, whole: Collection[int], numbers: Sequence[range]) -> None:
+        """Check that the text shows all messages; the ``whole`` ones have sentinels, with these numbers."""
+        seen = set(self._order)
+        letters = "" if len(whole) == len(self._chat) else _letters(self._text)
+        for i, one in enumerate(self._chat):
+            if one.around:
+                continue
+            if i in whole:
+                slots = zip(numbers[i], one.slots, strict=True)
+                is_lost = any(n not in seen and slot.text.strip() for n, slot in slots)
+            else:  # a message that the template rewrites
+                is_read = _SWITCH.search(self._template.source)
+                text = _SWITCH.sub("", one.text) if is_read else one.text
+                forms = map(_letters, _forms(text))
+                is_lost = one.role != "assistant" and all(form not in letters for form in forms)
+            if is_lost:
+                raise UserError(
+                    f"the chat template of {self._template.name} does not show the text of a "
+                    f"{one.role} message: {one.text.strip()[:80]!r}",
+                    "use another template",
+                )
+
+    def _insert_turns(self, pieces: list[TextPiece]) -> None:
+        """Replace the template's text of stand-ins, from header or calls to end of turn, by their slots."""
+        stand_ins = [one for one in self._chat if one.around]
+        firsts, lasts = (
+            list(dict.fromkeys(n for n in self._order if n >= 0 and self._slots[n].edge == edge))
+            for edge in ("first", "last")
+        )
+        core = self._template.core
+        for one, first, last in reversed(list(zip(stand_ins, firsts, lasts, strict=False))):
+            assert one.around is not None
+            start = 2 * self._order.index(first)
+            stop = 2 * (len(self._order) - self._order[::-1].index(last))
+            before, after = str(pieces[start]), str(pieces[stop])
+            opening = [*one.around[0].finditer(before)]
+            end = next((after.index(text) for text in one.around[1] if text in after), -1)
+            at = before.rfind(core) + len(core) if core and core in before else -1
+            if at < 0 and opening:
+                at = opening[-1].start()
+            if at < 0 or end < 0:
+                raise UserError(
+                    "the chat template writes calls in another way here than elsewhere",
+                    "use tags for calls (tools.calls=tags)",
+                )
+            pieces[start : stop + 1] = [before[:at], *one.slots, after[end:]]
+
+    def _with_hidden(self, message: TemplateMessage) -> str:
+        split = self._hidden(message)
+        return "".join(self._sentinel(Slot(one)) if is_hidden else one for one, is_hidden in split)
+
+    def _sign(self, text: str) -> str:
+        """Replace the characters of a tool's or call's text that may begin a control token by sentinels."""
+        split = self._hidden(TemplateMessage("tool", (Slot(text),)))
+        return "".join(f"sign{NONCE}n{ord(one)}z" if is_hidden else one for one, is_hidden in split)
+
+    def _sentinel(self, slot: Slot) -> str:
+        self._slots.append(slot)
+        return f"turn{NONCE}n{len(self._slots) - 1}z"
+
+
+def _letters(text: str) -> str:
+    return "".join(one for one in text.casefold() if one.isalnum())
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yield a content unchanged, stripped, and as JSON."""
+    yield text
+    for characters in (None, "\n"):
+        yield from (text.strip(characters), text.rstrip(characters), text.lstrip(characters))
+    yield from (json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (False, True))
+
+
+def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
+    """Yield the pieces of small chats in all roles that the template takes."""
+    for roles in (
+        ("user",),
+        ("user", "assistant"),
+        ("user", "assistant", "user", "assistant"),
+        ("system", "user", "assistant", "user"),
+        ("user", "assistant", "tool", "assistant"),
+    ):
+        for generation in (False, True):
+            chat = [TemplateMessage(role, (Slot(WORD),)) for role in roles]
+            try:
+                yield Layout(template, chat, generation, lambda message: iter(())).pieces
+            except UserError:
+                continue

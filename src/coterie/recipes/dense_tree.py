@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.preferences import MixedPreferences
+from coterie.datasets.conversations import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
 from coterie.environments.protocol import Openers, agents_of, most_turns
 from coterie.errors import UserError
@@ -59,10 +59,9 @@ from coterie.rollout.dense_search import (
     instructed_samplers,
 )
 from coterie.rollout.episodes import Driver
-from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judgment, Search
+from coterie.rollout.tree_search import Judgment, Rollout, Search
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import (
     Done,
@@ -76,7 +75,7 @@ from coterie.runs.items import (
 )
 from coterie.runs.loop import Stage
 from coterie.runs.roles import load_selections
-from coterie.selection import SiblingPair, count_pairs, dense_pairs, densest, first_differences
+from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 
@@ -298,7 +297,7 @@ class DenseTree(Recipe):
 
     # -- selection ------------------------------------------------------------------------------
 
-    def tree_pairs(self, run: Run, tree: Tree) -> list[SiblingPair]:
+    def tree_pairs(self, run: Run, tree: Tree) -> list[Preference]:
         """Return all pairs of a tree, in an order that does not depend on the order of its rollouts.
 
         Siblings with ``V_chosen - V_rejected >= margin`` and enough visits are a pair.
@@ -444,7 +443,7 @@ def tree_values(
     values = TreeValues(tree.root, settings.search.value)
     for path, rollout in distinct_rollouts(tree, rollouts, set()):
         values.add(path, rollout.reward or 0.0)
-    return values.values()
+    return values
 
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.datasets.conversations import MixedPreferences
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.preferences import MixedPreferences
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings

@@ -2,8 +2,7 @@
 
 A row has LLaMA-Factory's fields ``{"instruction", "input", "output"}``: the prompt, the question (often empty; then the
 prompt has it after ``Question:``), and the whole trace as one text, including observations. Rows with ``{"messages"}``
-or ``{"conversations"}`` of one user and one assistant message are also read. :func:`observations` finds the text that
-training masks.
+or ``{"conversations"}`` of one user and one assistant message are also read.
 
 Messages and observations are copied verbatim from the file. The prompts come from the environment of the evaluation.
 """
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import model_validator
 
 from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import parse_messages
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import SetRow, Text, question_key
 from coterie.environments.protocol import (
@@ -34,7 +34,7 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import ANSWERED
 from coterie.environments.workflow.trace import final_answer, tagged
 from coterie.errors import UserError
-from coterie.progress import Progress, Silent
+from coterie.progress import Progress
 from coterie.record.tree import Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
 from coterie.rollout.recorded_turns import stopped_at
@@ -43,7 +43,6 @@ from coterie.tools.tags import Tags
 QUESTION = "Question:"
 """Marker before the question in a prompt."""
 OBSERVATION, ANSWER = "observation", "answer"
-_ROLES = {"human": "user", "gpt": "assistant"}
 _OBSERVATION_TAGS = re.compile(rf"<(/?){OBSERVATION}>")
 _ANSWERED = re.compile(rf"<{ANSWER}>.*\S.*</{ANSWER}>", re.DOTALL)
 
@@ -71,28 +70,13 @@ class TraceRow(SetRow):
     def _from_messages(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        for name, role, content in (
-            ("messages", "role", "content"),
-            ("conversations", "from", "value"),
-        ):
+        for name in ("messages", "conversations"):
             if name in value:
-                return _alpaca(value[name], (name, role, content))
+                turns = [one for one in parse_messages(value[name]) if one.role != "system"]
+                if [one.role for one in turns] != ["user", "assistant"]:
+                    raise ValueError("a trace is one message of the user and one of the assistant")
+                return {"instruction": turns[0].content, "output": turns[1].content}
         return {name: field for name, field in value.items() if field is not None}
-
-
-def _alpaca(messages: Any, names: tuple[str, str, str]) -> dict[str, Any]:
-    """Return the fields of a row with messages; a system message is left out. Raises ``ValueError``."""
-    name, role, content = names
-    if not isinstance(messages, list) or not all(
-        isinstance(message, Mapping) for message in messages
-    ):
-        raise ValueError(f"{name} is not a list of messages")
-    roles = [_ROLES.get(str(message.get(role)), str(message.get(role))) for message in messages]
-    if roles[roles[:1] == ["system"] :] != ["user", "assistant"]:
-        raise ValueError(
-            f"its roles are {', '.join(roles) or 'none'}: a trace is one message of the user and one of the assistant"
-        )
-    return {"instruction": messages[-2].get(content), "output": messages[-1].get(content)}
 
 
 def read_traces(
@@ -104,7 +88,7 @@ def read_traces(
     for a row with wrong fields, and if no trace can be trained on.
     """
     rows, broken = dict[int, TraceRow](), dict[int, str]()
-    for number, row in enumerate(read_rows(path, TraceRow, progress or Silent()), 1):
+    for number, row in enumerate(read_rows(path, TraceRow, progress), 1):
         if reason := flaw(row.output):
             broken[number] = reason
         else:
@@ -132,24 +116,15 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
 
     Raises ``ValueError`` for nested, unclosed or unopened observations.
     """
-    spans: list[tuple[int, int]] = []
-    start: int | None = None
-    for tag in _OBSERVATION_TAGS.finditer(trace):
-        if tag[1] and start is None:
-            raise ValueError(
-                f"closes an observation that is not open (character {tag.start() + 1})"
-            )
-        if tag[1]:
-            assert start is not None
-            spans.append((start, tag.end()))
-            start = None
-        elif start is not None:
-            raise ValueError(f"has a nested observation (character {tag.start() + 1})")
-        else:
-            start = tag.start()
-    if start is not None:
-        raise ValueError(f"has an observation that is never closed (character {start + 1})")
-    return tuple(spans)
+    tags = list(_OBSERVATION_TAGS.finditer(trace))
+    for number, tag in enumerate(tags):
+        if bool(tag[1]) != bool(number % 2):
+            raise ValueError(f"has a nested or unopened observation (character {tag.start() + 1})")
+    if len(tags) % 2:
+        raise ValueError(
+            f"has an observation that is never closed (character {tags[-1].start() + 1})"
+        )
+    return tuple((one.start(), end.end()) for one, end in zip(tags[::2], tags[1::2], strict=True))
 
 
 FILE = Speaker("tool", "file")

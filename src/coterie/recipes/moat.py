@@ -64,9 +64,9 @@ from coterie.rewards.critics import Correction, correction_question, read_correc
 from coterie.rewards.dialogue_reward import quotes
 from coterie.rewards.likelihood import mean_loglikelihoods, perplexity
 from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.rollout.tree_search import Value
-from coterie.rollout.written_turns import WrittenTurn, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Stage

@@ -26,7 +26,7 @@ Deliberate deviations from the released code:
 * The partner's turns are ``user`` messages.
 * R_loss is computed given the turn's context, as in the paper. The code scores each turn alone.
 * The threshold is applied before the top share, as in the paper.
-* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.grower``).
+* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.tree_search``).
 * Pairs use the values of the finished tree.
 * A dialogue that reaches the turn limit keeps its last answer, as in evaluation.
 """

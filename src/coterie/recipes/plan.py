@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from coterie.engines.chat_model import check_chat
-from coterie.engines.servers.vllm import check_vllm
 from coterie.engines.settings import EngineSettings
+from coterie.engines.vllm import check_vllm
 from coterie.environments.answers import GRADER
 from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import Environment, Scripted, formats_of, most_turns, persons_of
+from coterie.environments.protocol import Environment, formats_of, most_turns, persons_of
 from coterie.environments.user_simulator import (
     REFERENCE,
     SCRIPT,
@@ -38,7 +38,8 @@ from coterie.runs.loop import EVALUATION, check_stages
 from coterie.runs.roles import check_roles
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings, make_jail
-from coterie.training.launch import accelerate_config, check_launch, launches
+from coterie.training.distributed import accelerate_config, check_launch, launches
+from coterie.training.losses import Reads
 from coterie.training.memory import (
     MemoryPlan,
     ModelShape,
@@ -46,7 +47,6 @@ from coterie.training.memory import (
     cache_memory,
     training_memory,
 )
-from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
 
@@ -253,7 +253,7 @@ def _check_services(
     simulator = getattr(s, "user_simulator", UserSimulatorSettings())
     check_chat("user_simulator", simulator, SCRIPT)
     if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
-        check_script(environment.script if isinstance(environment, Scripted) else None)
+        check_script(getattr(environment, "script", None))
 
 
 def _turns(environment: Environment) -> int | None:

@@ -142,7 +142,7 @@ def plugin(name: str) -> RecipeDescription:
         return located.thing
     from pydantic import create_model
 
-    from coterie.config.construct import settings_type_of
+    from coterie.config.plugins import settings_type_of
     from coterie.recipes.base import Recipe
     from coterie.recipes.settings import RecipeSettings
 

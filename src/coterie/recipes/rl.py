@@ -47,10 +47,9 @@ from coterie.runs.reinforce_batch import (
 )
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
-from coterie.training.launch import launches
-from coterie.training.losses import ValueLoss
+from coterie.training.distributed import launches
+from coterie.training.losses import Reads, ValueLoss
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
-from coterie.training.objective import Reads
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.settings import weight_dtype
 

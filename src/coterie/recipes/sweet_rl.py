@@ -58,7 +58,7 @@ from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
-from coterie.models.packing import CostRule
+from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan

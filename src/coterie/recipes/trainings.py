@@ -14,9 +14,8 @@ from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.folder import Run
 from coterie.runs.roles import load_selections
 from coterie.training.checkpoint import TrainingReport, weight_hash
-from coterie.training.launch import launches, train_on_ranks
-from coterie.training.losses import DPO, SFT
-from coterie.training.objective import Objective
+from coterie.training.distributed import launches, train_on_ranks
+from coterie.training.losses import DPO, SFT, Objective
 from coterie.training.reference import with_reference
 from coterie.training.settings import DPOSettings, TrainingSettings
 from coterie.training.trainer import train

@@ -1,14 +1,9 @@
 """Views of one agent, training rows and preference pairs: exact tokens, targets and their authors.
 
-A :class:`View` has all segments of one agent's part of a rollout (usually one segment). A prompt that starts with all
-previous tokens extends the last segment; another prompt (a template that rewrites history, a truncated context) starts
-a new segment. Each sampled token is in exactly one segment, the segment in which it was sampled. Unsampled turns with a
-prompt are own turns like sampled turns; turns without a prompt are only context. Only the agent's own tokens are
-targets.
-
-A :class:`Pair` compares two views, so it compares whole multi-turn trajectories or single turns.
-
-:func:`recontext` is the only way to put sampled tokens under another context.
+A :class:`View` has all segments of one agent's part of a rollout (usually one). A prompt that starts with all previous
+tokens extends the last segment; another prompt (a template that rewrites history, a truncated context) starts a new
+one. Each sampled token is in exactly one segment. Only the agent's own turns are targets; turns without a prompt are
+context. :func:`recontext` is the only way to put sampled tokens under another context.
 """
 
 from collections.abc import Callable, Iterator, Sequence

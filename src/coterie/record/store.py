@@ -1,33 +1,41 @@
 """Store of a run: one SQLite file in WAL mode with one writing process and any number of readers.
 
-Each finished item (:class:`ItemKey`) is one transaction with all of its turns, credit and metrics. A killed process
-loses only the current item.
-
-``synchronous`` is NORMAL: a commit has reached the operating system when it returns, so ``kill -9`` loses no committed
-item. A loss of power may undo the last commits, in order, but never damages the file. Recomputing them on resume is
-cheaper than waiting for the disk (4 ms here) after every item.
-
-:meth:`Store.beside` attaches another store as ``source``, from which :func:`copy_step` copies. Its row keys are shifted
-behind the existing keys. Ids of turns and trees are content hashes, so they do not change.
+Each finished item (:class:`ItemKey`) is one transaction with all of its turns, credit and metrics, so a killed process
+loses only the current item. A loss of power may undo the last commits, in order, but never damages the file.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 import psutil
 
 from coterie.errors import UserError
-from coterie.record import reader, tables
-from coterie.record.tables import BrokenRecord, digest_of, kind_key
-from coterie.record.tree import Credit, Item, ItemKey, Metrics, Selection, Task, Tree
-from coterie.record.turn import ToolCall, ToolResult
+from coterie.record import tables
+from coterie.record.tables import BrokenRecord, ids_of, kind_key, logprobs_of, value_of, whole
+from coterie.record.tree import (
+    Credit,
+    Ending,
+    Item,
+    ItemKey,
+    Metrics,
+    Outcome,
+    Secret,
+    Selection,
+    Task,
+    Tree,
+    hash_of,
+)
+from coterie.record.turn import Request, Sample, Speaker, Tool, ToolCall, ToolResult, Turn
+
+__all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
 
 UNSAFE = frozenset(
     {
@@ -39,22 +47,33 @@ UNSAFE = frozenset(
 """File systems that lack the shared memory or locks of SQLite's WAL mode."""
 SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
 """FUSE file systems on a local disk; others may be remote."""
+WAIT = 30.0
+"""Seconds to wait while another program locks the file."""
+RESTORE = "restore it from a copy, or start a new run folder"
+PROBLEMS = {
+    (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR): (
+        "could not write or read {path}: {error} ({free:.1f} MiB free on its disk); the current item was rolled "
+        "back, and nothing committed is lost",
+        "free some space or fix the disk, then run again: the run resumes where it stopped",
+    ),
+    (sqlite3.SQLITE_NOTADB,): ("{path} is not an SQLite file", "give the path of a run's store"),
+    (sqlite3.SQLITE_CORRUPT,): ("{path} is damaged: {error}", RESTORE),
+    (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED): (
+        "{path} is locked by a program other than coterie: {error}",
+        "close the program that has it open (an SQLite shell, a backup)",
+    ),
+    (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM): (
+        "cannot open {path}: {error}",
+        "check its permissions; WAL mode needs a writable folder, even for readers",
+    ),
+}
+"""Problems and fixes by primary error codes of SQLite. Other errors are bugs of the program."""
+TreeKey = tuple[int, int, str, str]
+"""A tree's (key, iteration, stage, task)."""
 
 
-class Mount(Protocol):
-    """Entry of the mount table, as in psutil."""
-
-    @property
-    def mountpoint(self) -> str: ...
-
-    @property
-    def fstype(self) -> str:
-        """Type of the file system."""
-        ...
-
-
-def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
-    """Return the type of the file system of ``path`` if WAL mode is unsafe there, else ``None``."""
+def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
+    """Return the type of the file system of ``path`` if WAL mode is unsafe there; ``mounts`` are psutil's."""
     real, best = path.resolve(), ("", "")
     for mount in mounts:
         # Of equal mount points, the later one hides the earlier one.
@@ -65,49 +84,40 @@ def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
     return kind if kind in UNSAFE or foreign_fuse else None
 
 
-def check_place(path: Path) -> None:
-    """Raise :class:`UserError` for a path where a store is unsafe."""
+def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
     if path.is_dir():
         raise UserError(f"{path} is a folder", "give the path of a file")
-    kind = unsafe_filesystem(path, psutil.disk_partitions(all=True))
-    if kind:
+    if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
         raise UserError(
             f"{path} is on a {kind} file system, where SQLite can lose committed work",
             "put the run folder on a local disk; copy or export it when the run has ended",
         )
 
 
-class WriterLock:
-    """Exclusive right to write a store: an ``flock`` on ``PATH.lock``, which contains the writer's pid.
-
-    The kernel releases it when the process ends, even by a signal. The file stays.
-    """
-
-    def __init__(self, path: Path) -> None:
+@contextmanager
+def _writer_lock(path: Path) -> Iterator[None]:
+    """Hold an ``flock`` on ``PATH.lock``, which has the writer's pid. The kernel releases it if the process dies."""
+    try:
+        file = open(f"{path}.lock", "a+", encoding="ascii")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}.lock: {error.strerror}", "make its folder writable"
+        ) from error
+    with file:
         try:
-            self._file = open(f"{path}.lock", "a+", encoding="ascii")  # noqa: SIM115
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}.lock: {error.strerror}", "make its folder writable"
-            ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._file.seek(0)
-            pid = self._file.read().strip() or "unknown"
-            self._file.close()
+            file.seek(0)
             raise UserError(
-                f"{path} is being written by process {pid} (or by a child process of it)",
+                f"{path} is being written by process {file.read().strip() or 'unknown'} (or by a child process of it)",
                 "wait for it or end it; to read the store meanwhile, open it read-only",
             ) from error
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
-
-    def release(self) -> None:
-        self._file.close()
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 @contextmanager
@@ -116,47 +126,14 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenRecord as error:
-        raise UserError(
-            f"{path} is damaged: {error}", "restore it from a copy or from a JSONL export"
-        ) from error
+        raise UserError(f"{path} is damaged: {error}", RESTORE) from error
     except sqlite3.DatabaseError as error:
-        explanation = _explanation(path, error)
-        if explanation is None:
-            raise
-        raise explanation from error
-
-
-def _explanation(path: Path, error: sqlite3.DatabaseError) -> UserError | None:
-    """Explain an SQLite error; ``None`` for a bug of the program."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        free = shutil.disk_usage(path.parent).free / 2**20
-        return UserError(
-            f"could not write or read {path}: {error} ({free:.1f} MiB free on its disk); "
-            "the current item was rolled back, and nothing committed is lost",
-            "free some space or fix the disk, then run again: the run resumes where it stopped",
-        )
-    if code == sqlite3.SQLITE_NOTADB:
-        return UserError(f"{path} is not an SQLite file", "give the path of a run's store")
-    if code == sqlite3.SQLITE_CORRUPT:
-        return UserError(
-            f"{path} is damaged: {error}", "restore it from a copy or from a JSONL export"
-        )
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return UserError(
-            f"{path} is locked by a program other than coterie: {error}",
-            "close the program that has it open (an SQLite shell, a backup)",
-        )
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return UserError(
-            f"cannot open {path}: {error}",
-            "check its permissions; WAL mode needs a writable folder, even for readers",
-        )
-    return None
-
-
-OF_STEP = "iteration = :iteration AND stage = :stage"
-TREES = f"(SELECT key FROM source.tree WHERE {OF_STEP})"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        for codes, (problem, fix) in PROBLEMS.items():
+            if code in codes:
+                free = shutil.disk_usage(path.parent).free / 2**20
+                raise UserError(problem.format(path=path, error=error, free=free), fix) from error
+        raise
 
 
 def copy_step(
@@ -167,42 +144,50 @@ def copy_step(
     *,
     marks: bool = False,
 ) -> None:
-    """Copy a stage's items, their tasks, and its trees with their credit, but no selections.
+    """Copy a stage's items, their tasks, and its trees with their credit from ``source`` (:meth:`Store.beside`).
+
+    Row keys are shifted behind the existing keys. Ids of turns and trees are content hashes and do not change.
 
     Args:
         renamed: Maps settings keys of credit in the source to keys in the target.
-        marks: Also copy items of the whole stage, such as the mark that it is finished.
+        marks: Also copy items of the whole stage, such as the mark that it is finished, its selections, and stages
+            whose names begin with the stage's (``STAGE/00001``).
     """
     behind = {
         f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
         for table in ("item", "tree")
     }
     values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
+    of_step = "iteration = :iteration AND (stage = :stage OR :marks AND stage GLOB :stage || '/*')"
+    items = f"(SELECT key FROM source.item WHERE {of_step})"
+    trees = f"(SELECT key FROM source.tree WHERE {of_step})"
     of_request = {"tree": "tree + :trees", "toolset": "t.key", "digest": "r.digest"}
-    of_task = f"(SELECT task FROM source.item WHERE {OF_STEP})"
+    of_task = f"(SELECT task FROM source.item WHERE {of_step})"
     for statement in (
         f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
         f"INSERT OR IGNORE INTO main.secret SELECT * FROM source.secret WHERE task IN {of_task}",
         f"INSERT INTO main.item SELECT {_moved(db, 'item', key='key + :items')} FROM source.item "
-        f"WHERE {OF_STEP} AND (task != '' OR :marks)",
+        f"WHERE {of_step} AND (task != '' OR :marks)",
         f"INSERT INTO main.tree SELECT {_moved(db, 'tree', key='key + :trees')} FROM source.tree "
-        f"WHERE {OF_STEP}",
+        f"WHERE {of_step}",
         "INSERT OR IGNORE INTO main.blob SELECT * FROM source.blob",
         "INSERT OR IGNORE INTO main.toolset (tools, digest) SELECT tools, digest FROM source.toolset",
         f"INSERT INTO main.request SELECT {_moved(db, 'request', **of_request)} "
         "FROM source.request r LEFT JOIN source.toolset s ON s.key = r.toolset "
-        f"LEFT JOIN main.toolset t ON t.tools = s.tools WHERE tree IN {TREES}",
+        f"LEFT JOIN main.toolset t ON t.tools = s.tools WHERE tree IN {trees}",
         f"INSERT INTO main.turn SELECT {_moved(db, 'turn', key='NULL', tree='tree + :trees')} "
-        f"FROM source.turn WHERE tree IN {TREES}",
+        f"FROM source.turn WHERE tree IN {trees}",
         f"INSERT INTO main.outcome SELECT {_moved(db, 'outcome', tree='tree + :trees')} "
-        f"FROM source.outcome WHERE tree IN {TREES}",
+        f"FROM source.outcome WHERE tree IN {trees}",
+        f"INSERT INTO main.selection SELECT {_moved(db, 'selection', item='item + :items')} "
+        f"FROM source.selection WHERE :marks AND item IN {items}",
     ):
         db.execute(statement, values)
     for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
         own = kind_key(db, renamed.get(settings, settings), name)
         db.execute(
             "INSERT INTO main.credit SELECT :own, tree + :trees, node, value, digest FROM source.credit "
-            f"WHERE kind = :kind AND tree IN {TREES}",
+            f"WHERE kind = :kind AND tree IN {trees}",
             {**values, "own": own, "kind": kind},
         )
 
@@ -212,19 +197,17 @@ def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
     return ", ".join(instead.get(name, name) for name in names)
 
 
-__all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
-
-WAIT = 30.0
-"""Seconds to wait while another program locks the file."""
-
-
 class Store:
-    """A run's record on disk. Use it only in the thread that opened it."""
+    """A run's record on disk. Use it only in the thread that opened it.
 
-    def __init__(self, path: Path, db: sqlite3.Connection, lock: WriterLock | None) -> None:
+    Results are in an order that does not depend on the order in which items finished.
+    """
+
+    def __init__(self, path: Path, db: sqlite3.Connection, files: ExitStack, writable: bool):
         self.path = path
         self._db = db
-        self._lock = lock
+        self._files = files
+        self._writable = writable
         self._joined = False
 
     @classmethod
@@ -235,46 +218,36 @@ class Store:
         schema version.
         """
         path = Path(path).absolute()
-        check_place(path)
+        _check_place(path)
         if read_only and not path.exists():
             raise UserError(f"there is no store at {path}", "check the path of the run folder")
-        lock = None if read_only else WriterLock(path)
-        db = None
-        try:
+        with ExitStack() as files:
+            if not read_only:
+                files.enter_context(_writer_lock(path))
             with explained(path):
                 uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
                 db = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None)
-                db.create_function("digest_of", -1, digest_of, deterministic=True)
-                _prepare(db, path, read_only)
-        except BaseException:
-            if db is not None:
-                db.close()
-            if lock is not None:
-                lock.release()
-            raise
-        return cls(path, db, lock)
+                files.enter_context(closing(db))
+                db.create_function("digest_of", -1, tables.digest_of, deterministic=True)
+                tables.prepare(db, path, read_only=read_only)
+            return cls(path, db, files.pop_all(), not read_only)
 
     def close(self) -> None:
         """Close the file and release the writer lock. Closing twice is allowed."""
-        self._db.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._files.close()
 
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    # -- writes -------------------------------------------------------------------------------
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run writes of :mod:`table` in one transaction; not nested."""
-        if self._lock is None:
+        """Run writes of :mod:`tables` in one transaction; not nested."""
+        if not self._writable:
             raise UserError(f"{self.path} is opened read-only", "open it for writing")
         if self._joined:
             yield self._db
@@ -293,14 +266,8 @@ class Store:
                 self._joined = False
 
     @contextmanager
-    def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Read one consistent state in several queries; not nested."""
-        with self._within("BEGIN"):
-            yield self._db
-
-    @contextmanager
     def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
-        """Open a :meth:`transaction` with another store attached read-only as ``source``, for :mod:`store_copy`."""
+        """Open a :meth:`transaction` with another store attached read-only as ``source``, for :func:`copy_step`."""
         with explained(other):
             self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
         try:
@@ -348,26 +315,49 @@ class Store:
             for task in tasks:
                 tables.add_task(db, task)
 
+    # -- reads --------------------------------------------------------------------------------
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read one consistent state in several calls; not nested."""
+        with self._within("BEGIN"):
+            yield
+
     def task(self, id_: str) -> Task:
         """Return a task with its secrets; ``KeyError`` for an unknown id."""
+        secrets = f"SELECT name, text, readers, {whole('secret')} FROM secret WHERE task = ?"
+        public = f"SELECT public, {whole('task')} FROM task WHERE id = ?"
         with explained(self.path):
-            task = reader.task(self._db, id_)
-        if task is None:
-            raise KeyError(f"task {id_!r} is not in {self.path}")
-        return task
+            for (text,) in self._checked(public, (id_,), f"task {id_}"):
+                return Task(
+                    id_,
+                    value_of(tables.PUBLIC, text),
+                    {
+                        name: Secret(gold, name=name, readers=value_of(tables.READERS, readers))
+                        for name, gold, readers in self._checked(secrets, (id_,), f"task {id_}")
+                    },
+                )
+        raise KeyError(f"task {id_!r} is not in {self.path}")
+
+    def task_ids(self) -> list[str]:
+        with explained(self.path):
+            return [id_ for (id_,) in self._db.execute("SELECT id FROM task ORDER BY id")]
 
     def image(self, hash_: str) -> bytes:
         """Return the bytes of an image by SHA-256; ``KeyError`` for an unknown one."""
         with explained(self.path):
-            data = reader.blob(self._db, hash_)
-        if data is None:
-            raise KeyError(f"image {hash_} is not in {self.path}")
-        return data
+            row = self._db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
+            if row is None:
+                raise KeyError(f"image {hash_} is not in {self.path}")
+            if hash_of(row[0]) != hash_:
+                raise BrokenRecord(f"image {hash_} differs from its digest")
+            data: bytes = row[0]
+            return data
 
     def is_empty(self) -> bool:
         """Return True if no item is finished."""
         with explained(self.path):
-            return next(iter(reader.items(self._db, None, None)), None) is None
+            return self._db.execute("SELECT 1 FROM item").fetchone() is None
 
     def finished(self, key: ItemKey) -> bool:
         with explained(self.path):
@@ -375,75 +365,124 @@ class Store:
 
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
         """Return (task, sample) of the finished items of a stage."""
+        find = "SELECT task, sample FROM item WHERE (iteration, stage) = (?, ?)"
         with explained(self.path):
-            return reader.item_keys(self._db, iteration, stage)
+            return set(self._db.execute(find, (iteration, stage)))
 
     def iterations(self, stage: str) -> list[int]:
         """Return the iterations with finished items of a stage, sorted."""
+        find = "SELECT DISTINCT iteration FROM item WHERE stage = ? ORDER BY iteration"
         with explained(self.path):
-            return reader.iterations(self._db, stage)
+            return [iteration for (iteration,) in self._db.execute(find, (stage,))]
 
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
         """Return the ids of tasks with finished items of a stage, sorted."""
-        with explained(self.path):
-            return reader.tasks_of(self._db, iteration, stage)
+        return sorted({task for task, _ in self.finished_keys(iteration, stage) if task})
 
     def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
         """Return failed items with their reasons, in key order."""
+        find = (
+            "SELECT iteration, stage, task, sample, failure FROM item WHERE failure IS NOT NULL "
+            "AND iteration = coalesce(?, iteration) ORDER BY iteration, stage, task, sample"
+        )
         with explained(self.path):
-            return reader.failures(self._db, iteration)
+            rows = self._db.execute(find, (iteration,))
+            return [(ItemKey(*names), failure) for *names, failure in rows]
 
-    def items(self, iteration: int, stage: str, task: str | None = None) -> list[Item]:
-        """Return the finished items of a stage, optionally of one task, in key order."""
+    def items(
+        self,
+        iteration: int | None = None,
+        stage: str | None = None,
+        task: str | None = None,
+        sample: str | None = None,
+    ) -> list[Item]:
+        """Return finished items in key order; ``None`` matches all."""
+        where, values = _where(iteration=iteration, stage=stage, task=task, sample=sample)
+        find = (
+            f"SELECT iteration, stage, task, sample, failure, metrics, {whole('item')} FROM item "
+            f"{where} ORDER BY iteration, stage, task, sample"
+        )
         with explained(self.path):
-            return [item for _, item in reader.items(self._db, iteration, stage, task=task)]
+            rows = self._db.execute(find, values).fetchall()
+            for *names, _, _, is_whole in rows:
+                if not is_whole:
+                    raise BrokenRecord(f"item {'/'.join(map(str, names))} differs from its digest")
+            return [
+                Item(ItemKey(*names), failure, value_of(tables.METRICS, metrics))
+                for *names, failure, metrics, _ in rows
+            ]
 
     def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
         return {item.key: dict(item.metrics) for item in self.items(iteration, stage)}
 
     def metrics_at(self, key: ItemKey) -> Metrics | None:
         """Return the metrics of an item; ``None`` if it is not finished."""
-        with explained(self.path):
-            items = reader.items(self._db, key.iteration, key.stage, key.sample, key.task)
-            return next((item.metrics for _, item in items), None)
+        items = self.items(key.iteration, key.stage, key.task, key.sample)
+        return items[0].metrics if items else None
 
     def metrics_of(self, sample: str) -> list[Metrics]:
         """Return the metrics of finished items with this sample name, in all iterations and stages."""
-        with explained(self.path):
-            return [item.metrics for _, item in reader.items(self._db, sample=sample)]
+        return [item.metrics for item in self.items(sample=sample)]
 
     def tree(self, iteration: int, stage: str, task: str) -> Tree:
         """Return the tree of a task; ``KeyError`` without one."""
+        keys = self.tree_keys(iteration, stage, task)
+        if not keys:
+            raise KeyError(f"no tree of {iteration}/{stage}/{task} in {self.path}")
+        return self.read_tree(keys[0])
+
+    def tree_keys(
+        self, iteration: int | None = None, stage: str | None = None, task: str | None = None
+    ) -> list[TreeKey]:
+        """Return the trees of an iteration, stage and task, sorted; ``None`` matches all."""
+        where, values = _where(iteration=iteration, stage=stage, task=task)
+        find = (
+            f"SELECT key, iteration, stage, task FROM tree {where} ORDER BY iteration, stage, task"
+        )
         with explained(self.path):
-            keys = reader.tree_keys(self._db, iteration, stage, task)
-            if not keys:
-                raise KeyError(f"no tree of {iteration}/{stage}/{task} in {self.path}")
-            return reader.tree(self._db, keys[0])
+            return self._db.execute(find, values).fetchall()
 
     def tree_tasks(self, iteration: int, stage: str) -> list[str]:
-        with explained(self.path):
-            return [task for *_, task in reader.tree_keys(self._db, iteration, stage)]
+        return [task for *_, task in self.tree_keys(iteration, stage)]
 
     def trees(self, iteration: int, stage: str) -> Iterator[Tree]:
         """Yield the trees of a stage in order of task, one in memory at a time."""
-        return self._each(reader.tree, iteration, stage)
+        return map(self.read_tree, self.tree_keys(iteration, stage))
 
     def outlines(self, iteration: int, stage: str) -> Iterator[Tree]:
         """Yield trees like :meth:`trees`, whose turns have only speakers and parts."""
-        return self._each(reader.outline, iteration, stage)
+        return map(self._outline, self.tree_keys(iteration, stage))
 
     def size(self, iteration: int, stage: str) -> tuple[int, int]:
         """Return the numbers of trees and turns of a stage."""
+        find = (
+            "SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key "
+            "WHERE (iteration, stage) = (?, ?)"
+        )
         with explained(self.path):
-            return reader.size(self._db, iteration, stage)
+            trees, turns = self._db.execute(find, (iteration, stage)).fetchone()
+        return trees, turns
 
     def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
+        """Yield all tool calls with their results."""
+        find = (
+            f"SELECT c.calls, r.results, {whole('turn', 'c')} AND {whole('turn', 'r')} FROM turn r "
+            "JOIN turn c ON c.id = r.parent WHERE r.results != '[]' AND c.calls != '[]'"
+        )
         with explained(self.path):
-            yield from reader.calls(self._db)
+            for calls, results in self._checked(find, (), "the tool calls"):
+                by_call = {one.call_id: one for one in value_of(tables.RESULTS, results)}
+                for call in value_of(tables.CALLS, calls):
+                    if call.id in by_call:
+                        yield call, by_call[call.id]
 
     def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
+        find = (
+            f"SELECT leaf, score, {whole('outcome')} FROM tree JOIN outcome ON tree = key "
+            "WHERE (iteration, stage) = (?, ?)"
+        )
         with explained(self.path):
-            return reader.scores(self._db, iteration, stage)
+            return dict(self._checked(find, (iteration, stage), f"item {iteration}/{stage}"))
 
     def credit(
         self,
@@ -454,31 +493,123 @@ class Store:
         iteration: int | None = None,
         stage: str | None = None,
     ) -> dict[str, float]:
+        """Return one kind of credit: of some nodes, or on the trees of an iteration or stage."""
+        where, values = _where(iteration=iteration, stage=stage)
+        find = (
+            f"SELECT c.node, c.value, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN tree CROSS JOIN credit c "
+            "ON (k.settings, k.name) = (?, ?) AND (c.kind, c.tree) = (k.key, tree.key) "
+            f"{where} ORDER BY iteration, stage, task, c.node"
+        )
+        if nodes is not None:
+            values = [json.dumps(list(nodes))]
+            find = (
+                "WITH node (id) AS (SELECT value FROM json_each(?3)), place (tree, id) AS ("
+                "SELECT t.tree, t.id FROM node CROSS JOIN turn t ON t.id = node.id UNION ALL "
+                "SELECT t.key, t.root FROM node CROSS JOIN tree t ON t.root = node.id) "
+                f"SELECT c.node, c.value, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN place p "
+                "CROSS JOIN credit c ON (c.kind, c.tree, c.node) = (k.key, p.tree, p.id) "
+                "WHERE (k.settings, k.name) = (?1, ?2)"
+            )
         with explained(self.path):
-            if nodes is not None:
-                return reader.credit_of_nodes(self._db, settings, name, list(nodes))
-            return reader.credit(self._db, settings, name, iteration, stage)
+            return dict(self._checked(find, (settings, name, *values), f"credit {name}"))
 
     def credit_of(self, tree: Tree) -> list[Credit]:
+        keys = self.tree_keys(tree.iteration, tree.stage, tree.task)
+        find = (
+            f"SELECT c.node, k.name, c.value, k.settings, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN "
+            "credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node"
+        )
         with explained(self.path):
-            keys = reader.tree_keys(self._db, tree.iteration, tree.stage, tree.task)
-            return [one for row in keys for one in reader.credit_of_tree(self._db, row[0])]
+            return [Credit(*row) for key in keys for row in self._checked(find, key[:1], "credit")]
 
-    def selections(self, iteration: int, stage: str | None = None) -> list[tuple[str, Selection]]:
-        """Return (task of the tree, selection) of an iteration, in the order of storing."""
-        with explained(self.path):
-            rows = reader.selections(self._db, iteration, stage)
-        return [(task, selection) for _, _, task, selection in rows]
+    def selections(
+        self, iteration: int | None = None, stage: str | None = None
+    ) -> list[tuple[str, Selection]]:
+        """Return (task of the tree, selection), in the order of storing; ``None`` matches all."""
+        return [(key[3], selection) for _, key, selection in self.selected(iteration, stage)]
 
-    def _each(
-        self, read: Callable[[sqlite3.Connection, reader.TreeKey], Tree], iteration: int, stage: str
-    ) -> Iterator[Tree]:
+    def selected(
+        self, iteration: int | None = None, stage: str | None = None
+    ) -> list[tuple[ItemKey, TreeKey, Selection]]:
+        """Return (item, tree, selection), in the order of storing."""
+        where, values = _where("i.", iteration=iteration, stage=stage)
+        find = (
+            "SELECT i.iteration, i.stage, i.task, i.sample, r.key, r.iteration, r.stage, r.task, s.leaf, s.agent, "
+            f"s.context, s.weight, s.rejected, {whole('selection', 's')} FROM item i CROSS JOIN selection s ON "
+            f"s.item = i.key JOIN turn t ON t.id = s.leaf JOIN tree r ON r.key = t.tree {where} "
+            "ORDER BY s.item, s.position"
+        )
         with explained(self.path):
-            keys = reader.tree_keys(self._db, iteration, stage)
-        for key in keys:
-            with explained(self.path):
-                tree = read(self._db, key)
-            yield tree
+            return [
+                (ItemKey(*row[:4]), (row[4], row[5], row[6], row[7]), Selection(*row[8:]))
+                for row in self._checked(find, values, f"the selections of {iteration}/{stage}")
+            ]
+
+    def read_tree(self, key: TreeKey) -> Tree:
+        """Return a tree with turns in the order of items, then in order within each item."""
+        find = (
+            "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools, "
+            f"{whole('request', 'r')} AND (tools IS NULL OR {whole('toolset', 's')}) "
+            "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id"
+        )
+        with explained(self.path):
+            tree = self._fill(
+                Tree(key[3], key[2], key[1]), (one for _, one in self.turns(key)), key
+            )
+            for row in self._checked(find, key[:1], _name(key)):
+                id_, agent, parent, previous, keep, ids, kept, messages, tools = row
+                shown, offered = value_of(tables.MESSAGES, messages), _tools(tools) if tools else ()
+                place = (id_, agent, parent, previous, keep)
+                request = Request(*place, ids_of(ids), kept, shown, offered)
+                tree.requests[request.id] = request
+            return tree
+
+    def turns(self, key: TreeKey) -> Iterator[tuple[str, Turn]]:
+        """Yield the turns of a tree in order, each with the sample name of its item."""
+        find = f"SELECT *, {whole('turn')} FROM turn WHERE tree = ? ORDER BY sample, position"
+        for row in self._checked(find, key[:1], _name(key)):
+            yield row[2], _turn(row[4:-1])
+
+    def _outline(self, key: TreeKey) -> Tree:
+        find = (
+            f"SELECT id, parent, kind, speaker, parts, {whole('turn')} FROM turn WHERE tree = ? "
+            "ORDER BY sample, position"
+        )
+        with explained(self.path):
+            turns = (
+                Turn(id_, parent, Speaker(kind, speaker), value_of(tables.PARTS, parts))
+                for id_, parent, kind, speaker, parts in self._checked(find, key[:1], _name(key))
+            )
+            return self._fill(Tree(key[3], key[2], key[1]), turns, key)
+
+    def _fill(self, tree: Tree, turns: Iterable[Turn], key: TreeKey) -> Tree:
+        try:
+            for turn in turns:
+                tree.add(turn)
+        except KeyError as error:
+            raise BrokenRecord(f"a turn of {_name(key)} is missing: {error}") from error
+        for outcome in self._outcomes(key):
+            tree.end(outcome)
+        return tree
+
+    def _outcomes(self, key: TreeKey) -> list[Outcome]:
+        find = (
+            f"SELECT leaf, sample, reason, truncated, answer, score, {whole('outcome')} "
+            "FROM outcome WHERE tree = ? ORDER BY sample, leaf"
+        )
+        return [
+            Outcome(leaf, sample, Ending(reason, bool(truncated)), answer, score)
+            for leaf, sample, reason, truncated, answer, score in self._checked(
+                find, key[:1], _name(key)
+            )
+        ]
+
+    def _checked(self, find: str, values: Sequence[object], where: str) -> Iterator[Any]:
+        """Yield rows without their last column, the digest check; raise :class:`BrokenRecord` if it is false."""
+        for *row, is_whole in self._db.execute(find, values):
+            if not is_whole:
+                raise BrokenRecord(f"a row of {where} differs from its digest")
+            yield row
 
     @contextmanager
     def _within(self, begin: str) -> Iterator[None]:
@@ -493,18 +624,33 @@ class Store:
                 raise
 
 
-def _prepare(db: sqlite3.Connection, path: Path, read_only: bool) -> None:
-    """Create the tables of a new file, or check an existing one."""
-    if tables.is_empty(db):
-        if read_only:
-            raise UserError(f"{path} is empty", "open the store of a run")
-        db.execute("PRAGMA journal_mode = WAL")
-        tables.create(db)
-    tables.check(db, path)
-    if not read_only:
-        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise UserError(
-                f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"
-            )
-        db.execute("PRAGMA synchronous = NORMAL")
+def _name(key: TreeKey) -> str:
+    return f"item {key[1]}/{key[2]}/{key[3]}"
+
+
+def _where(prefix: str = "", **columns: int | str | None) -> tuple[str, list[int | str]]:
+    """Return a WHERE clause on the columns that are not ``None``, and its values."""
+    filters = {name: value for name, value in columns.items() if value is not None}
+    tests = " AND ".join(f"{prefix}{name} = ?" for name in filters)
+    return (f"WHERE {tests}" if tests else ""), list(filters.values())
+
+
+@lru_cache(maxsize=64)
+def _tools(text: str) -> tuple[Tool, ...]:
+    return value_of(tables.TOOLS, text)
+
+
+def _turn(values: Sequence[Any]) -> Turn:
+    id_, parent, kind, speaker, parts, blob, called, returned, author, draw, request, truncated = (
+        values[:12]
+    )
+    logprobs, *sampled = values[12:]
+    ids, sample = ids_of(blob), None
+    if request is not None and logprobs is not None:
+        finish, policy, version, seed, *distribution = sampled
+        behavior = (logprobs_of(logprobs), finish, policy, version, int(seed))
+        sample = Sample(request, ids, *behavior, *distribution)
+    calls, results = value_of(tables.CALLS, called), value_of(tables.RESULTS, returned)
+    rest: Any = (calls, results, author, draw, None if sample else request, bool(truncated))
+    said = value_of(tables.PARTS, parts)
+    return Turn(id_, parent, Speaker(kind, speaker), said, ids, sample, *rest)

@@ -2,17 +2,13 @@
 
 Functions take a connection inside a transaction. They skip equal existing rows and raise ``ValueError`` if an existing
 row differs. Each row has a digest of its values, without the keys of rows in this file (:data:`PLACES`).
-
-Turns and requests belong to their tree. ``sample`` and ``position`` of a turn are the minimum over all items that
-contain it, so a tree does not depend on the order in which its items finished.
 """
 
 import dataclasses
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,29 +17,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from coterie.errors import UserError
-from coterie.record.tree import (
-    Credit,
-    Item,
-    ItemKey,
-    Metrics,
-    Outcome,
-    Selection,
-    Task,
-    Tree,
-    hash_of,
-    root_id,
-)
-from coterie.record.turn import (
-    Message,
-    Part,
-    Request,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Turn,
-    check_calls,
-    in_order,
-)
+from coterie.record.tree import Credit, Item, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import Message, Part, Request, Tool, ToolCall, ToolResult, Turn
 
 T = TypeVar("T")
 
@@ -67,25 +42,17 @@ def digest_of(*values: object) -> bytes:
     return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
-def ids_blob(ids: Sequence[int]) -> bytes:
-    """Encode token ids as little-endian int32."""
-    return np.array(ids, dtype="<i4").tobytes()
-
-
-def logprobs_blob(logprobs: Sequence[float]) -> bytes:
-    """Encode log-probs as little-endian float32."""
-    return np.array(logprobs, dtype="<f4").tobytes()
-
-
 def ids_of(blob: bytes) -> tuple[int, ...]:
+    """Decode token ids from little-endian int32."""
     return tuple(_numbers(blob, "<i4"))
 
 
 def logprobs_of(blob: bytes) -> tuple[float, ...]:
+    """Decode log-probs from little-endian float32."""
     return tuple(_numbers(blob, "<f4"))
 
 
-def plain(value: object) -> object:
+def plain(value: object) -> Any:
     """Convert a dataclass of the record to JSON-able values, without fields at their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -118,14 +85,10 @@ def value_of(adapter: TypeAdapter[T], text: str) -> T:
 @cache
 def _defaults(kind: type) -> list[tuple[str, object]]:
     """Return the fields of a dataclass with their defaults (``MISSING`` without one)."""
+    missing = dataclasses.MISSING
     return [
-        (
-            field.name,
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory(),
-        )
-        for field in dataclasses.fields(kind)
+        (one.name, one.default if one.default_factory is missing else one.default_factory())
+        for one in dataclasses.fields(kind)
     ]
 
 
@@ -269,13 +232,13 @@ PLACES = {
 
 
 @cache
-def whole(table: str, alias: str) -> str:
+def whole(table: str, alias: str = "") -> str:
     """Return an SQL condition that is true if a row's digest fits its values."""
     db = sqlite3.connect(":memory:")
     db.executescript(TABLES)
     columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-    values = ", ".join(f"{alias}.{name}" for name in columns[PLACES[table] : -1])
-    return f"digest_of({values}) = {alias}.digest"
+    values = ", ".join(f"{alias or table}.{name}" for name in columns[PLACES[table] : -1])
+    return f"digest_of({values}) = {alias or table}.digest"
 
 
 def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
@@ -285,58 +248,37 @@ def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
     return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
 
 
-def is_empty(db: sqlite3.Connection) -> bool:
-    """Return True for a new file, or one whose creation was interrupted."""
-    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return tables == 0 and _pragma(db, "application_id") == 0 and _pragma(db, "user_version") == 0
+def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    """Create the tables of a new file, or of one whose creation was interrupted, and check those of other files."""
 
+    def pragma(name: str) -> Any:
+        return db.execute(f"PRAGMA {name}").fetchone()[0]
 
-def create(db: sqlite3.Connection) -> None:
-    """Create the tables of a new store in one transaction."""
-    db.executescript(
-        f"BEGIN IMMEDIATE; {TABLES}"
-        f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
-    )
-
-
-def check(db: sqlite3.Connection, path: Path) -> None:
-    """Raise :class:`UserError` for a file that is not a store or has another schema version."""
-    if _pragma(db, "application_id") != APPLICATION:
+    (count,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not (count or pragma("application_id") or pragma("user_version")):
+        if read_only:
+            raise UserError(f"{path} is empty", "open the store of a run")
+        db.executescript(
+            f"BEGIN IMMEDIATE; {TABLES}"
+            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+        )
+    if pragma("application_id") != APPLICATION:
         raise UserError(
             f"{path} is an SQLite file, but not a coterie store",
             "give the path of a run's store, or of a new file",
         )
-    version = _pragma(db, "user_version")
-    if version != VERSION:
+    if (version := pragma("user_version")) != VERSION:
         raise UserError(
             f"{path} has store schema {version}; this version of coterie reads schema {VERSION}",
             "open it with the version that wrote it, or start a new run folder",
         )
-
-
-def _pragma(db: sqlite3.Connection, name: str) -> int:
-    value: int = db.execute(f"PRAGMA {name}").fetchone()[0]
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRow:
-    """Key of a tree in the tables, and the id of its root."""
-
-    key: int
-    root: str
-    toolsets: dict[int, tuple[tuple[Tool, ...], int]] = field(default_factory=dict, compare=False)
-    """Cache of written tool sets by ``id``, since most prompts share one."""
-
-
-def records(tree: Tree) -> Iterator[Request | Turn]:
-    """Yield turns in order, each request before the first turn that needs it."""
-    waiting = dict(tree.requests)
-    for turn in tree.turns.values():
-        if turn.prompt is not None and turn.prompt in waiting:
-            yield waiting.pop(turn.prompt)
-        yield turn
-    yield from waiting.values()
+    if not read_only:
+        if pragma("journal_mode = WAL") != "wal":
+            raise UserError(
+                f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"
+            )
+        # A commit reaches the operating system, but does not wait for the disk (4 ms).
+        db.execute("PRAGMA synchronous = NORMAL")
 
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:
@@ -359,12 +301,28 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
         insert(db, "secret", secret)
 
 
-def add_item(db: sqlite3.Connection, item: Item) -> None:
-    """Write an item that is not finished yet."""
+def write_item(
+    db: sqlite3.Connection,
+    item: Item,
+    tree: Tree | None = None,
+    credit: Sequence[Credit] = (),
+    selections: Sequence[Selection] = (),
+) -> None:
+    """Write an item that is not finished yet, with its results."""
     if item_row(db, item.key) is not None:
         raise ValueError(f"{item.key} is finished already")
     key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
-    insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
+    row = insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
+    if tree is not None:
+        write_tree(db, item.key, tree)
+    for one in credit:
+        _add_credit(db, one)
+    for position, selection in enumerate(selections):
+        for turn in (selection.leaf, selection.rejected):
+            if turn is not None and _tree_of(db, turn) is None:
+                raise ValueError(f"turn {turn} of a selection is not in the store")
+        leaf, weight = (selection.leaf, selection.agent, selection.context), float(selection.weight)
+        insert(db, "selection", (row, position, *leaf, weight, selection.rejected))
 
 
 def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
@@ -376,85 +334,77 @@ def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
     return row[0] if row else None
 
 
-def add_blob(db: sqlite3.Connection, data: bytes) -> str:
-    """Write image bytes and return their SHA-256."""
-    hash_ = hash_of(data)
-    db.execute("INSERT OR IGNORE INTO blob VALUES (?, ?)", (hash_, data))
-    return hash_
+def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
+    """Write the turns of an item's tree that the store does not have.
+
+    ``sample`` and ``position`` of a turn are the minimum over all items that contain it, so a tree does not depend on
+    the order in which its items finished. Raises ``ValueError`` for a contradiction to the record.
+    """
+    if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
+        raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
+    place = (tree.iteration, tree.stage, tree.task, tree.root)
+    db.execute("INSERT OR IGNORE INTO tree VALUES (NULL, ?, ?, ?, ?)", place)
+    find = "SELECT key FROM tree WHERE root = ?"
+    row: int = db.execute(find, (tree.root,)).fetchone()[0]
+    db.executemany("INSERT OR IGNORE INTO blob VALUES (?, ?)", tree.images.items())
+    for request in tree.requests.values():
+        _add_request(db, row, request)
+    for position, turn in enumerate(tree.turns.values()):
+        find = "SELECT sample, position FROM turn WHERE id = ?"
+        old = db.execute(find, (turn.id,)).fetchone()
+        if old is None:
+            if turn.prompt is not None and turn.prompt not in tree.requests:
+                raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
+            _insert_turn(db, row, turn, key.sample, position)
+        elif (key.sample, position) < old:
+            move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
+            db.execute(move, (key.sample, position, turn.id))
+    for outcome in tree.outcomes.values():
+        _add_outcome(db, row, outcome)
 
 
-def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> TreeRow:
-    root = root_id(iteration, stage, task)
-    row = db.execute("SELECT key FROM tree WHERE root = ?", (root,)).fetchone()
-    if row:
-        return TreeRow(row[0], root)
-    key = db.execute(
-        "INSERT INTO tree (iteration, stage, task, root) VALUES (?, ?, ?, ?)",
-        (iteration, stage, task, root),
-    ).lastrowid
-    assert key is not None, "an insert returns a row id"
-    return TreeRow(key, root)
-
-
-def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None:
-    if _has_request(db, tree, request.id):
+def _add_request(db: sqlite3.Connection, tree: int, request: Request) -> None:
+    if db.execute("SELECT 1 FROM request WHERE (tree, id) = (?, ?)", (tree, request.id)).fetchone():
         return
-    _check_node(db, tree, request.parent, f"parent of request {request.id}")
-    if request.previous is not None:
-        _check_node(db, tree, request.previous, f"previous turn of request {request.id}")
-    for message in request.messages:
-        _check_images(db, message.parts, f"request {request.id}")
-    insert(
-        db,
-        "request",
-        (
-            tree.key,
-            _toolset(db, tree, request.tools),
-            request.id,
-            request.agent,
-            request.parent,
-            request.previous,
-            request.keep,
-            ids_blob(request.ids),
-            request.keep_messages,
-            json_of(request.messages),
-        ),
-    )
+    toolset = None
+    if request.tools:
+        text = json_of(request.tools)
+        row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
+        toolset = row[0] if row else insert(db, "toolset", (None, text))
+    place = (request.agent, request.parent, request.previous, request.keep)
+    ids = np.array(request.ids, dtype="<i4").tobytes()
+    shown = (request.keep_messages, json_of(request.messages))
+    insert(db, "request", (tree, toolset, request.id, *place, ids, *shown))
 
 
-def add_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int) -> None:
-    """Write the turn at ``position`` of the item ``sample``, or lower its position if it exists."""
-    find = "SELECT tree, sample, position FROM turn WHERE id = ?"
-    old = db.execute(find, (turn.id,)).fetchone()
-    if old is None:
-        _check_turn(db, tree, turn)
-        _insert_turn(db, tree, turn, sample, position)
-    elif old[0] != tree.key:
-        raise ValueError(f"another tree already has turn {turn.id}")
-    elif (sample, position) < old[1:]:
-        move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
-        db.execute(move, (sample, position, turn.id))
-
-
-def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None:
-    """Write the outcome of a path; a leaf has one outcome."""
-    ending = outcome.ending
+def _insert_turn(db: sqlite3.Connection, tree: int, turn: Turn, sample: str, position: int) -> None:
     row = (
-        outcome.leaf,
-        outcome.sample,
-        ending.reason,
-        int(ending.truncated),
-        outcome.answer,
-        None if outcome.score is None else float(outcome.score),
+        *(None, tree, sample, position, turn.id, turn.parent, turn.speaker.kind, turn.speaker.name),
+        *(json_of(turn.parts), np.array(turn.ids, dtype="<i4").tobytes()),
+        *(json_of(turn.calls), json_of(turn.results), turn.author, turn.draw, turn.prompt),
+        int(turn.truncated),
     )
-    find = (
-        "SELECT leaf, sample, reason, truncated, answer, score FROM outcome "
-        "WHERE (tree, leaf) = (?, ?)"
+    result = turn.sample
+    sampled = result and (
+        np.array(result.logprobs, dtype="<f4").tobytes(),
+        result.finish,
+        result.policy,
+        result.version,
+        str(result.seed),  # unsigned 64-bit seeds exceed an SQLite integer
+        float(result.temperature),
+        float(result.top_p),
     )
-    old = db.execute(find, (tree.key, outcome.leaf)).fetchone()
+    insert(db, "turn", (*row, *(sampled or (None,) * 7)))
+
+
+def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
+    ending, score = outcome.ending, None if outcome.score is None else float(outcome.score)
+    place = (outcome.leaf, outcome.sample, ending.reason, int(ending.truncated))
+    row = (*place, outcome.answer, score)
+    find = "SELECT leaf, sample, reason, truncated, answer, score FROM outcome WHERE (tree, leaf) = (?, ?)"
+    old = db.execute(find, (tree, outcome.leaf)).fetchone()
     if old is None:
-        _check_node(db, tree, outcome.leaf, "leaf of an outcome")
-        insert(db, "outcome", (tree.key, *row))
+        insert(db, "outcome", (tree, *row))
     elif old != row:
         raise ValueError(
             f"leaf {outcome.leaf} already has the outcome {old[1:]}, not {row[1:]}; "
@@ -462,9 +412,8 @@ def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None
         )
 
 
-def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
-    """Write a number on a node, unless the node has an equal one."""
-    tree = tree_of(db, credit.node)
+def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
+    tree = _tree_of(db, credit.node)
     if tree is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
     kind = kind_key(db, credit.settings, credit.name)
@@ -487,138 +436,11 @@ def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
     return key
 
 
-def add_selection(
-    db: sqlite3.Connection, key: ItemKey, position: int, selection: Selection
-) -> None:
-    """Write a selection of a finished item."""
-    item = item_row(db, key)
-    if item is None:
-        raise ValueError(f"item {key} of a selection is not finished")
-    for turn in (selection.leaf, selection.rejected):
-        find = "SELECT 1 FROM turn WHERE id = ?"
-        if turn is not None and not db.execute(find, (turn,)).fetchone():
-            raise ValueError(f"turn {turn} of a selection is not in the store")
-    weight = float(selection.weight)
-    row = (selection.leaf, selection.agent, selection.context, weight, selection.rejected)
-    insert(db, "selection", (item, position, *row))
-
-
-def tree_of(db: sqlite3.Connection, node: str) -> int | None:
+def _tree_of(db: sqlite3.Connection, node: str) -> int | None:
     """Return the key of the tree of a turn or root."""
     find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
     row = db.execute(find, (node, node)).fetchone()
     return row[0] if row else None
-
-
-def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
-    if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
-        raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
-    row = add_tree(db, tree.iteration, tree.stage, tree.task)
-    for image in tree.images.values():
-        add_blob(db, image)
-    for position, record in enumerate(records(tree)):
-        if isinstance(record, Turn):
-            add_turn(db, row, record, key.sample, position)
-        else:
-            add_request(db, row, record)
-    for outcome in tree.outcomes.values():
-        add_outcome(db, row, outcome)
-
-
-def write_item(
-    db: sqlite3.Connection,
-    item: Item,
-    tree: Tree | None,
-    credit: Sequence[Credit],
-    selections: Sequence[Selection],
-) -> None:
-    add_item(db, item)
-    if tree is not None:
-        write_tree(db, item.key, tree)
-    for annotation in credit:
-        add_credit(db, annotation)
-    for position, selection in enumerate(selections):
-        add_selection(db, item.key, position, selection)
-
-
-def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
-    """Raise ``ValueError`` for a turn without its parent, images or request, or with inconsistent ids."""
-    _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
-    _check_images(db, turn.parts, f"turn {turn.id}")
-    check_calls(turn.calls)
-    in_order(turn.results)
-    if turn.prompt is not None and not _has_request(db, tree, turn.prompt):
-        raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
-    if turn.sample is None:
-        return
-    if turn.sample.ids != turn.ids or len(turn.sample.logprobs) != len(turn.ids):
-        raise ValueError(f"turn {turn.id}: ids, sample ids and log-probs do not match")
-
-
-def _insert_turn(
-    db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int
-) -> None:
-    row = (
-        None,
-        tree.key,
-        sample,
-        position,
-        turn.id,
-        turn.parent,
-        turn.speaker.kind,
-        turn.speaker.name,
-        json_of(turn.parts),
-        ids_blob(turn.ids),
-        json_of(turn.calls),
-        json_of(turn.results),
-        turn.author,
-        turn.draw,
-        turn.prompt,
-        int(turn.truncated),
-    )
-    result = turn.sample
-    sampled = result and (
-        logprobs_blob(result.logprobs),
-        result.finish,
-        result.policy,
-        result.version,
-        str(result.seed),  # unsigned 64-bit seeds exceed an SQLite integer
-        float(result.temperature),
-        float(result.top_p),
-    )
-    insert(db, "turn", (*row, *(sampled or (None,) * 7)))
-
-
-def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> None:
-    if node == tree.root:
-        return
-    if not db.execute("SELECT 1 FROM turn WHERE id = ? AND tree = ?", (node, tree.key)).fetchone():
-        raise ValueError(f"{what}: node {node} is not in its tree")
-
-
-def _check_images(db: sqlite3.Connection, parts: Sequence[Part], what: str) -> None:
-    """Raise ``ValueError`` for an image that is not in the store."""
-    for image in {part.image for part in parts if part.image is not None}:
-        if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
-            raise ValueError(f"image {image} of {what} is not in the store")
-
-
-def _toolset(db: sqlite3.Connection, tree: TreeRow, tools: tuple[Tool, ...]) -> int | None:
-    """Return the key of a prompt's tools; create it if needed. ``None`` without tools."""
-    if not tools:
-        return None
-    if id(tools) in tree.toolsets:
-        return tree.toolsets[id(tools)][1]
-    text = json_of(tools)
-    row = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
-    key: int = row[0] if row else insert(db, "toolset", (None, text))
-    tree.toolsets[id(tools)] = (tools, key)
-    return key
-
-
-def _has_request(db: sqlite3.Connection, tree: TreeRow, request: str) -> bool:
-    find = "SELECT 1 FROM request WHERE (tree, id) = (?, ?)"
-    return db.execute(find, (tree.key, request)).fetchone() is not None
 
 
 def _public(task: Task) -> str:

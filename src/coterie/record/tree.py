@@ -1,10 +1,7 @@
 """Tasks with their secrets, trees of turns, and the items, credit and selections that refer to them.
 
-Branches share their common beginning. A leaf has an :class:`Outcome`; the turns from the root to a leaf are a path.
-
 ``str``, ``repr`` and formatting redact a :class:`Secret`. Its value is accessible only by :meth:`Secret.reveal`, which
-checks the role, and :meth:`Secret.part`, which returns a :class:`~coterie.record.turn.Part` with the secret's
-readers as its audience, so rendering for other readers is refused.
+checks the role, and :meth:`Secret.part`, whose audience are the secret's readers.
 """
 
 import hashlib

@@ -1,9 +1,5 @@
 """Turn: an utterance, observation or tool result, with its sampled tokens and tool calls.
 
-A :class:`Turn` is a node of the tree. :class:`Part` is a text or image with audience and source, :class:`Message` an
-input of a chat template, :class:`Request` the prompt of a turn (stored as a delta), and :class:`Sample` the engine's
-result.
-
 The id of a call is its index in the turn (``c0``, ``c1``, ...), not the engine's id. Results are sorted by call, so
 the order in which they arrive does not matter.
 """
@@ -12,7 +8,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Literal
 
@@ -208,6 +204,8 @@ class Sample:
     top_p: float
 
     def __post_init__(self) -> None:
+        if len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.logprobs)} log-probs of {len(self.ids)} tokens")
         object.__setattr__(self, "logprobs", tuple(array("f", self.logprobs)))
 
 
@@ -263,6 +261,13 @@ class Turn:
         """Writer of the tokens: ``POLICY@VERSION`` if sampled, else the author."""
         return f"{self.sample.policy}@{self.sample.version}" if self.sample else self.author
 
+    def moved(self, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...]) -> "Turn":
+        """Copy the turn under another parent, with other calls. Its request stays."""
+        if (self.parent, self.speaker, self.calls) == (parent, speaker, calls):
+            return self
+        turn = replace(self, parent=parent, speaker=speaker, calls=calls)
+        return replace(turn, id=_turn_id(turn, self.truncated))
+
 
 def make_turn(
     parent: str,
@@ -287,16 +292,21 @@ def make_turn(
     parts, results = tuple(parts), in_order(results)
     check_calls(calls)
     ids = sample.ids if sample else ids
-    content: object = ids or [
-        [[p.text, p.image] for p in parts],
-        [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in calls],
-        [[r.call_id, r.text, r.error] for r in results],
+    turn = Turn(
+        "", parent, speaker, parts, ids, sample, calls, results, author, draw, request, truncated
+    )
+    object.__setattr__(turn, "id", _turn_id(turn, truncated))
+    return turn
+
+
+def _turn_id(turn: Turn, truncated: bool) -> str:
+    content: object = turn.ids or [
+        [[p.text, p.image] for p in turn.parts],
+        [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in turn.calls],
+        [[r.call_id, r.text, r.error] for r in turn.results],
         *(["truncated"] if truncated else []),
     ]
-    id_ = digest("turn", parent, speaker.kind, speaker.name, content, draw)
-    return Turn(
-        id_, parent, speaker, parts, ids, sample, calls, results, author, draw, request, truncated
-    )
+    return digest("turn", turn.parent, turn.speaker.kind, turn.speaker.name, content, turn.draw)
 
 
 # A JSONEncoder rebuilds this C encoder at each call, which more than doubles the time.

@@ -1,15 +1,10 @@
 """Advantages of sampled paths, in plain float64 numbers.
 
-    advantages = group_advantages([SampledPath("task 1", "leaf a", 1.0), SampledPath("task 1", "leaf b", 0.0)], "mean")
-    advantages.values                  # (0.5, -0.5)
+*Group* advantages compare the paths of one actor on one task. A path has one advantage for all its tokens. Advantages
+precede filters: a path that is later excluded from training (weight 0) is still compared.
 
-*Group* advantages compare the paths of one actor on one task. A path has one advantage for all its tokens, no matter
-how many rows (segments) it has; duplicates are refused. Advantages precede filters: a path that is later excluded from
-training (weight 0) is still compared.
-
-*GAE* uses a value function that estimates the return before each token. It uses only the actor's trained tokens: the
-targets with a token before them, in the order of the path, over all of its rows. Observations therefore change nothing
-(contract 3), whatever their length, and never carry a reward.
+*GAE* uses only the actor's trained tokens, in the order of the path, over all of its rows, so observations change
+nothing and never carry a reward.
 """
 
 import math

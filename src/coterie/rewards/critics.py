@@ -1,8 +1,5 @@
 """Critics: a judge that compares replies, step critics that score them, and corrections of actions.
 
-A :class:`Judge` arranges candidates in a circle, in an order drawn from the seed, and compares each with the next few.
-Each has the same number of comparisons, equally often as first and second, and no ordered pair is compared twice.
-
 A :class:`StepCritic` may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``),
 followed by the agent's sampled ids. In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over
 its tokens of log pi_critic - log pi_ref under the critic's prompt (:class:`LikelihoodCritic`). Its ablations use a
@@ -21,11 +18,10 @@ import torch
 
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Engine, EngineError
+from coterie.models.adapters import token_values
 from coterie.models.check import check
-from coterie.models.heads import token_values
 from coterie.models.loading import LoadedModel
-from coterie.models.packing import CostRule
-from coterie.models.splitting import Splitter
+from coterie.models.prefix_trie import CostRule, Splitter
 
 Chat = Callable[[list[Utterance]], Awaitable[str]]
 """Chat model: messages -> reply. Raises ``EngineError``."""
@@ -154,18 +150,16 @@ class StepCritic(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class LikelihoodCritic:
     """Log-ratio of a language model trained as a critic (``DPO`` on trajectories) and its reference.
 
     ``tokens`` takes the mean over a candidate's tokens, ``none`` the sum.
     """
 
-    def __init__(
-        self, critic: Engine, reference: Engine, normalise: Literal["tokens", "none"] = "tokens"
-    ) -> None:
-        self.critic = critic
-        self.reference = reference
-        self.normalise = normalise
+    critic: Engine
+    reference: Engine
+    normalise: Literal["tokens", "none"] = "tokens"
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
@@ -181,6 +175,7 @@ class LikelihoodCritic:
         return _checked(ratios)
 
 
+@dataclass(eq=False)
 class HeadCritic:
     """Model with a value head, in this process.
 
@@ -188,13 +183,12 @@ class HeadCritic:
     token (trained by ``Classifier``: the logit of success). With a ``rule``, shared prefixes are computed once.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, pool: Literal["mean", "last"], rule: CostRule | None = None
-    ) -> None:
-        check(loaded.model)
-        self.loaded = loaded
-        self.pool = pool
-        self.rule = rule
+    loaded: LoadedModel
+    pool: Literal["mean", "last"]
+    rule: CostRule | None = None
+
+    def __post_init__(self) -> None:
+        check(self.loaded.model)
 
     async def advantages(
         self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]

@@ -14,11 +14,11 @@ A plan that quotes the right actions makes them likely, and leaves nothing to do
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import add
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
@@ -59,16 +59,41 @@ def _find(name: str) -> Plugin:
 
 
 def term_value(term: Plugin, sample: object) -> float:
-    """Return a term's value for a dialogue. Raises ``UserError`` if it fails or returns no finite number."""
     value = guarded(f"{term} failed", lambda: term.thing(sample))
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{term} returned {value!r}", "return a finite number")
     return float(value)
 
 
-def term_sources(names: Mapping[str, float]) -> list[tuple[str, str, float]]:
-    """Return the name, the hash of the file, and the weight of each term."""
-    return [(label(name), _find(name).source, weight) for name, weight in names.items()]
+class TermSettings(Settings):
+    """Custom terms of a reward."""
+
+    built_in: ClassVar[tuple[str, ...]] = ()
+    """Names of the other terms."""
+    terms: dict[str, float] = key(
+        {},
+        "Custom terms and their weights: {path/file.py:NAME: 0.5}. A term is a function that returns a number for a "
+        "dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
+    )
+
+    @field_validator("terms")
+    @classmethod
+    def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
+        return {absolute_name(name): weight for name, weight in terms.items()}
+
+    def custom_terms(self) -> dict[str, Plugin]:
+        """Load the functions of custom terms, by name. Raises ``UserError``."""
+        return load_terms(tuple(self.terms), self.built_in)
+
+    def custom_values(self, sample: object) -> dict[str, float]:
+        """Return the weighted custom terms of a dialogue, by name. Raises ``UserError`` if a term fails."""
+        own = zip(self.custom_terms().items(), self.terms.values(), strict=True)
+        return {name: weight * term_value(term, sample) for (name, term), weight in own}
+
+    def identity(self) -> str:
+        """Return a hash of the weights and of the files of custom terms."""
+        sources = [(label(n), _find(n).source, weight) for n, weight in self.terms.items()]
+        return digest(self.model_dump_json(exclude={"terms"}), sources)
 
 
 def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
@@ -105,8 +130,10 @@ def _bare(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-class RewardSettings(Settings):
+class RewardSettings(TermSettings):
     """Weights of the terms of the reward."""
+
+    built_in: ClassVar = ("task", "tokens", "loss", "leaks")
 
     lambda_token: float = key(
         0.6,
@@ -156,27 +183,8 @@ class RewardSettings(Settings):
         ge=0,
     )
 
-    terms: dict[str, float] = key(
-        {},
-        "Custom terms and their weights: {path/file.py:NAME: 0.5}. A term is a function that returns a number for a "
-        "dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
-    )
-
-    @field_validator("terms")
-    @classmethod
-    def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {absolute_name(name): weight for name, weight in terms.items()}
-
-    def custom_terms(self) -> dict[str, Plugin]:
-        """Load the functions of custom terms, by name. Raises ``UserError``."""
-        return load_terms(tuple(self.terms), tuple(TERMS))
-
     def names(self) -> tuple[str, ...]:
-        return (*TERMS, *self.custom_terms())
-
-    def identity(self) -> str:
-        """Return a hash of the weights and of the files of custom terms."""
-        return digest(self.model_dump_json(exclude={"terms"}), term_sources(self.terms))
+        return (*self.built_in, *self.custom_terms())
 
     @property
     def max_reward(self) -> float:
@@ -212,7 +220,7 @@ class Reward:
     leaf: str
     sample: int
     terms: Mapping[str, float]
-    """Weighted terms by name, in the order of addition (:data:`TERMS`, then custom terms)."""
+    """Weighted terms by name, in the order of addition (built-in, then custom terms)."""
 
     @property
     def total(self) -> float:
@@ -234,12 +242,15 @@ def rewards(
     if max_tokens is None:
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
         max_tokens = max(counts, default=1)
-    custom, weights = settings.custom_terms(), list(settings.terms.values())
     result = []
     for sample in samples:
-        terms = {name: term(sample, settings, max_tokens) for name, term in TERMS.items()}
-        for (name, term), weight in zip(custom.items(), weights, strict=True):
-            terms[name] = weight * term_value(term, sample)
+        terms = {
+            "task": task_term(sample, settings),
+            "tokens": token_term(sample, settings, max_tokens),
+            "loss": loss_term(sample, settings),
+            "leaks": -settings.leak_penalty * sample.leaks,
+        }
+        terms |= settings.custom_values(sample)
         result.append(Reward(sample.outcome.leaf, sample.outcome.sample, terms))
     return result
 
@@ -248,7 +259,7 @@ def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     return max(losses[turn] for turn in path)
 
 
-def task_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
+def task_term(sample: DialogueSample, settings: RewardSettings) -> float:
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
@@ -263,7 +274,7 @@ def token_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int
     return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
 
-def loss_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
+def loss_term(sample: DialogueSample, settings: RewardSettings) -> float:
     """Return lambda_loss / loss (or its bounded form), -1 for a truncated dialogue, or 0 for one with a repeat."""
     if not settings.lambda_loss:
         return 0.0
@@ -274,19 +285,3 @@ def loss_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int)
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
-
-
-def leak_term(sample: DialogueSample, settings: RewardSettings, max_tokens: int) -> float:
-    """Return -leak_penalty for each leak."""
-    return -settings.leak_penalty * sample.leaks
-
-
-Term = Callable[[DialogueSample, RewardSettings, int], float]
-"""(sample, settings, max tokens) -> term of the reward."""
-TERMS: dict[str, Term] = {
-    "task": task_term,
-    "tokens": token_term,
-    "loss": loss_term,
-    "leaks": leak_term,
-}
-"""Built-in terms, by credit name; ``reward.terms`` adds custom ones."""

@@ -12,26 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Self
+from typing import ClassVar, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
-from coterie.config.plugins import Plugin, absolute_name
-from coterie.config.settings import Settings, key
+from coterie.config.settings import key
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
 from coterie.record.tree import CONTEXT, LENGTH, Ending, Outcome
-from coterie.record.turn import Finish, Turn, digest
+from coterie.record.turn import Finish, Turn
 from coterie.rewards.dialogue_reward import (
     DialogueSample,
+    TermSettings,
     count_leaks,
     count_repeats,
-    load_terms,
-    term_sources,
-    term_value,
 )
-
-TERMS = ("environment", "measures", "malformed", "repeats", "overlong")
 
 
 def overlong_penalty(
@@ -57,8 +52,10 @@ def overlong_penalty(
     return -weight * min(max(sampled - (limit - buffer), 0) / buffer, 1.0)
 
 
-class PathRewardSettings(Settings):
+class PathRewardSettings(TermSettings):
     """Terms added to the environment's reward."""
+
+    built_in: ClassVar = ("environment", "measures", "malformed", "repeats", "overlong")
 
     measures: dict[str, float] = key(
         {},
@@ -95,16 +92,6 @@ class PathRewardSettings(Settings):
     kl: float = key(
         0.0, "Weight of the KL cost of each token, relative to the reference (k1).", ge=0
     )
-    terms: dict[str, float] = key(
-        {},
-        "Custom terms and their weights: {path/file.py:NAME: 0.5}. A term is a function that returns a number for a "
-        "dialogue (`coterie.rewards.dialogue_reward.DialogueSample`).",
-    )
-
-    @field_validator("terms")
-    @classmethod
-    def _resolve_names(cls, terms: dict[str, float]) -> dict[str, float]:
-        return {absolute_name(name): weight for name, weight in terms.items()}
 
     @model_validator(mode="after")
     def _check_overlong(self) -> Self:
@@ -115,23 +102,11 @@ class PathRewardSettings(Settings):
             raise ValueError(
                 "overlong_limit and overlong_buffer need overlong; set it or remove them"
             )
-        if (
-            self.overlong_limit
-            and self.overlong_buffer
-            and self.overlong_buffer > self.overlong_limit
-        ):
+        if (self.overlong_buffer or 0) > (self.overlong_limit or 0):
             raise ValueError(
                 f"overlong_buffer={self.overlong_buffer} is more than overlong_limit={self.overlong_limit}"
             )
         return self
-
-    def custom_terms(self) -> dict[str, Plugin]:
-        """Load the functions of custom terms, by name. Raises ``UserError``."""
-        return load_terms(tuple(self.terms), TERMS)
-
-    def identity(self) -> str:
-        """Return a hash of the weights and of the files of custom terms."""
-        return digest(self.model_dump_json(exclude={"terms"}), term_sources(self.terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +135,7 @@ class PathReward:
 
     def __init__(self, settings: PathRewardSettings) -> None:
         self.settings = settings
-        self._terms = settings.custom_terms()
+        settings.custom_terms()
 
     def compute(self, graded: GradedPath) -> float | None:
         """Return R without token costs; ``None`` for a path that was not graded. Raises as :meth:`terms`."""
@@ -191,11 +166,16 @@ class PathReward:
     def _measures(self, graded: GradedPath) -> float:
         if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
             return 0.0
-        # A missing measure, such as one of a plan that was not made, counts as 0.
-        return sum(
-            weight * _number(name, graded.measures.get(name, 0.0))
-            for name, weight in self.settings.measures.items()
-        )
+        total = 0.0
+        for name, weight in self.settings.measures.items():
+            value = graded.measures.get(name, 0.0)  # such as one of a plan that was not made
+            if isinstance(value, str):
+                raise UserError(
+                    f"reward.measures has {name}, whose value {value!r} is not a number",
+                    f"remove {name}, or use a measure that is a number",
+                )
+            total += weight * float(value)
+        return total
 
     def _overlong(self, graded: GradedPath) -> float:
         s = self.settings
@@ -215,32 +195,14 @@ class PathReward:
         )
 
     def _custom(self, graded: GradedPath) -> dict[str, float]:
-        if not self._terms:
+        if not self.settings.terms:
             return {}
         tokens = sum(len(turn.ids) for turn in graded.path)
         turns = [turn for turn in graded.path if turn.speaker.kind == "agent"]
         speakers = sorted({turn.speaker.name for turn in turns})
-        dialogue = DialogueSample(
-            *(
-                graded.outcome,
-                tokens,
-                math.nan,
-                count_leaks(turns, speakers),
-                count_repeats(turns),
-                graded.path,
-            )
-        )
-        own = zip(self._terms.items(), self.settings.terms.values(), strict=True)
-        return {name: weight * term_value(term, dialogue) for (name, term), weight in own}
-
-
-def _number(name: str, value: float | int | str) -> float:
-    if isinstance(value, str):
-        raise UserError(
-            f"reward.measures has {name}, whose value {value!r} is not a number",
-            f"remove {name}, or use a measure that is a number",
-        )
-    return float(value)
+        counts = (count_leaks(turns, speakers), count_repeats(turns))
+        dialogue = DialogueSample(graded.outcome, tokens, math.nan, *counts, graded.path)
+        return self.settings.custom_values(dialogue)
 
 
 def _breaks_form(graded: GradedPath) -> bool:

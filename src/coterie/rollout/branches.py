@@ -1,9 +1,7 @@
 """Branches of one task's tree: the position of each, the turns of its actors, and its continuation.
 
-The environment decides who acts, what each actor sees and what an action does. :class:`Branches` turns this into turns
-of the tree, calls the samplers, counts limits and provides a session where the environment needs one. If the session of
-a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is sampled again,
-and the environment must repeat its recorded observations. A replay that differs fails only its own branch.
+If the session of a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is
+sampled again, and the environment must repeat its recorded observations. A replay that differs fails only its branch.
 """
 
 import asyncio
@@ -12,14 +10,28 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.checks import faults_of
-from coterie.environments.protocol import Environment, Grade, Shared, Shortens, State
+from coterie.environments.checks import (
+    EnvironmentFault,
+    check_return,
+    faults_of,
+    innermost,
+    messages_of,
+    wrong_return,
+)
+from coterie.environments.protocol import Environment, Grade, Shared, Shortens, State, Transition
 from coterie.record.tree import CONTEXT, Task, Tree
-from coterie.record.turn import Finish, Speaker, ToolCall, Turn, check_calls, make_turn
+from coterie.record.turn import Finish, Speaker, Tool, ToolCall, Turn, check_calls
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, Sampler
-from coterie.rollout.sessions import ManagedSession, SessionKey, Sessions
-from coterie.rollout.transitions import EnvironmentProxy, Position, StepResult, environment_seed
-from coterie.tools.calls import NativeCalls, template_tools, validate_calls
+from coterie.rollout.sessions import ManagedSession, SessionError, SessionKey, Sessions
+from coterie.rollout.transitions import (
+    Position,
+    StepResult,
+    check_grade,
+    environment_seed,
+    left_after,
+    make_step_result,
+)
+from coterie.tools.calls import NativeCalls, check_tools, template_tools, validate_calls
 
 Reply = TypeVar("Reply")
 
@@ -58,71 +70,37 @@ def chain(
     turns: list[Turn] = []
     parent, left = at.node, at.state.left.get("calls")
     for one in responses:
-        turn = one.turn
-        speaker = Speaker(environment.actors[turn.speaker.name], turn.speaker.name)
-        if environment.syntax is not None:
-            turn = _with_calls(environment, at, parent, speaker, one, left)
-            left = None if left is None else max(0, left - len(turn.calls))
-        elif (turn.parent, turn.speaker) != (parent, speaker):
-            turn = _at_node(turn, parent, speaker)
+        speaker = Speaker(environment.actors[one.turn.speaker.name], one.turn.speaker.name)
+        calls = _calls(environment, at, speaker, one.turn, left)
+        left = None if left is None else max(0, left - len(calls))
+        turn = one.turn.moved(parent, speaker, calls)
         turns.append(turn)
         parent = turn.id
     return tuple(turns)
 
 
-def _with_calls(
-    environment: Environment,
-    at: Position,
-    parent: str,
-    speaker: Speaker,
-    response: Response,
-    max_calls: int | None,
-) -> Turn:
-    syntax, turn = environment.syntax, response.turn
-    assert syntax is not None, "only turns of environments with tools have calls"
+def _calls(
+    environment: Environment, at: Position, speaker: Speaker, turn: Turn, max_calls: int | None
+) -> tuple[ToolCall, ...]:
+    """Return the checked tool calls of a turn."""
+    syntax = environment.syntax
+    if syntax is None:
+        return turn.calls
     with faults_of(environment):
         tools = environment.tools(at.state, speaker.name)
         if not tools:
-            return _at_node(turn, parent, speaker)
+            return ()
         stopped = turn.text.endswith(syntax.stop)
         finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
-        native = isinstance(syntax, NativeCalls)
-        calls = turn.calls if native else syntax.parse(turn.text, finish)
+        is_native = isinstance(syntax, NativeCalls)
+        calls = turn.calls if is_native else syntax.parse(turn.text, finish)
         check_calls(calls)
-        return _at_node(turn, parent, speaker, validate_calls(calls, tools, max_calls=max_calls))
+        return validate_calls(calls, tools, max_calls=max_calls)
 
 
 def context_at(at: Position, actor: str) -> AgentContext:
     """Return a copy of an actor's context."""
     return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
-
-
-def contexts_after(tree: Tree, at: Position, actions: tuple[Turn, ...]) -> dict[str, AgentContext]:
-    contexts = dict(at.contexts)
-    for turn in actions:
-        if turn.prompt is not None:
-            request = tree.requests[turn.prompt]
-            context = context_at(at, turn.speaker.name)
-            context.add(Response(turn, request, len(turn.ids)), tree.messages(request))
-            contexts[turn.speaker.name] = context
-    return contexts
-
-
-def _at_node(turn: Turn, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...] = ()) -> Turn:
-    """Copy a turn under another parent, with its calls. Its request stays."""
-    return make_turn(
-        parent,
-        speaker,
-        turn.parts,
-        ids=turn.ids,
-        sample=turn.sample,
-        calls=calls,
-        results=turn.results,
-        author=turn.author,
-        draw=turn.draw,
-        request=turn.request,
-        truncated=turn.truncated,
-    )
 
 
 T = TypeVar("T", StepResult, Grade)
@@ -162,7 +140,8 @@ class Branches:
         self.shared = shared
         self.sessions = sessions
         self.seconds = seconds
-        self._proxy = EnvironmentProxy(environment, task, self.seed, seconds, variant)
+        self.variant = variant
+        self._tools: dict[str, tuple[Tool, ...]] = {}
         self.rewards: dict[tuple[str, str], float] = {}
         """Rewards from the environment, by (last of the simultaneous turns, actor)."""
         self.replays = 0
@@ -181,7 +160,7 @@ class Branches:
             known = set(self.tree.turns)
 
             async def work(live: Any) -> StepResult:
-                step = await self._proxy.begin(live, self.tree.root)
+                step = await self._begin(live)
                 if known and not known.issuperset(turn.id for turn in step.observations):
                     raise self._mismatch(step.position)
                 return step
@@ -243,12 +222,22 @@ class Branches:
 
     def acting(self, at: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
-        return self._proxy.acting(at.state)
+        with faults_of(self.environment):
+            names, actors = self.environment.acting(at.state), self.environment.actors
+            if not names or not set(names) <= actors.keys() or len(set(names)) < len(names):
+                raise ValueError(f"acting() gave {names}; the actors are {', '.join(actors)}")
+        return tuple(name for name in actors if name in names)
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
         """Build the prompt of an actor."""
-        messages, tools = self._proxy.see(at.state, actor)
         syntax = self.environment.syntax
+        with faults_of(self.environment):
+            messages = messages_of(self.environment, at.state, actor)
+            tools = tuple(self.environment.tools(at.state, actor))
+        if tools != self._tools.get(actor, ()):
+            check_tools(tools)
+            self._tools[actor] = tools  # equal tools are one object, which the store writes once
+        tools = self._tools.get(actor, ())
         stop = syntax.stop if syntax is not None and tools else ()
         offered = template_tools(syntax, tools)
         return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
@@ -294,7 +283,24 @@ class Branches:
         return await self._step_once(actions[-1].id, act)
 
     async def grade(self, at: Position) -> Grade:
-        return await self._run(at, lambda live: self._proxy.grade(at.state, live))
+        """Grade an ended path; scores are scaled to 0 to 1."""
+        environment = self.environment
+
+        async def work(live: Any) -> Grade:
+            grade: Grade = await self._timed("grading", environment.grade, at.state, live)
+            check_return(environment, "grade", grade, Grade)
+            return grade
+
+        grade = await self._run(at, work)
+        with faults_of(environment):
+            check_grade(grade, environment.actors)
+        if grade.score is None:
+            return grade
+        low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
+        if not low <= grade.score <= high:
+            expected = f"a score from {low:g} to {high:g}, or declare score_range = (low, high)"
+            raise wrong_return(environment, "grade", grade.score, expected)
+        return replace(grade, score=(grade.score - low) / (high - low))
 
     async def prune(self, tree: Tree) -> None:
         """Continue with a part of the tree, and close the sessions of dropped branches.
@@ -322,7 +328,7 @@ class Branches:
 
     async def _close(self, nodes: Iterable[str]) -> None:
         for node in list(nodes):
-            if (session := self.sessions.take(self._session_key(node))) is not None:
+            if session := self.sessions.take(self._session_key(node)):
                 await self.sessions.drop(session)
 
     # -- steps --------------------------------------------------------------------------------
@@ -339,8 +345,56 @@ class Branches:
     async def _act(
         self, at: Position, actions: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
     ) -> StepResult:
-        contexts = contexts_after(self.tree, at, actions)
-        return await self._proxy.act(at.state, actions, live, contexts, recorded)
+        contexts = dict(at.contexts)
+        for turn in actions:
+            if turn.prompt is not None:
+                request, name = self.tree.requests[turn.prompt], turn.speaker.name
+                contexts[name] = context_at(at, name)
+                messages = self.tree.messages(request)
+                contexts[name].add(Response(turn, request, len(turn.ids)), messages)
+        left = left_after(at.state.left, actions)
+        now = replace(at.state, turns=(*at.state.turns, *actions), left=left)
+        act, syntax = self.environment.act, self.environment.syntax
+        transition = await self._timed("an act", act, now, actions, live, recorded=recorded)
+        check_return(self.environment, "act", transition, Transition)
+        with faults_of(self.environment):
+            return make_step_result(actions[-1].id, now, actions, transition, contexts, syntax)
+
+    async def _begin(self, live: Any) -> StepResult:
+        environment = self.environment
+        transition = await self._timed("the beginning", environment.begin, self.task, live)
+        check_return(environment, "begin", transition, Transition)
+        with faults_of(environment):
+            left = left_after(environment.limits, ())
+            state = State(self.task, self.seed, self.variant, left=left)
+            root, syntax = self.tree.root, environment.syntax
+            step = make_step_result(root, state, (), transition, {}, syntax)
+        if step.position.state.end is not None:
+            raise EnvironmentFault(
+                f"{environment.name}: task {self.task.id} ended before any actor acted"
+            )
+        return step
+
+    async def _timed(
+        self, what: str, work: Callable[..., Awaitable[Reply]], *args: Any, **named: Any
+    ) -> Reply:
+        """Await a call of the environment within the time limit."""
+        name = self.environment.name
+        with faults_of(self.environment):
+            limit = asyncio.timeout(self.seconds)
+            try:
+                async with limit:
+                    return await work(*args, **named)
+            except TimeoutError as error:
+                if not limit.expired():  # raised by the environment itself
+                    raise
+                late = f"{name}: {what} did not end within {self.seconds:g} seconds"
+                raise SessionError(late) from error
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise SessionError(f"{name}: {what} awaited a task that was cancelled") from error
 
     def _add_step(self, node: str, step: StepResult) -> None:
         for turn in step.observations:
@@ -367,10 +421,12 @@ class Branches:
 
         async def work(live: Any) -> StepResult:
             step = await self._act(here, actions, live)
-            if actions[-1].id == path[-1]:
-                self._check_observations(path[-1], step)
-            else:
+            if actions[-1].id != path[-1]:
                 self._check_on_path(path, step.position)
+                return step
+            recorded = {turn.id for turn in self.tree.children(path[-1])}
+            if recorded and step.observations and step.observations[0].id not in recorded:
+                raise self._mismatch(step.position)
             return step
 
         return await self._step_once(actions[-1].id, lambda: self._run(here, work))
@@ -379,11 +435,6 @@ class Branches:
         if position.node not in (self.tree.root, *path):
             raise self._mismatch(position)
         return position
-
-    def _check_observations(self, node: str, step: StepResult) -> None:
-        recorded = {turn.id for turn in self.tree.children(node)}
-        if recorded and step.observations and step.observations[0].id not in recorded:
-            raise self._mismatch(step.position)
 
     def _mismatch(self, position: Position) -> ReplayMismatch:
         text = position.state.turns[-1].text if position.state.turns else ""
@@ -397,13 +448,13 @@ class Branches:
         try:
             live = await session.live(self.seconds)
             path = [turn.id for turn in self.tree.path(at.node)]
-            step = await self._proxy.begin(live, self.tree.root)
+            step = await self._begin(live)
             recorded = self._steps[self.tree.root]
-            while step.same(recorded) and step.position.node != at.node:
+            while step.content == recorded.content and step.position.node != at.node:
                 actions = self._recorded_actions(path, step.position)
                 recorded = self._steps[actions[-1].id]
                 step = await self._act(step.position, actions, live, recorded.observations)
-            if not step.same(recorded):
+            if step.content != recorded.content:
                 raise self._mismatch(step.position)
         except BaseException:
             await self.sessions.drop(session)

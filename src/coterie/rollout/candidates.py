@@ -16,11 +16,11 @@ from coterie.record.tree import Task, Tree
 from coterie.record.turn import Turn, digest, make_turn
 from coterie.rollout.branches import context_at
 from coterie.rollout.episodes import Driver
-from coterie.rollout.grower import Rollout, TreeGrower, gather_all
 from coterie.rollout.recorded_turns import state_after
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.transitions import Position
+from coterie.rollout.tree_search import Rollout, TreeGrower, gather_all
 
 FIRST_DRAW = 1000
 """First draw number of candidates; the draws of played turns are sample numbers below it."""
@@ -72,12 +72,20 @@ class CandidateSampling:
         positions: list[Position] = []
         at = Position(tree.root, State(dialogue.task, branches.seed))
         for turn in dialogue.path:
+            contexts = dict(at.contexts)
             if turn.speaker.name in samplers:
                 positions.append(at)
                 prompt = branches.prompt(at, turn.speaker.name, 0, turn.draw)
-                at = await self._repeat_agent(at, prompt, turn)
+                contexts[prompt.agent] = context_at(at, prompt.agent)
+                response = repeated_response(prompt, contexts[prompt.agent], turn, self.sampler)
+                again = response.turn
+                tree.add(again, response.request)
             else:
-                at = await self._repeat_other(at, tree, turn)
+                who = (turn.speaker, turn.parts)
+                again = make_turn(at.node, *who, author=turn.author, draw=turn.draw)
+                tree.add(again)
+            state = await state_after(self.driver.environment, at.state, again)
+            at = Position(again.id, state, contexts)
         first = FIRST_DRAW * (dialogue.sample + 1)
         draws = range(first, first + self.count)
         groups = await gather_all(
@@ -90,40 +98,19 @@ class CandidateSampling:
             tree.add(one.turn, one.request)
         return tree
 
-    async def _repeat_agent(self, at: Position, prompt: Prompt, turn: Turn) -> Position:
-        context = context_at(at, prompt.agent)
-        response = repeated_response(prompt, context, turn, self.sampler)
-        context.add(response, prompt.messages)
-        prompt.tree.add(response.turn, response.request)
-        state = await state_after(self.driver.environment, at.state, response.turn)
-        return Position(response.turn.id, state, {**at.contexts, prompt.agent: context})
-
-    async def _repeat_other(self, at: Position, tree: Tree, turn: Turn) -> Position:
-        again = make_turn(at.node, turn.speaker, turn.parts, author=turn.author, draw=turn.draw)
-        tree.add(again)
-        state = await state_after(self.driver.environment, at.state, again)
-        return Position(again.id, state, at.contexts)
-
 
 def repeated_response(
     prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
 ) -> Response:
-    """Copy a turn with its ids to the same prompt in another tree."""
+    """Copy a turn with its ids to the same prompt in another tree, and update ``context``."""
     prompt_ids = sampler.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
-    again = make_turn(
-        prompt.parent,
-        turn.speaker,
-        turn.parts,
-        ids=turn.ids,
-        sample=sample,
-        author=turn.author,
-        draw=turn.draw,
-        request=None if sample else request.id,
-        truncated=turn.truncated,
-    )
-    return Response(again, request, len(turn.ids))
+    prompted = replace(turn, sample=sample, request=None if sample else request.id)
+    again = prompted.moved(prompt.parent, turn.speaker, ())
+    response = Response(again, request, len(turn.ids))
+    context.add(response, prompt.messages)
+    return response
 
 
 def candidates(tree: Tree) -> list[list[Turn]]:
@@ -138,13 +125,13 @@ def candidates(tree: Tree) -> list[list[Turn]]:
 Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
 
 
+@dataclass(eq=False)
 class BestOfSampler:
     """Sampler that returns the best of ``count`` candidates."""
 
-    def __init__(self, sampler: TokenSampler, count: int, score: Score) -> None:
-        self.sampler = sampler
-        self.count = count
-        self.score = score
+    sampler: TokenSampler
+    count: int
+    score: Score
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Return the candidate with the highest score; the first one on ties."""

@@ -1,8 +1,7 @@
 """Training rows of written conversations: exact tokens, and a mask of the trained tokens.
 
-The assistant's messages become turns under the prompts that the model would receive in their place, so that rows equal
-the rows of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
-conversation into several segments, each with the tokens that the model would see.
+Prompts are those that the model would receive in the assistant's place, so rows equal the rows of sampled dialogues. A
+template that changes earlier turns (Qwen 3 drops their thoughts) splits a conversation into several segments.
 """
 
 from collections.abc import Mapping, Sequence

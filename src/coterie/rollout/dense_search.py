@@ -17,8 +17,8 @@ first one twice.)
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -27,10 +27,9 @@ from coterie.config.settings import Settings, key
 from coterie.record.tree import Credit, Tree
 from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.branches import Branches
-from coterie.rollout.grower import Rollout, gather_all
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
 from coterie.rollout.transitions import Position
-from coterie.rollout.tree_search import PathJudge, Search
+from coterie.rollout.tree_search import PathJudge, Rollout, Search, gather_all
 
 ValueRule = Literal["rollouts", "children"]
 
@@ -47,26 +46,17 @@ class NodeValue:
     """Mean number of agent turns from it to the end."""
 
 
-@dataclass(slots=True)
-class _Sums:
-    reward: float = 0.0
-    rollouts: int = 0
-    leaves: int = 0
-    distance: int = 0
-    value: float = 0.0
+class TreeValues(dict[str, NodeValue]):
+    """Values by node: turns of the agent, and the root."""
 
-
-@dataclass(slots=True)
-class TreeValues:
-    """Values of a tree's nodes: turns of the agent, and the root."""
-
-    root: str
-    rule: ValueRule = "rollouts"
-    children: dict[str, list[str]] = field(default_factory=dict)
-    """Children of each node on a rollout."""
-    parents: dict[str, str] = field(default_factory=dict)
-    _sums: dict[str, _Sums] = field(default_factory=dict)
-    _leaves: set[str] = field(default_factory=set)
+    def __init__(self, root: str, rule: ValueRule = "rollouts") -> None:
+        self.root, self.rule = root, rule
+        self.children: dict[str, list[str]] = {}
+        """Children of each node on a rollout."""
+        self.parents: dict[str, str] = {}
+        self._sums: dict[str, tuple[float, int, int]] = {}
+        """Sum of rewards, number of rollouts, and sum of distances to the end."""
+        self._leaves: set[str] = set()
 
     def add(self, path: Sequence[str], reward: float) -> None:
         """Add a rollout: ids of the agent's turns, from first to last."""
@@ -78,35 +68,19 @@ class TreeValues:
         new = leaf not in self._leaves
         self._leaves.add(leaf)
         for distance, node in enumerate((*reversed(path), self.root)):
-            sums = self._sums.setdefault(node, _Sums())
-            sums.reward += reward
-            sums.rollouts += 1
-            sums.leaves += new
-            sums.distance += distance
-            below = self.children.get(node, [])
-            if self.rule == "children" and below:
-                sums.value = sum(self._sums[child].value for child in below) / len(below)
-            else:
-                sums.value = sums.reward / sums.rollouts
-
-    def __contains__(self, node: str) -> bool:
-        return node in self._sums
-
-    def __getitem__(self, node: str) -> NodeValue:
-        sums = self._sums[node]
-        return NodeValue(sums.value, sums.leaves, sums.distance / sums.rollouts)
-
-    def nodes(self) -> Iterable[str]:
-        return self._sums
+            total, count, steps = self._sums.get(node, (0.0, 0, 0))
+            total, count, steps = total + reward, count + 1, steps + distance
+            self._sums[node] = total, count, steps
+            below = self.children.get(node, []) if self.rule == "children" else []
+            mean = sum(self[c].mean for c in below) / len(below) if below else total / count
+            visits = (self[node].visits if node in self else 0) + new
+            self[node] = NodeValue(mean, visits, steps / count)
 
     def siblings(self, node: str) -> list[NodeValue]:
         """Return the values of a node's siblings."""
         if node not in self.parents:
             return []
         return [self[one] for one in self.children[self.parents[node]] if one != node]
-
-    def values(self) -> Mapping[str, NodeValue]:
-        return {node: self[node] for node in self._sums}
 
 
 REQUEST = "request"
@@ -303,14 +277,14 @@ class DenseSearch(Search):
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         if not self.rollouts:
-            indices = [self._first(label) for label in range(self.settings.base)]
-            return self._rollouts(search, self.tree.root, indices)
+            node, indices = self.tree.root, [self._first(n) for n in range(self.settings.base)]
+            return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
         if self.is_done():
             return []
         known = self.branches.nodes()
         for node in self.best_first(rng):
             if node in known and (indices := self.new_indices(node, rng)):
-                return self._rollouts(search, node, indices)
+                return [Rollout(search, n, node, labels=one) for n, one in enumerate(indices)]
         return []
 
     def is_done(self) -> bool:
@@ -319,7 +293,7 @@ class DenseSearch(Search):
 
     def best_first(self, rng: random.Random) -> list[str]:
         """Return the nodes that have not ended, highest priority first, ties in random order."""
-        open_nodes = (node for node in self.values.nodes() if node not in self._ended)
+        open_nodes = (node for node in self.values if node not in self._ended)
         order = [(-self.priority(node), rng.random(), node) for node in open_nodes]
         return [node for *_, node in sorted(order)]
 
@@ -395,11 +369,6 @@ class DenseSearch(Search):
         """Return the index of a rollout of the first search: greedy after its first step, or sampled with one label."""
         rest = label if self.settings.children == "sampling" else 0
         return (label, *(rest,) * (self.steps - 1))
-
-    def _rollouts(
-        self, search: int, node: str, indices: Sequence[tuple[int, ...]]
-    ) -> list[Rollout]:
-        return [Rollout(search, number, node, labels=index) for number, index in enumerate(indices)]
 
     def _node(self, at: Position) -> str:
         agent_turns = (t.id for t in reversed(at.state.turns) if t.speaker.kind == "agent")

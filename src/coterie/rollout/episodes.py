@@ -1,14 +1,13 @@
 """Episodes of an environment, played concurrently through an engine.
 
-An episode is one sample of one task. Its seeds are hashes of its key (seed, iteration, stage, task, sample, turn
-index), so its turns do not depend on concurrent episodes. A failure ends only its own episode, which then has a reason
-and no score.
+Seeds are hashes of an episode's key (seed, iteration, stage, task, sample, turn index), so its turns do not depend on
+concurrent episodes. A failure ends only its own episode, which then has a reason and no score.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
@@ -33,11 +32,6 @@ async def bounded_gather(
 
     When the block ends, also by an exception, unfinished coroutines are cancelled and awaited.
     """
-    async with aclosing(_results(work, limit)) as results:
-        yield results
-
-
-async def _results(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
     source = iter(work)
     running: set[asyncio.Task[T]] = set()
     done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
@@ -48,13 +42,16 @@ async def _results(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncG
             task.add_done_callback(done.put_nowait)
             running.add(task)
 
-    try:
+    async def results() -> AsyncIterator[T]:
         start()
         while running:
             task = await done.get()
             running.discard(task)
             start()
             yield task.result()
+
+    try:
+        yield results()
     finally:
         for task in running:
             task.cancel()
@@ -87,27 +84,21 @@ async def first_prompts_async(
     Raises:
         UserError: The environment can't begin the task.
     """
+    tree = Tree(task.id, "opening", 0)
     try:
-        return await _first_prompts(environment, task, shared or Shared(), variant)
+        async with sessions_of(1, SECONDS) as sessions:
+            branches = Branches(
+                environment, {}, task, tree,
+                seed=0, shared=shared or Shared(), sessions=sessions, seconds=SECONDS, variant=variant,
+            )  # fmt: skip
+            at = await branches.start()
+            agents = agents_of(environment)
+            prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
+            await branches.close()
     except EnvironmentFault as error:
         raise UserError(
             f"task {task.id} of {environment.name} can't begin: {error}", "correct the environment"
         ) from error
-
-
-async def _first_prompts(
-    environment: Environment, task: Task, shared: Shared, variant: str | None
-) -> dict[str, FirstPrompt]:
-    tree = Tree(task.id, "opening", 0)
-    async with sessions_of(1, SECONDS) as sessions:
-        branches = Branches(
-            environment, {}, task, tree,
-            seed=0, shared=shared, sessions=sessions, seconds=SECONDS, variant=variant,
-        )  # fmt: skip
-        at = await branches.start()
-        agents = agents_of(environment)
-        prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
-        await branches.close()
     return {agent: FirstPrompt(one.messages, tree, one.tools) for agent, one in prompts.items()}
 
 
@@ -169,38 +160,27 @@ SECONDS = 3600.0
 """Default time limit of each call of an environment, including waits for shared resources."""
 
 
+@dataclass(eq=False)
 class Driver:
-    """Plays one environment.
+    """Plays one environment, with one sampler for each actor."""
 
-    Args:
-        samplers: One sampler for each actor.
-        seconds: Time limit of each call of the environment.
-    """
+    environment: Environment
+    samplers: Mapping[str, Sampler]
+    _: KW_ONLY
+    seed: int
+    shared: Shared
+    seconds: float = SECONDS
+    """Time limit of each call of the environment."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        samplers: Mapping[str, Sampler],
-        *,
-        seed: int,
-        shared: Shared,
-        seconds: float = SECONDS,
-    ) -> None:
-        check_environment(environment, shared)
-        missing = environment.actors.keys() - samplers.keys()
-        if missing:
-            raise ValueError(f"{environment.name} needs samplers for {', '.join(sorted(missing))}")
-        self.environment = environment
-        self.samplers = samplers
-        self.seed = seed
-        self.shared = shared
-        self.seconds = seconds
+    def __post_init__(self) -> None:
+        check_environment(self.environment, self.shared)
+        if missing := self.environment.actors.keys() - self.samplers.keys():
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"{self.environment.name} needs samplers for {names}")
 
-    @asynccontextmanager
-    async def sessions(self) -> AsyncIterator[Sessions]:
+    def sessions(self) -> AbstractAsyncContextManager[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""
-        async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
-            yield sessions
+        return sessions_of(self.environment.max_sessions, self.seconds)
 
     def branches(
         self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
@@ -270,8 +250,11 @@ class Driver:
             await branches.close()
         tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
         tokens = sum(response.tokens for response in agent_responses)
+        thought = sum(response.thought_tokens for response in agent_responses)
+        truncated = sum(response.truncated for response in agent_responses)
+        metrics = {**grade.metrics, MESSAGES: len(agent_responses), CUT_OFF: truncated}
+        metrics |= {THOUGHT_TOKENS: thought} if thought else {}
         credit = _credit(branches, at.node, grade)
-        metrics = _metrics(grade, agent_responses)
         return EpisodeResult(episode, tree, None, tokens, metrics, credit)
 
     def _seed(self, episode: Episode, at: Position, place: int) -> int:
@@ -283,10 +266,3 @@ def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
     rewards = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
     rewards |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
     return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in rewards.items())
-
-
-def _metrics(grade: Grade, responses: Sequence[Response]) -> Metrics:
-    truncated = sum(response.truncated for response in responses)
-    thought = sum(response.thought_tokens for response in responses)
-    thoughts = {THOUGHT_TOKENS: thought} if thought else {}
-    return {**grade.metrics, MESSAGES: len(responses), CUT_OFF: truncated, **thoughts}

@@ -1,21 +1,21 @@
 """Turns of another author, placed under the prompts of this run, and the environment's state after them.
 
 Such a turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's own
-model would have received, so the turn can be trained on like a sampled turn. Its tokens are the tokens that a policy
-would have sampled: a message ends with its stop string, or else with the end-of-turn token.
+model would have received, so it can be trained on. It ends with its stop string, or else with the end-of-turn token.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.checks import faults_of
+from coterie.environments.checks import faults_of, messages_of
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.models.chat import ChatRenderer
-from coterie.record.tree import Task
-from coterie.record.turn import Speaker, Turn, make_turn
+from coterie.record.tree import Task, Tree
+from coterie.record.turn import Request, Speaker, Turn, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.transitions import left_after, make_step_result
+from coterie.tools.calls import template_tools
 
 
 async def state_after(
@@ -72,13 +72,13 @@ Script = Callable[[Task], Sequence[str]]
 """Function that returns all messages of the agent for a task, in order."""
 
 
+@dataclass(eq=False)
 class ScriptedSampler:
     """Sampler that returns the messages of a script one by one."""
 
-    def __init__(self, renderer: ChatRenderer, script: Script, author: str = EXPERT) -> None:
-        self.renderer = renderer
-        self.script = script
-        self.author = author
+    renderer: ChatRenderer
+    script: Script
+    author: str = EXPERT
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Return the next message.
@@ -111,3 +111,51 @@ class ScriptedSampler:
 def stopped_at(text: str, stops: Sequence[str]) -> int | None:
     """Return the end of the first stop string in a text; ``None`` without one."""
     return min((text.index(one) + len(one) for one in stops if one in text), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTurn:
+    """A turn to write for an actor."""
+
+    actor: str
+    text: str
+    author: str
+    """Who wrote it: ``data``, ``critic:NAME``, or the policy that sampled it elsewhere."""
+    ids: tuple[int, ...] = ()
+    """Sampled tokens, if any; else the text is tokenized."""
+
+
+def write_path(
+    environment: Environment,
+    task: Task,
+    tree: Tree,
+    turns: Sequence[WrittenTurn],
+    renderers: Mapping[str, ChatRenderer],
+    draw: int = 0,
+) -> list[Turn]:
+    """Add a path of turns to the root of a tree, each with its request, and return them.
+
+    Equal paths with the same ``draw`` are one branch.
+    """
+    path: list[Turn] = []
+    for one in turns:
+        state = State(task, 0, turns=tuple(path))
+        messages = messages_of(environment, state, one.actor)
+        parent = path[-1].id if path else tree.root
+        renderer = renderers[one.actor]
+        tools = template_tools(environment.syntax, environment.tools(state, one.actor))
+        prompt = renderer.render(messages, tree, one.actor, tools=tools)
+        request = Request.make(one.actor, parent, None, prompt, messages, tools=tools)
+        text = one.text if one.ids else renderer.format_turn(one.text)
+        turn = make_turn(
+            parent,
+            Speaker("agent", one.actor),
+            renderer.parts(text, one.actor, "literal"),
+            ids=one.ids or renderer.encode_turn(one.text),
+            author=one.author,
+            draw=draw,
+            request=request.id,
+        )
+        tree.add(turn, request)
+        path.append(turn)
+    return path

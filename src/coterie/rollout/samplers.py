@@ -6,6 +6,7 @@ episode.
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -142,6 +143,7 @@ class OutOfContext(EngineError):
     """The prompt leaves too little room for a turn in the model's context."""
 
 
+@dataclass(eq=False)
 class TokenSampler:
     """Sampler with an engine: exact tokens in, exact tokens out.
 
@@ -151,27 +153,15 @@ class TokenSampler:
         parts: Separates thoughts (``ChatRenderer.parts``); without it, all text is visible to everyone.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        render: Render,
-        sampling: Sampling,
-        context_length: int,
-        calls: ReadCalls | None = None,
-        parts: SplitTurn | None = None,
-    ) -> None:
-        self.engine = engine
-        self.render = render
-        self.sampling = sampling
-        self.context_length = context_length
-        self.calls = calls
-        self.parts = parts
+    engine: Engine
+    render: Render
+    sampling: Sampling
+    context_length: int
+    calls: ReadCalls | None = None
+    parts: SplitTurn | None = None
 
     def at(self, temperature: float) -> "TokenSampler":
-        sampling = replace(self.sampling, temperature=temperature)
-        return TokenSampler(
-            self.engine, self.render, sampling, self.context_length, self.calls, self.parts
-        )
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Sample one completion of the rendered messages, within the free context."""
@@ -188,7 +178,15 @@ class TokenSampler:
         """
         prompt_ids = self.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
-        sampling = self._sampling_within(prompt_ids, prompt.stop)
+        room, sampling = self.context_length - len(prompt_ids), self.sampling
+        if room < MIN_ROOM:
+            raise OutOfContext(
+                f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
+                f"{self.engine.policy} takes {self.context_length}"
+            )
+        if room < sampling.max_tokens or prompt.stop:
+            most, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
+            sampling = replace(sampling, max_tokens=most, stop=stop)
         completions = await self.engine.sample(prompt_ids, seeds, sampling)
         draws = draws or [prompt.draw] * len(seeds)
         return [
@@ -205,31 +203,8 @@ class TokenSampler:
             calls = self.calls(completion.text, completion.finish, prompt.tools)
         text, ids = completion.text + stop, completion.ids
         parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
-        turn = make_turn(
-            prompt.parent,
-            Speaker("agent", prompt.agent),
-            parts or [Part(text, source=SAMPLED)],
-            sample=self._sample(request.id, completion),
-            calls=calls,
-            draw=draw,
-        )
-        return Response(turn, request, len(completion.ids))
-
-    def _sampling_within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
-        room = self.context_length - len(prompt_ids)
-        if room < MIN_ROOM:
-            raise OutOfContext(
-                f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
-                f"{self.engine.policy} takes {self.context_length}"
-            )
-        most = min(room, self.sampling.max_tokens)
-        if most == self.sampling.max_tokens and not stop:
-            return self.sampling
-        return replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop))
-
-    def _sample(self, request: str, completion: Completion) -> Sample:
-        return Sample(
-            request,
+        sample = Sample(
+            request.id,
             completion.ids,
             completion.logprobs,
             completion.finish,
@@ -239,17 +214,20 @@ class TokenSampler:
             self.sampling.temperature,
             self.sampling.top_p,
         )
+        own, who = parts or [Part(text, source=SAMPLED)], Speaker("agent", prompt.agent)
+        turn = make_turn(prompt.parent, who, own, sample=sample, calls=calls, draw=draw)
+        return Response(turn, request, len(completion.ids))
 
 
+@dataclass(eq=False)
 class TextSampler:
     """Sampler with an endpoint: text in, text out, no tokens. For evaluation, never for training.
 
     The endpoint reports the finish reason, and may ignore the seed.
     """
 
-    def __init__(self, endpoint: Endpoint, sampling: Sampling) -> None:
-        self.endpoint = endpoint
-        self.sampling = sampling
+    endpoint: Endpoint
+    sampling: Sampling
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         reply = await self.endpoint.chat(
@@ -262,7 +240,10 @@ class TextSampler:
             tools=prompt.tools,
         )
         model = self.endpoint.settings.model
-        text, stop = _until_stop(reply.text, prompt.stop)
+        text, stop = reply.text, ""
+        if matches := [(text.index(one), one) for one in prompt.stop if one in text]:
+            place_of_stop, stop = min(matches)  # some endpoints ignore stop strings
+            text = text[:place_of_stop]
         if not stop and reply.finish == "stop":
             stop = reply.stop or closing(text, prompt.stop)
         text += stop if stop in prompt.stop else ""
@@ -294,15 +275,6 @@ def _calls(reply: Reply) -> tuple[ToolCall, ...]:
     )
 
 
-def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """Split a text at its first stop string, which some endpoints ignore."""
-    matches = [(text.index(stop), stop) for stop in stops if stop in text]
-    if not matches:
-        return text, ""
-    place, stop = min(matches)
-    return text[:place], stop
-
-
 def _text_for(reader: str, turn: Turn) -> str:
     """Return a turn's text or results for a reader, without thoughts."""
     if not turn.parts:
@@ -325,34 +297,25 @@ def utterances(prompt: Prompt) -> list[Utterance]:
         elif turn.calls and message.role == "assistant":
             calling += 1
             calls = tuple(
-                EndpointCall(_call_name(calling, number), one.name or "unnamed", _arguments(one))
+                EndpointCall(f"c{calling:04}{number:04}", one.name or "unnamed", _arguments(one))
                 for number, one in enumerate(turn.calls)
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
             instead = "".join(part.text for part in message.parts)
-            result += [
-                Utterance(
-                    "tool", instead or one.text, call_id=_call_name(calling, place(one.call_id))
-                )
-                for one in turn.results
-            ]
+            for one in turn.results:
+                id_ = f"c{calling:04}{place(one.call_id):04}"
+                result.append(Utterance("tool", instead or one.text, call_id=id_))
         else:
             result.append(utterance(message, prompt))
     return result
 
 
-def _call_name(turn: int, number: int) -> str:
-    return f"c{turn:04}{number:04}"
-
-
 def _arguments(call: ToolCall) -> str:
     """Return a call's arguments as a JSON object; other text becomes its ``text`` field."""
-    try:
+    with suppress(ValueError, RecursionError):
         if isinstance(shallow(json.loads(call.arguments)), dict):
             return call.arguments
-    except (ValueError, RecursionError):
-        pass
     return json.dumps({"text": call.arguments}, ensure_ascii=False)
 
 
@@ -372,15 +335,11 @@ def utterance(message: Message, prompt: Prompt) -> Utterance:
     return Utterance(role, "".join(part.text for part in message.parts))
 
 
-SILENCE = "…"
-"""Text of an empty reply."""
-
-
+@dataclass(eq=False)
 class UserSampler:
     """Sampler that passes the task and the dialogue to a user simulator."""
 
-    def __init__(self, simulator: UserSimulator) -> None:
-        self.simulator = simulator
+    simulator: UserSimulator
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """Return the user's reply to the dialogue."""
@@ -393,7 +352,7 @@ class UserSampler:
         turn = make_turn(
             prompt.parent,
             Speaker("person", prompt.agent),
-            [Part(reply or SILENCE, source=PERSON)],
+            [Part(reply or "…", source=PERSON)],
             author=self.simulator.name,
         )
         return Response(turn, None, 0)

@@ -1,20 +1,22 @@
-"""Optima's search of one task's tree: values of nodes, the choice of a start node, and growth from it.
-
-Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts through it. A start
-node is drawn by softmax from the nodes of the highest values, without nodes similar to earlier start nodes.
+"""Growth of one task's tree by rollouts that branch from a node, and Optima's search (arXiv 2410.08115, section 3.3).
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
-nodes on their paths. The next search chooses by these values. Samples depend only on the task's key and the tree, so an
-interrupted search is repeated exactly.
+nodes on their paths. Samples depend only on the task's key and the tree, so an interrupted search is repeated exactly.
+
+Continuations of a node are sampled as candidates of one prompt. A new turn may be *merged* with a sibling: the rollout
+then continues from that sibling. (Optima's released code continues from the new text under the old node, so its sampled
+turns do not follow from their ancestors in the tree.)
 """
 
+import asyncio
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any, TypeVar
 
 from rapidfuzz.distance import Levenshtein
 
@@ -22,10 +24,205 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rollout.branches import Branches
-from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
-from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.branches import Branches, chain, context_at, sample_in_context
+from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
 from coterie.rollout.transitions import Position
+
+T = TypeVar("T")
+Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
+"""(new turn, siblings of the same speaker) -> the sibling to merge with, or ``None`` for a new node."""
+Seed = Callable[["Rollout", Position, int], int]
+"""(rollout, position, index of the actor among the acting ones) -> seed of the rollout's next turn."""
+Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
+Known = Callable[["Rollout", Position], Turn | None]
+"""(rollout, position) -> the existing turn that the rollout takes there, if any."""
+Responses = tuple[Response, ...]
+"""Simultaneous responses of all acting actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A path of a search, from its start node to the end."""
+
+    search: int
+    number: int
+    start: str
+    """Start node: a turn's id, or the root."""
+    leaf: str | None = None
+    """Id of the last turn; ``None`` until the end, and after a failure."""
+    reward: float | None = None
+    failure: str | None = None
+    sampled: int = 0
+    """Number of sampled tokens, including merged turns."""
+    labels: tuple[int, ...] = ()
+    """Child label at each agent step from the root, in trees with labels."""
+
+
+def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+    """Merge only turns with equal tokens, which are one node anyway."""
+    return None
+
+
+class TreeGrower:
+    """Grower of one tree. ``known`` requires that only one actor acts at a time."""
+
+    def __init__(
+        self,
+        branches: Branches,
+        samplers: Samplers,
+        seed: Seed,
+        merge: Merge = never_merge,
+        known: Known = lambda *_: None,
+    ) -> None:
+        self.branches = branches
+        self.samplers = samplers
+        self.seed = seed
+        self.merge = merge
+        self.known = known
+
+    async def play(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Play rollouts from a node to the end; failed rollouts have a reason.
+
+        Raises:
+            EngineGone: The engine failed for good.
+        """
+
+        async def work() -> list[Rollout]:
+            return await self._play(await self.branches.position(node), rollouts)
+
+        return await self._or_failures(work(), rollouts)
+
+    async def sample(
+        self, at: Position, rollouts: Sequence[Rollout], draws: Sequence[int] = ()
+    ) -> list[Responses]:
+        """Sample the next responses of each rollout in one batch, without adding them to the tree.
+
+        Equal turns with different ``draws`` are separate nodes; without ``draws`` they are one node.
+        """
+        actors = enumerate(self.branches.acting(at))
+        columns = await gather_all(
+            [self._responses(at, rollouts, actor, index, draws) for index, actor in actors]
+        )
+        return list(zip(*columns, strict=True))
+
+    async def _or_failures(
+        self, work: Coroutine[Any, Any, list[Rollout]], rollouts: Sequence[Rollout]
+    ) -> list[Rollout]:
+        """Await the rollouts; if the engine or the environment fails, all of them fail."""
+        try:
+            return await work
+        except EngineGone:
+            raise
+        except EngineError as error:
+            return [replace(rollout, failure=str(error)) for rollout in rollouts]
+
+    async def _play(self, at: Position, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        if at.state.end is not None:
+            return [replace(rollout, leaf=at.node) for rollout in rollouts]
+        try:
+            samples = await self.sample(at, rollouts)
+        except OutOfContext as error:  # without an earlier turn of an agent, the rollouts fail
+            leaf = self.branches.cut(at, error).node
+            return [replace(rollout, leaf=leaf) for rollout in rollouts]
+        merged = [self._add(at, responses) for responses in samples]
+        groups: dict[str, tuple[Responses, list[Rollout]]] = {}
+        for rollout, responses, nodes in zip(rollouts, samples, merged, strict=True):
+            sampled = rollout.sampled + sum(response.tokens for response in responses)
+            group = groups.setdefault(nodes[-1].turn.id, (nodes, []))[1]
+            group.append(replace(rollout, sampled=sampled))
+        several = len(groups) > 1
+        work = [self._advance(at, nodes, group, several) for nodes, group in groups.values()]
+        return [rollout for group in await gather_all(work) for rollout in group]
+
+    async def _advance(
+        self, at: Position, nodes: Responses, rollouts: Sequence[Rollout], others_follow: bool
+    ) -> list[Rollout]:
+        async def work() -> list[Rollout]:
+            then = await self.branches.advance(at, nodes, others_follow=others_follow)
+            return await self._play(then, rollouts)
+
+        return await self._or_failures(work(), rollouts)
+
+    async def _responses(
+        self,
+        at: Position,
+        rollouts: Sequence[Rollout],
+        actor: str,
+        index: int,
+        draws: Sequence[int],
+    ) -> list[Response]:
+        """Return an actor's response in each rollout: a known turn, or a new sample.
+
+        Rollouts with one sampler are sampled in one call, and equal seeds once.
+        """
+        responses: dict[int, Response] = {}
+        groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
+        for number, rollout in enumerate(rollouts):
+            if (turn := self.known(rollout, at)) is not None:
+                responses[number] = self._response(turn, 0)
+                continue
+            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, index)
+            seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
+            seeds.setdefault(seed, []).append(number)
+        work = [self._candidates(at, actor, *group, draws) for group in groups.values()]
+        for candidates in await gather_all(work):
+            responses |= candidates
+        return [responses[number] for number in range(len(rollouts))]
+
+    async def _candidates(
+        self,
+        at: Position,
+        actor: str,
+        sampler: CandidateSampler,
+        seeds: Mapping[int, Sequence[int]],
+        draws: Sequence[int],
+    ) -> dict[int, Response]:
+        prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
+        own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
+        context = context_at(at, actor)
+        candidates = await sample_in_context(
+            self.branches.environment,
+            at.state,
+            prompt,
+            lambda shorter: sampler.candidates(shorter, context, list(seeds), own),
+        )
+        return {
+            number: response if number == numbers[0] else replace(response, tokens=0)
+            for numbers, response in zip(seeds.values(), candidates, strict=True)
+            for number in numbers
+        }
+
+    def _response(self, turn: Turn, tokens: int) -> Response:
+        request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
+        return Response(turn, request, tokens)
+
+    def _add(self, at: Position, responses: Responses) -> Responses:
+        """Add responses to the tree, or replace them by the siblings that they are merged with."""
+        tree, nodes = self.branches.tree, tuple[Response, ...]()
+        for response in responses:
+            turn = chain(self.branches.environment, at, (*nodes, response))[-1]
+            sibling = None
+            if turn.id not in tree.turns:
+                siblings = [t for t in tree.children(turn.parent) if t.speaker == turn.speaker]
+                sibling = self.merge(turn, siblings)
+            if sibling is None:
+                tree.add(turn, response.request)
+                nodes += (replace(response, turn=turn),)
+            else:
+                nodes += (self._response(sibling, len(sibling.ids)),)
+        return nodes
+
+
+async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; wait for all even if one fails."""
+    if len(work) == 1:  # cheaper than a task
+        return [await work[0]]
+    results: list[T] = []
+    for one in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(one, BaseException):
+            raise one
+        results.append(one)
+    return results
 
 
 class SearchSettings(Settings):
@@ -84,24 +281,17 @@ class GrowthRule:
 
 
 def growth(settings: SearchSettings) -> GrowthRule:
-    return GrowthRule(
-        settings.searches,
-        settings.rollouts,
-        partial(_choose, settings),
-        partial(_near_sibling, settings.merge_distance),
-    )
+    """Return Optima's rule."""
 
+    def choose_start(
+        tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: Random
+    ) -> str:
+        starts = [rollout.start for rollout in rollouts]
+        values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
+        return choose(tree, values, starts, settings, rng)
 
-def _choose(
-    settings: SearchSettings,
-    tree: Tree,
-    rollouts: Sequence[Rollout],
-    nodes: Container[str],
-    rng: Random,
-) -> str:
-    starts = [rollout.start for rollout in rollouts]
-    values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
-    return choose(tree, values, starts, settings, rng)
+    merge = partial(_near_sibling, settings.merge_distance)
+    return GrowthRule(settings.searches, settings.rollouts, choose_start, merge)
 
 
 def _near_sibling(distance: float, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
@@ -138,11 +328,15 @@ def choose(
     Candidates are nodes with a grandchild whose text is not similar to an earlier start node's. The first search, and
     a search without candidates, starts at the root.
     """
-    texts = [_text(tree, node) for node in dict.fromkeys(starts)]
+
+    def text(node: str) -> str:
+        return "" if node == tree.root else tree.turns[node].text
+
+    texts = [text(node) for node in dict.fromkeys(starts)]
     eligible = [
         node
         for node in values
-        if _has_grandchild(tree, node) and not _near(_text(tree, node), texts, settings)
+        if _has_grandchild(tree, node) and not _near(text(node), texts, settings)
     ]
     if not eligible or not starts:
         return tree.root
@@ -164,10 +358,6 @@ def _near(text: str, others: Sequence[str], settings: SearchSettings) -> bool:
         < settings.choice_distance
         for other in others
     )
-
-
-def _text(tree: Tree, node: str) -> str:
-    return "" if node == tree.root else tree.turns[node].text
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +436,13 @@ class Search(ABC):
             self.judgments[leaf] = Judgment(reward)
         done = max((rollout.search for rollout in self.rollouts), default=-1) + 1
         try:
-            await self._restore_positions()
+            for leaf in self.judgments:  # compute the positions of a tree that was read
+                try:
+                    await self.branches.position(leaf)
+                except EngineGone:
+                    raise
+                except EngineError:  # the environment has changed: no search begins on that path
+                    continue
             for search in range(done, self.searches):
                 new, credit = await self.search(search)
                 if not new:
@@ -254,16 +450,6 @@ class Search(ABC):
                 record(self.tree, new, credit)
         finally:
             await self.branches.close()
-
-    async def _restore_positions(self) -> None:
-        """Compute the positions of a tree that was read from the store."""
-        for leaf in self.judgments:
-            try:
-                await self.branches.position(leaf)
-            except EngineGone:
-                raise
-            except EngineError:  # the environment has changed: no search begins on that path
-                continue
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         """Run one search: choose a node, play rollouts from it, add their rewards."""
@@ -274,7 +460,9 @@ class Search(ABC):
         rollouts, credit = await self._reward(sorted(rollouts, key=lambda r: r.number))
         self.rollouts += rollouts
         if any(rollout.leaf is None for rollout in rollouts):
-            await self._prune()
+            # Drop the turns of failed rollouts, so that the tree equals its record.
+            leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
+            await self.branches.prune(path_tree(self.tree, leaves))
         return rollouts, credit
 
     async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
@@ -282,7 +470,17 @@ class Search(ABC):
 
         A path that can't be graded fails alone. Rewards are computed in one call, and fail together.
         """
-        new, failures = await self._grade(rollouts)
+        new, failures = dict[str, Outcome](), dict[str, str]()
+        for rollout in rollouts:
+            leaf = rollout.leaf
+            if leaf is None or leaf in self.judgments or leaf in new or leaf in failures:
+                continue
+            try:
+                new[leaf] = await self._outcome(leaf, rollout)
+            except EngineGone:
+                raise
+            except EngineError as error:
+                failures[leaf] = f"no reward: {error}"
         try:
             judgments = await self.judge(self.tree, list(new.values())) if new else []
         except EngineGone:
@@ -293,31 +491,15 @@ class Search(ABC):
         self.judgments |= zip(new, judgments, strict=True)
         for outcome in new.values():
             self.tree.end(outcome)
-        rollouts = [self._with_reward(rollout, failures) for rollout in rollouts]
-        return rollouts, [credit for one in judgments for credit in one.credit]
-
-    async def _grade(
-        self, rollouts: Sequence[Rollout]
-    ) -> tuple[dict[str, Outcome], dict[str, str]]:
-        outcomes, failures = dict[str, Outcome](), dict[str, str]()
-        for rollout in rollouts:
-            leaf = rollout.leaf
-            if leaf is None or leaf in self.judgments or leaf in outcomes or leaf in failures:
-                continue
-            try:
-                outcomes[leaf] = await self._outcome(leaf, rollout)
-            except EngineGone:
-                raise
-            except EngineError as error:
-                failures[leaf] = f"no reward: {error}"
-        return outcomes, failures
-
-    def _with_reward(self, rollout: Rollout, failures: Mapping[str, str]) -> Rollout:
-        if rollout.leaf is None:
-            return rollout
-        if rollout.leaf in failures:
-            return replace(rollout, leaf=None, failure=failures[rollout.leaf])
-        return replace(rollout, reward=self.judgments[rollout.leaf].reward)
+        credit = [one for judgment in judgments for one in judgment.credit]
+        return [
+            rollout
+            if rollout.leaf is None
+            else replace(rollout, leaf=None, failure=failures[rollout.leaf])
+            if rollout.leaf in failures
+            else replace(rollout, reward=self.judgments[rollout.leaf].reward)
+            for rollout in rollouts
+        ], credit
 
     async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
         at = await self.branches.position(leaf)
@@ -327,11 +509,6 @@ class Search(ABC):
             raise EngineError("the dialogue could not be graded")
         sample = len(self.rollouts) + rollout.number
         return Outcome(leaf, sample, at.state.end, at.state.answer, score)
-
-    async def _prune(self) -> None:
-        """Drop the turns of failed rollouts, so that the tree equals its record."""
-        leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
-        await self.branches.prune(path_tree(self.tree, leaves))
 
     def key(self, *parts: object) -> str:
         """Return a hash of the tree's key and of ``parts``."""

@@ -186,7 +186,7 @@ async def evaluate(
     if settings.samples > 1 and not isinstance(environment, Votes):
         raise UserError(
             f"samples={settings.samples}: {settings.played} has no vote over answers",
-            "use samples=1, or implement traits.Votes in the environment: answer_to, same, similarity",
+            "use samples=1, or implement Votes in the environment: answer_to, same, similarity",
         )
     make_folder(path.parent)
     with Store.open(path) as store:

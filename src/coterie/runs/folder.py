@@ -26,7 +26,7 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.record.store import ItemKey, Store
 from coterie.record.tree import Metrics, Selection
-from coterie.training.trackers import NoTracker, Tracker, TrackerName, make_tracker
+from coterie.training.trackers import Tracker, TrackerName, make_tracker
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""
@@ -49,7 +49,7 @@ class RunTracker:
         self._tracker: Tracker | None = None
 
     def of(self, role: str) -> Tracker:
-        return _RoleTracker(self, role, self._steps()) if self._name != "none" else NoTracker()
+        return _RoleTracker(self, role, self._steps()) if self._name != "none" else Tracker()
 
     def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
         """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
@@ -75,7 +75,7 @@ class RunTracker:
         return sum(int(metrics["steps"]) for metrics in finished if "trained_tokens" in metrics)
 
 
-class _RoleTracker:
+class _RoleTracker(Tracker):
     """Tracker that prefixes metrics with the role and continues the step count of the run."""
 
     def __init__(self, tracker: RunTracker, role: str, before: int) -> None:
@@ -84,8 +84,6 @@ class _RoleTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         named = {f"{self._role}/{metric}": n for metric, n in metrics.items() if metric != "step"}
         self._run.log(named, self._before + step)
-
-    def close(self) -> None: ...
 
 
 COMMANDS = "commands.txt"

@@ -20,7 +20,6 @@ from coterie.engines.protocol import EngineGone
 from coterie.environments.protocol import (
     Environment,
     Openers,
-    Scripted,
     Shared,
     openers_of,
     persons_of,
@@ -47,10 +46,9 @@ from coterie.rollout.episodes import (
     bounded_gather,
     dialogue_tokens,
 )
-from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import Sampler, UserSampler
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Search, path_tree
+from coterie.rollout.tree_search import Rollout, Search, path_tree
 from coterie.runs.loop import EVALUATION
 
 
@@ -100,7 +98,7 @@ async def _simulator(
     stack: AsyncExitStack,
 ) -> UserSimulator:
     if settings is None or (settings.url is None and settings.model == SCRIPT):
-        return check_script(environment.script if isinstance(environment, Scripted) else None)
+        return check_script(getattr(environment, "script", None))
     return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
 
 

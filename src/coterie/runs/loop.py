@@ -17,7 +17,7 @@ from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress, StagePlace
-from coterie.record.export import copy
+from coterie.record.store import copy_step
 from coterie.record.tree import Metrics
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
 
@@ -190,7 +190,9 @@ def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[St
         new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
         steps = _valid_steps(recipe, old)
-        copy(old.store, new.store, {(step.iteration, step.stage) for step in steps})
+        with new.store.beside(old.store.path) as db:
+            for step in steps:
+                copy_step(db, step.iteration, step.stage, {}, marks=True)
         for step in steps:
             for role in recipe.at(step).trains:
                 if (folder := old.training_folder(step.iteration, role)).exists():

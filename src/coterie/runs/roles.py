@@ -21,15 +21,14 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, load_adapter, remove_adapter
-from coterie.models.heads import add_head, load_head
+from coterie.models.adapters import add_head, add_lora, load_adapter, load_head, remove_adapter
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.record.rows import Row
 from coterie.record.tree import Selection, Tree
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.training import checkpoint
-from coterie.training.objective import Objective
+from coterie.training.losses import Objective
 from coterie.training.reference import with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer

@@ -1,7 +1,7 @@
 """Built-in tools: ``code`` runs a program, ``python`` runs cells of a session, ``inspect_image`` asks about an image.
 
 Results of ``code`` have the format on which agents of AFM and GAP were trained. Images come from one folder, or from
-the web under the rules of :mod:`coterie.tools.web.fetch`.
+the web under the rules of :mod:`coterie.tools.web`.
 """
 
 import asyncio
@@ -22,14 +22,13 @@ from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
 from coterie.tools.tags import Tag
-from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
+from coterie.tools.web import Fetcher, FetchSettings, PageError
 
 KILLED = 137
 """Exit status of a stopped program, as after SIGKILL."""
 MOST = 30_000
 """Bytes of each output stream; a longer one loses its middle."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
-"""Default limits, from AFM."""
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -97,7 +96,6 @@ def split_fences(text: str) -> tuple[str, str]:
 
 
 def format_result(status: int, out: str, err: str) -> str:
-    """Format the exit status and output of a program for agents."""
     if status == 0:
         return f"[EXECUTED] Code exited with status 0.{_block('STDOUT', out) or ' (no output)'}"
     blocks = _block("STDERR", err) + _block("STDOUT", out)

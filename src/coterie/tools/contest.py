@@ -21,12 +21,6 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, same
 from coterie.tools.sandbox.worker import SandboxSettings
 
-# Comparison of outputs:
-#
-# Lines are stripped, and empty lines at both ends are ignored, as in LiveCodeBench. Words of a line are equal if they
-# have the same spelling or the same numeric value. An expected number with a decimal point matches within
-# :data:`TOLERANCE`, as in CodeContests; integers match exactly, even if the expected number has a decimal point.
-
 TOLERANCE = 1e-6
 """Absolute or relative tolerance of most problems (CodeContests uses 1e-5)."""
 LONGEST = 400
@@ -35,7 +29,15 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCI
 
 
 def same_output(expected: str, printed: str) -> bool:
-    ours, theirs = (_lines(text) for text in (expected, printed))
+    """Compare outputs line by line and word by word.
+
+    Lines are stripped, and empty lines at both ends are ignored, as in LiveCodeBench. Words are equal if they have the
+    same spelling or the same numeric value. An expected number with a decimal point matches within :data:`TOLERANCE`,
+    as in CodeContests; integers match exactly, even if the expected number has a decimal point.
+    """
+    ours, theirs = (
+        [line.strip() for line in text.strip().split("\n")] for text in (expected, printed)
+    )
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
@@ -51,10 +53,6 @@ def same_value(expected: str, value: str) -> bool:
 def _whole(digits: str) -> int | Decimal:
     """Parse an integer of any length; Python's ``int`` refuses long ones."""
     return int(digits) if len(digits) <= LONGEST else Decimal(digits)
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().split("\n")]
 
 
 def _same_line(expected: str, printed: str) -> bool:
@@ -134,11 +132,8 @@ async def judge_program(
 ) -> tuple[Verdict, ...]:
     """Return a verdict for each test, in their order; functional tests call ``function``.
 
-    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails,
-    and ``ValueError`` without tests.
+    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails.
     """
-    if not tests:
-        raise ValueError("a program can't be judged without tests")
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
         f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"

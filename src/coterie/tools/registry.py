@@ -2,24 +2,34 @@
 
 import asyncio
 import inspect
+import json
 import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_type_hints
 
-import yaml
 from pydantic import ValidationError, create_model, field_validator
 
-from coterie.config.construct import construct, settings_type_of
 from coterie.config.folders import expanded
-from coterie.config.plugins import Kind, Plugin, absolute_name, find, guarded, label, last_line
-from coterie.config.resolve import wrong_at
+from coterie.config.plugins import (
+    Kind,
+    Plugin,
+    absolute_name,
+    construct,
+    find,
+    guarded,
+    label,
+    last_line,
+    settings_type_of,
+)
+from coterie.config.resolve import read_yaml, wrong_at
 from coterie.config.settings import Settings, key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolCall, ToolResult, digest
@@ -106,35 +116,66 @@ TOOLS = Kind(
     {
         "python": "coterie.tools.builtin:PythonTool",
         "code": "coterie.tools.builtin:CodeTool",
-        "wiki_search": "coterie.tools.retrieval.tool:RetrieverTool",
-        "web_search": "coterie.tools.web.search:WebSearch",
-        "crawl_page": "coterie.tools.web.pages:CrawlPage",
+        "wiki_search": "coterie.tools.search:RetrieverTool",
+        "web_search": "coterie.tools.search:WebSearch",
+        "crawl_page": "coterie.tools.web:CrawlPage",
         "inspect_image": "coterie.tools.builtin:VisualInspector",
-        "mcp": "coterie.tools.mcp.source:McpSource",
+        "mcp": "coterie.tools.mcp:McpSource",
     },
 )
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+MCP = "mcp:"
+"""Prefix of the command or URL of an MCP server."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnTool:
-    """Tool with its function."""
+class FunctionSource:
+    """Source of one Python function. Raises ``UserError`` for a function without docstring or types."""
 
-    tool: Tool
-    do: Function
-    parameters: tuple[str, ...]
-    source: str
+    def __init__(self, plugin: Plugin) -> None:
+        function, name = plugin.thing, label(plugin.name)
+        if not inspect.isfunction(function):
+            raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")
+        description = inspect.getdoc(function)
+        if not description:
+            raise UserError(
+                f"{plugin} has no docstring",
+                "describe the function in it: prompts show the first line",
+            )
+        parameters = inspect.signature(function).parameters.values()
+        hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
+        if untyped := [one.name for one in parameters if one.name not in hints]:
+            raise UserError(
+                f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters"
+            )
+        self._fields: dict[str, Any] = {
+            one.name: (hints[one.name], ... if one.default is one.empty else one.default)
+            for one in parameters
+        }
+        self._function = function
+        self._model = create_model(name, **self._fields)
+        line = description.partition("\n")[0]
+        self.tools: tuple[Tool, ...] = (Tool(name, line, self._model.model_json_schema()),)
+        argument = next(iter(self._fields)) if len(self._fields) == 1 else None
+        self.tags: Mapping[str, Tag] = {name: Tag(argument)}
+        self.identity = plugin.source
 
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        yield {self.tools[0].name: self._call}
 
-def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
-    """Return the tools with these names, in order.
-
-    Raises ``UserError`` for an unknown name, a function without type annotations, or two tools with one name.
-    """
-    tools = [_tool(find(TOOLS, name)) for name in names]
-    tool_names = [one.tool.name for one in tools]
-    if twice := {name for name in tool_names if tool_names.count(name) > 1}:
-        raise UserError(f"there are two tools called {min(twice)}", "rename one of the functions")
-    return tuple(tools)
+    async def _call(self, arguments: Mapping[str, Any]) -> str:
+        """Call the function; errors are results for the agent."""
+        try:
+            values = self._model.model_validate(dict(arguments))
+            call = partial(self._function, **{one: getattr(values, one) for one in self._fields})
+            is_async = inspect.iscoroutinefunction(self._function)
+            return str(await (call() if is_async else _in_thread(call)))
+        except ValidationError as error:
+            raise ToolError("; ".join(map(wrong_at, error.errors()))) from error
+        except ToolError:
+            raise
+        except Exception as error:
+            raise ToolError(_without_folders(last_line(error))) from error
 
 
 def _without_folders(text: str) -> str:
@@ -148,123 +189,40 @@ async def _in_thread(do: Callable[[], object]) -> object:
 
     A function that never returns does not block the end of the run.
     """
-    loop, context = asyncio.get_running_loop(), copy_context()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def settle(how: Callable[[Any], None], what: object) -> None:
-        with suppress(RuntimeError):  # the run has ended
-            loop.call_soon_threadsafe(lambda: None if future.done() else how(what))
+    future: Future[object] = Future()
+    context = copy_context()
 
     def run() -> None:
+        future.set_running_or_notify_cancel()
         try:
-            result = context.run(do)
-        except StopIteration as error:  # futures refuse it
-            settle(future.set_exception, RuntimeError(last_line(error)))
+            future.set_result(context.run(do))
+        except StopIteration as error:  # coroutines refuse it
+            future.set_exception(RuntimeError(last_line(error)))
         except BaseException as error:
-            settle(future.set_exception, error)
-        else:
-            settle(future.set_result, result)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="tool", daemon=True).start()
-    result = await future
+    result = await asyncio.wrap_future(future)
     return await result if inspect.isawaitable(result) else result
 
 
-def _tool(plugin: Plugin) -> OwnTool:
-    function, name = plugin.thing, label(plugin.name)
-    if not inspect.isfunction(function):
-        raise UserError(f"{plugin} is not a function", "write def NAME(word: str) -> str: ...")
-    description = inspect.getdoc(function)
-    if not description:
-        raise UserError(
-            f"{plugin} has no docstring", "describe the function in it: prompts show the first line"
-        )
-    parameters = inspect.signature(function).parameters.values()
-    hints = guarded(f"the types of {plugin}", lambda: get_type_hints(function))
-    untyped = [one.name for one in parameters if one.name not in hints]
-    if untyped:
-        raise UserError(f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters")
-    fields: dict[str, Any] = {
-        one.name: (hints[one.name], ... if one.default is one.empty else one.default)
-        for one in parameters
-    }
-    model = create_model(name, **fields)
+class PrefixedSource:
+    """Source with a prefix before the names of tools that other sources have too."""
 
-    async def do(arguments: Mapping[str, Any]) -> str:
-        """Call the function; errors are results for the agent."""
-        try:
-            values = model.model_validate(dict(arguments))
-            call = partial(function, **{one: getattr(values, one) for one in fields})
-            return str(
-                await (call() if inspect.iscoroutinefunction(function) else _in_thread(call))
-            )
-        except ValidationError as error:
-            raise ToolError("; ".join(map(wrong_at, error.errors()))) from error
-        except ToolError:
-            raise
-        except Exception as error:
-            raise ToolError(_without_folders(last_line(error))) from error
-
-    tool = Tool(name, description.partition("\n")[0], model.model_json_schema())
-    return OwnTool(tool, do, tuple(fields), plugin.source)
-
-
-class JoinedSource:
-    """Tools of several named sources. Tools with equal names get the source as prefix: ``wiki_search``, ``web_search``.
-
-    Raises ``UserError`` if names are still equal.
-    """
-
-    def __init__(self, sources: Mapping[str, ToolSource]) -> None:
-        self._sources = dict(sources)
-        count = Counter(tool.name for one in self._sources.values() for tool in one.tools)
-        self._names = {
-            (source, tool.name): tool.name if count[tool.name] == 1 else f"{source}_{tool.name}"
-            for source, one in self._sources.items()
-            for tool in one.tools
-        }
+    def __init__(self, prefix: str, source: ToolSource, twice: frozenset[str]) -> None:
+        self._source = source
+        names = [tool.name for tool in source.tools]
+        self._names = {name: f"{prefix}_{name}" if name in twice else name for name in names}
         self.tools: tuple[Tool, ...] = tuple(
-            replace(tool, name=self._names[source, tool.name])
-            for source, one in self._sources.items()
-            for tool in one.tools
+            replace(tool, name=self._names[tool.name]) for tool in source.tools
         )
-        check_tools(self.tools)
-        self.tags: Mapping[str, Tag] = {
-            self._names[source, name]: tag
-            for source, one in self._sources.items()
-            for name, tag in one.tags.items()
-        }
-        self.identity = digest([(name, one.identity) for name, one in self._sources.items()])
+        self.tags: Mapping[str, Tag] = {self._names[name]: tag for name, tag in source.tags.items()}
+        self.identity = digest(prefix, source.identity)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """Open all sources; return their functions by tool name. Raises ``UserError`` like the sources."""
-        async with AsyncExitStack() as stack:
-            functions: dict[str, Function] = {}
-            for source, one in self._sources.items():
-                own = await stack.enter_async_context(one.open())
-                functions |= {self._names[source, name]: do for name, do in own.items()}
-            yield functions
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-MCP = "mcp:"
-"""Prefix of the command or URL of an MCP server."""
-
-
-class OwnSource:
-    """Source of one Python function."""
-
-    def __init__(self, own: OwnTool) -> None:
-        self._own = own
-        self.tools: tuple[Tool, ...] = (own.tool,)
-        argument = own.parameters[0] if len(own.parameters) == 1 else None
-        self.tags: Mapping[str, Tag] = {own.tool.name: Tag(argument)}
-        self.identity = own.source
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        yield {self._own.tool.name: self._own.do}
+        async with self._source.open() as functions:
+            yield {self._names[name]: do for name, do in functions.items()}
 
 
 def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
@@ -274,12 +232,13 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     settings, two tools with one name, and missing requirements of a source.
     """
     file = None if config is None else expanded(config)
-    return _sources(tuple(names), file, "" if file is None else _text(file))
+    entries = {} if file is None else _entries(file)
+    return _sources(tuple(names), file, json.dumps(entries, default=str))
 
 
 def sources_in(file: Path) -> tuple[ToolSource, ...]:
     """Return all sources of a tools file. Raises ``UserError`` like :func:`sources_of`."""
-    return sources_of(tuple(_entries(file, _text(file))), str(file))
+    return sources_of(tuple(_entries(file)), str(file))
 
 
 def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Tags | NativeCalls:
@@ -297,32 +256,21 @@ def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> T
 
 @cache
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
-    entries = {} if file is None else _entries(file, text)
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"the tools {', '.join(sorted(twice))} are listed twice", "list each once")
-    sources = _join({name: _construct(name, entries, file) for name in names})
+    entries = json.loads(text)
+    if len(set(names)) < len(names):
+        raise UserError("a tool is listed twice", f"list each once: {', '.join(names)}")
+    sources = [_construct(name, entries, file) for name in names]
+    count = Counter(tool.name for source in sources for tool in source.tools)
+    twice = frozenset(name for name in count if count[name] > 1)
+    for place, (name, source) in enumerate(zip(names, sources, strict=True)):
+        is_alike = any(tool.name in twice for tool in source.tools)
+        if is_alike and _PLAIN.fullmatch(name) and not isinstance(source, SessionSource):
+            sources[place] = PrefixedSource(name, source, twice)
     check_tools([tool for source in sources for tool in source.tools])
-    return sources
+    return tuple(sources)
 
 
-def _join(sources: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
-    count = Counter(tool.name for source in sources.values() for tool in source.tools)
-    alike = {
-        name: source
-        for name, source in sources.items()
-        if any(count[tool.name] > 1 for tool in source.tools)
-    }
-    if not alike or not all(_PLAIN.fullmatch(name) for name in alike):
-        return tuple(sources.values())
-    if any(isinstance(source, SessionSource) for source in alike.values()):
-        return tuple(sources.values())
-    rest = (source for name, source in sources.items() if name not in alike)
-    return (*rest, JoinedSource(alike))
-
-
-def _construct(
-    name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None
-) -> ToolSource:
+def _construct(name: str, entries: Mapping[str, Any], file: Path | None) -> ToolSource:
     values = dict(entries.get(name, {}))
     kind = str(values.pop("tool", name))
     if kind.startswith(MCP):
@@ -332,7 +280,7 @@ def _construct(
     if not isinstance(plugin.thing, type):
         if values:
             raise UserError(f"{plugin} is a function and has no settings", f"correct {file}")
-        return OwnSource(*own_tools((kind,)))
+        return FunctionSource(plugin)
     settings_type = settings_type_of(plugin, Settings)
     if "name" in settings_type.model_fields and name in entries:
         values.setdefault("name", name)
@@ -349,32 +297,17 @@ def _construct(
     return source
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"tools.config={file} can't be read: {error}", "correct the path"
-        ) from error
-
-
-def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
-    do = (
-        "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings"
-    )
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not YAML: {error}", do) from error
-    rows = content.get("tools") if isinstance(content, dict) else None
+def _entries(file: Path) -> dict[str, dict[str, Any]]:
+    rows = read_yaml(file).get("tools")
     if not rows or not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
-        raise UserError(f"{file} has no list of tools", do)
-    entries: dict[str, Mapping[str, Any]] = {}
+        raise UserError(
+            f"{file} has no list of tools",
+            "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings",
+        )
+    entries: dict[str, dict[str, Any]] = {}
     for one in rows:
-        name = one.get("name", one.get("tool"))
-        if not isinstance(name, str):
-            raise UserError(f"{file} has a tool without a name", do)
+        name = str(one.pop("name", one.get("tool")))
         if name in entries:
             raise UserError(f"{file} has two tools called {name!r}", "rename one of them")
-        entries[name] = {key: value for key, value in one.items() if key != "name"}
+        entries[name] = one
     return entries

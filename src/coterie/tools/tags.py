@@ -9,10 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from coterie.errors import UserError
 from coterie.record.turn import Finish, Message, Part, Role, Tool, ToolCall, ToolResult, call_id
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"
 
 
@@ -41,28 +39,6 @@ class Tags:
 
     def __post_init__(self) -> None:
         names = (*self.calls, *(() if self.answer is None else (self.answer,)))
-        for name in (*names, self.observation):
-            if not _NAME.fullmatch(name):
-                raise UserError(
-                    f"{name!r} is not the name of a tag", "use letters, digits, _ and -"
-                )
-        if self.answer in self.calls:
-            raise UserError(
-                f"the tag {self.answer!r} is a call and the answer", "rename one of them"
-            )
-        if self.observation in names:
-            raise UserError(
-                f"the tag {self.observation!r} is a result and a call or the answer",
-                "rename one of them",
-            )
-        for name, tag in self.calls.items():
-            if tag.separator is not None and not tag.separator.strip():
-                raise UserError(f"the tag {name!r} has an empty separator", "give a sign, or None")
-            if tag.separator is not None and tag.argument is None:
-                raise UserError(
-                    f"the tag {name!r} has a separator, and holds a JSON object",
-                    "name its argument, or leave the separator out",
-                )
         object.__setattr__(self, "stop", tuple(f"</{name}>" for name in names))
 
     @property

@@ -1,16 +1,12 @@
 """Preparation of models and rows for training: checks, the order of an epoch, and micro-batches.
 
-A step has ``batch_rows`` items, drawn at random without replacement and independently of length. Items of one group
-(pairs of one tree) are drawn together, so that shared prefixes are computed once. The order is a function of (seed,
-epoch), so a resumed training repeats it.
-
-Within a step the rows are packed into tries by the cost rule of :mod:`coterie.models.packing`, and items with rows in
-the same trie form a *family*. Families are sorted by length and split into micro-batches of at most
-``tokens_per_microbatch`` padded tokens to minimize padding and passes. That changes memory and speed, not results.
+Within a step the rows are packed into tries (:mod:`coterie.models.prefix_trie`), and items with rows in the same trie
+form a *family*. Families are sorted by length and split into micro-batches of at most
+``tokens_per_microbatch`` padded tokens. That changes memory and speed, not results.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,14 +18,11 @@ from peft import PeftModel
 from torch import nn
 
 from coterie.errors import UserError
-from coterie.models.adapters import activate, add_lora, using
-from coterie.models.context import context_length
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
-from coterie.models.trie import Ids
+from coterie.models.adapters import activate, add_lora, find_head, using
+from coterie.models.loading import context_length
+from coterie.models.prefix_trie import Family, Ids, Splitter
 from coterie.record.rows import Row
-from coterie.training.losses import SFT
-from coterie.training.objective import OF_A_HEAD, Item, Objective, Reads, check_targets
+from coterie.training.losses import OF_A_HEAD, SFT, Item, Objective, Reads
 from coterie.training.settings import TrainingSettings
 
 
@@ -104,36 +97,46 @@ def prepare_model(
         adapter: Name of the adapter to train, if the model has several.
         reads: Kind of values that the objective reads.
     """
-    _check_head(model, reads)
+    head = find_head(model)
+    if reads in OF_A_HEAD and head is None:
+        raise UserError(
+            "this objective trains a value head, which the model does not have",
+            "add it first: coterie.models.adapters.add_head",
+        )
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
-    head = find_head(model)
     initial_head = {name: w.clone() for name, w in head.state_dict().items()} if head else {}
     model = _with_trainable(model, settings, adapter)
+
+    def restore() -> None:
+        base.eval()
+        if active is not None:
+            activate(base, active)
+        for name, weight in base.named_parameters():
+            weight.requires_grad_(not frozen.get(name, True))  # an adapter may be new
+
     try:
-        _freeze_unread(model, reads)
-        _check_dropout(model)
-        _check_dtype(model, settings)
+        if head is not None:
+            # Weights that the objective does not read are frozen: ranks would wait for their gradients.
+            head.requires_grad_(reads in OF_A_HEAD)
+            output = model.get_output_embeddings()
+            if reads in OF_A_HEAD and output.weight is not model.get_input_embeddings().weight:
+                output.requires_grad_(False)
+            if reads == "differences":
+                head.bias.requires_grad_(False)
+        _check_weights(model, settings)
         trained = model.active_adapter if isinstance(model, PeftModel) else None
-        checkpointing = settings.gradient_checkpointing
-        prepared_model = Prepared(model, trained, frozenset(trainable(model)), checkpointing)
+        names = frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+        prepared_model = Prepared(model, trained, names, settings.gradient_checkpointing)
         if model is base:
-            _restore(base, active, frozen)
+            restore()
         yield prepared_model
     finally:
         if model is not base:
             base = model.unload()
             if head:
                 head.load_state_dict(initial_head)
-        _restore(base, active, frozen)
-
-
-def _restore(model: Any, active: str | None, frozen: Mapping[str, bool]) -> None:
-    model.eval()
-    if active is not None:
-        activate(model, active)
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(not frozen.get(name, True))  # an adapter may be new
+        restore()
 
 
 def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None) -> Any:
@@ -157,55 +160,8 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
     )
 
 
-def _check_head(model: Any, reads: Reads) -> None:
-    if reads in OF_A_HEAD and find_head(model) is None:
-        raise UserError(
-            "this objective trains a value head, which the model does not have",
-            "add it first: coterie.models.heads.add_head",
-        )
-
-
-def _freeze_unread(model: Any, reads: Reads) -> None:
-    """Freeze weights that the objective does not read: ranks would wait for their gradients.
-
-    A head that it reads is trained, also together with an adapter.
-    """
-    head = find_head(model)
-    if head is None:
-        return
-    head.requires_grad_(reads in OF_A_HEAD)
-    if reads not in OF_A_HEAD:
-        return
-    output = model.get_output_embeddings()
-    if output.weight is not model.get_input_embeddings().weight:
-        output.requires_grad_(False)
-    if reads == "differences":
-        head.bias.requires_grad_(False)
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that require gradients by name; a tied weight once."""
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def max_row_length(model: Any, settings: TrainingSettings) -> int:
-    """Return the length limit of trained rows: ``max_length``, or the model's context if that is shorter."""
-    return min(settings.max_length, context_length(model.config) or settings.max_length)
-
-
-def tokenizer_folder(model: Any) -> Path | None:
-    folder = Path(model.config.name_or_path or ".")
-    return folder if (folder / "config.json").is_file() else None
-
-
-def precision(settings: TrainingSettings, device: torch.device) -> str:
-    """Return Accelerate's name of the precision: bfloat16 if requested, or by default on CUDA."""
-    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return "bf16" if settings.autocast(on_gpu=on_gpu) else "no"
-
-
-def _check_dropout(model: nn.Module) -> None:
-    """Raise ``UserError`` for dropout and the like: log-probs would differ from the log-probs of sampling."""
+def _check_weights(model: Any, settings: TrainingSettings) -> None:
+    """Raise ``UserError`` for dropout, with which log-probs differ from those of sampling, and for another dtype."""
     active = {
         f"{name or 'the model'}.{key}": rate
         for name, module in model.named_modules()
@@ -219,10 +175,6 @@ def _check_dropout(model: nn.Module) -> None:
             f"the model has dropout in {len(active)} places, such as {name}={rate}",
             "set the rates to 0 when loading it (attention_dropout=0, resid_pdrop=0, ...)",
         )
-
-
-def _check_dtype(model: Any, settings: TrainingSettings) -> None:
-    """Raise ``UserError`` if the weights (of the base, for lora) have another dtype than the training."""
     own = model.get_input_embeddings().weight.dtype
     if own != getattr(torch, settings.dtype):
         kind = str(own).removeprefix("torch.")
@@ -230,6 +182,16 @@ def _check_dtype(model: Any, settings: TrainingSettings) -> None:
             f"the weights are {kind}, but the training has dtype={settings.dtype}",
             f"set dtype={kind} in the training, or load the model with dtype=torch.{settings.dtype}",
         )
+
+
+def max_row_length(model: Any, settings: TrainingSettings) -> int:
+    """Return the length limit of trained rows: ``max_length``, or the model's context if that is shorter."""
+    return min(settings.max_length, context_length(model.config) or settings.max_length)
+
+
+def tokenizer_folder(model: Any) -> Path | None:
+    folder = Path(model.config.name_or_path or ".")
+    return folder if (folder / "config.json").is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +229,16 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
     short = [i for i, length in enumerate(lengths) if length <= max_length]
     counts = {i: objective.count(items[i]) for i in short}
     indices = [i for i in short if counts[i] > 0]
-    check_targets([groups[i] for i in indices], objective)
+    for row in (row for i in indices for row in groups[i]):
+        for name in objective.needs:
+            values = getattr(row, name)
+            if values is None or len(values) != row.target_count:
+                given = "no" if values is None else len(values)
+                raise UserError(
+                    f"row {row.origin or '?'} has {given} {name} for {row.target_count} targets, but the objective "
+                    f"{objective.name} needs one for each",
+                    "compute them first (coterie.training.reference, coterie.rewards.advantages)",
+                )
     too_long, empty = len(items) - len(short), len(short) - len(indices)
     if not indices:
         raise UserError(
@@ -277,7 +248,7 @@ def make_batch(items: Sequence[Item], objective: Objective[Item], max_length: in
         )
     return Batch(
         items=[items[i] for i in indices],
-        groups=[objective.group(items[i]) for i in indices],
+        groups=[getattr(items[i], "group", "") for i in indices],
         sequences=[[row.ids for row in groups[i]] for i in indices],
         targets=[sum(row.target_count for row in groups[i]) for i in indices],
         counts=[counts[i] for i in indices],

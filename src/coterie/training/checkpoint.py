@@ -1,9 +1,8 @@
 """Checkpoints that resume exactly, final weights, and the metrics of a training.
 
-A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, state of
-torch's random number generators) and ``state.json`` (the step and the identity of the training). It is written under a
-temporary name, flushed to disk and renamed. No pickle is written or read. Weights that are sharded over ranks (FSDP)
-are gathered when saved and sharded again when loaded, so the files do not depend on the number of ranks.
+A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, optimizer moments, states of
+random number generators) and ``state.json``, flushed to disk under a temporary name and renamed. Weights that are
+sharded over ranks are gathered when saved, so the files do not depend on the number of ranks.
 """
 
 import hashlib
@@ -29,19 +28,9 @@ from transformers.utils import logging
 
 from coterie.config.folders import flush, whole_folder
 from coterie.errors import UserError
-from coterie.models.adapters import adapter_weights, save_adapter
-from coterie.models.heads import HEAD_FILE, load_head, split_head
-from coterie.models.loading import TOKENIZER_FILES
-from coterie.models.saved import check_whole, reading, with_weights, writing
-from coterie.training.batches import tokenizer_folder
+from coterie.models.adapters import HEAD_FILE, adapter_weights, load_head, save_adapter, split_head
+from coterie.models.loading import TOKENIZER_FILES, check_whole, reading, with_weights, writing
 from coterie.training.settings import TrainingSettings
-
-
-@contextmanager
-def published(folder: Path) -> Iterator[Path]:
-    """Write a :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
-    with writing(folder), whole_folder(folder) as temporary:
-        yield temporary
 
 
 def save_checkpoint(
@@ -69,7 +58,8 @@ def save_checkpoint(
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    with published(folder / f"checkpoint-{step:08d}") as temporary:
+    target = folder / f"checkpoint-{step:08d}"
+    with writing(target), whole_folder(target) as temporary:
         save_file(tensors, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
     for old in _checkpoints(folder)[:-keep_last]:
@@ -85,23 +75,15 @@ def saved_steps(folder: Path) -> list[int]:
     return [int(path.name.rpartition("-")[2]) for path in _checkpoints(folder)]
 
 
-def go_back(folder: Path, step: int) -> None:
-    """Remove the checkpoints after an optimizer step."""
-    for path in _checkpoints(folder):
-        if int(path.name.rpartition("-")[2]) > step:
-            shutil.rmtree(path)
-
-
 def newest_checkpoint(folder: Path) -> Path | None:
-    checkpoints = _checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
+    return max(_checkpoints(folder), default=None)
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / "state.json"
     with reading(file, _advice(checkpoint)):
         facts: dict[str, Any] = json.loads(file.read_text())
-    return facts
+        return facts
 
 
 def load_checkpoint(
@@ -129,14 +111,7 @@ def load_checkpoint(
         torch.cuda.set_rng_state(tensors["random/cuda"])
 
 
-def save_final(
-    model: Any,
-    folder: Path,
-    facts: Mapping[str, Any],
-    tokenizer_from: Path | None,
-    *,
-    write: bool = True,
-) -> None:
+def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: bool = True) -> None:
     """Save weights and config with ``save_pretrained``, copies of the tokenizer files, and the value head if any.
 
     Every rank calls this; only a rank with ``write`` writes.
@@ -146,10 +121,11 @@ def save_final(
     weights = {name: tensors[id(weight)] for name, weight in state.items()}
     if not write:
         return
-    with published(folder) as temporary:
-        if tokenizer_from is not None:
+    with writing(folder), whole_folder(folder) as temporary:
+        source = Path(model.config.name_or_path or ".")
+        if (source / "config.json").is_file():
             for pattern in TOKENIZER_FILES:
-                for path in sorted(tokenizer_from.glob(pattern)):
+                for path in sorted(source.glob(pattern)):
                     shutil.copy2(path, temporary)
         weights, head = split_head(weights)
         if isinstance(model, PeftModel):
@@ -177,28 +153,6 @@ def load_final(model: Any, folder: Path) -> None:
             saved = with_weights(type(model), folder, dtype=model.dtype)
             head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
         model.load_state_dict({**saved.state_dict(), **head})
-
-
-def remove_training(folder: Path) -> None:
-    """Remove the checkpoints, final weights and metrics of a training."""
-    if (folder / "final").exists():
-        shutil.rmtree(folder / "final")
-    remove_checkpoints(folder)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-
-
-def remove_partial(folder: Path) -> None:
-    """Remove the incomplete files of a killed process."""
-    for path in folder.glob(".*.partial"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def remove_checkpoints(folder: Path) -> None:
-    for path in _checkpoints(folder):
-        shutil.rmtree(path)
 
 
 def weight_hash(model: Path | nn.Module) -> str:
@@ -274,10 +228,6 @@ def _without_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _advice(folder: Path) -> str:
-    return f"remove {folder}; the training then starts again"
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
@@ -322,24 +272,6 @@ class Counts:
     tokens: int
     targets: int
     computed_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of a training in a checkpoint."""
-
-    identity: dict[str, str]
-    step: int
-    seconds: float
-    counts: Counts
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Contents of ``final/training.json``."""
-
-    identity: dict[str, str]
-    report: dict[str, Any]
 
 
 class Record:
@@ -387,18 +319,21 @@ class Record:
         newest = newest_checkpoint(self._folder)
         if newest is not None:
             facts = read_facts(newest)
-            with reading(newest, _again(self._folder)):
-                state = TypeAdapter(State).validate_python(facts)
-            self._check(state.identity)
+            with reading(newest, _advice(self._folder)):
+                self._check(facts["identity"])
+                self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
             load_checkpoint(newest, weights, optimizer)
-            self.counts = state.counts
             self._tokens_before = self.counts.tokens
-            self._seconds = self._seconds_before = state.seconds
-            with reading(self._metrics, _again(self._folder)), self._metrics.open() as file:
-                self._losses = [json.loads(file.readline())["loss"] for _ in range(state.step)]
+            self._seconds = self._seconds_before = facts["seconds"]
+            with reading(self._metrics, _advice(self._folder)), self._metrics.open() as file:
+                self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
         self._accelerator.wait_for_everyone()
-        if self._accelerator.is_main_process:
-            self._cut_metrics(len(self._losses))
+        if self._accelerator.is_main_process:  # remove the metrics of later steps, which run again
+            with self._metrics.open("a+b") as file:
+                file.seek(0)
+                for _ in self._losses:
+                    file.readline()
+                file.truncate(file.tell())
         self._saved_at = time.monotonic()
 
     def add(
@@ -439,7 +374,11 @@ class Record:
         due = every is not None and self.done % every == 0
         if (seconds := self.settings.save_every_seconds) is not None:
             due = due or time.monotonic() - self._saved_at >= seconds
-        return _from_main_rank(due, self._accelerator) and self.done != self.total
+        if (
+            self._accelerator.num_processes > 1
+        ):  # clocks differ, and all ranks have to save together
+            (due,) = broadcast_object_list([due])
+        return due and self.done != self.total
 
     def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         if write := self._accelerator.is_main_process:
@@ -458,46 +397,37 @@ class Record:
 
     def finish(self) -> TrainingReport:
         """Save the final weights and remove the checkpoints."""
-        report, final = self._report(), self._folder / "final"
+        tail, final = self._losses[-max(len(self._losses) // 10, 1) :], self._folder / "final"
+        counts = self.counts
+        report = TrainingReport(
+            final=final,
+            steps=len(self._losses),
+            rows=counts.rows,
+            dropped_too_long=counts.too_long,
+            dropped_empty=counts.empty,
+            tokens=counts.tokens,
+            targets=counts.targets,
+            computed_tokens=counts.computed_tokens,
+            first_loss=self._losses[0] if self._losses else 0.0,
+            last_loss=sum(tail) / max(len(tail), 1),
+            seconds=self._seconds,
+        )
         facts = {
             "identity": self._identity,
             "settings": self.settings.model_dump(mode="json"),
             "report": {k: v for k, v in asdict(report).items() if k != "final"},
         }
         write = self._accelerator.is_main_process
-        save_final(self._model, final, facts, tokenizer_folder(self._model), write=write)
+        save_final(self._model, final, facts, write=write)
         if write:
-            remove_checkpoints(self._folder)
+            for old in _checkpoints(self._folder):
+                shutil.rmtree(old)
         self._accelerator.wait_for_everyone()
         return report
-
-    def _report(self) -> TrainingReport:
-        tail = self._losses[-max(len(self._losses) // 10, 1) :]
-        return TrainingReport(
-            final=self._folder / "final",
-            steps=len(self._losses),
-            rows=self.counts.rows,
-            dropped_too_long=self.counts.too_long,
-            dropped_empty=self.counts.empty,
-            tokens=self.counts.tokens,
-            targets=self.counts.targets,
-            computed_tokens=self.counts.computed_tokens,
-            first_loss=self._losses[0] if self._losses else 0.0,
-            last_loss=sum(tail) / max(len(tail), 1),
-            seconds=self._seconds,
-        )
 
     @property
     def _metrics(self) -> Path:
         return self._folder / "metrics.jsonl"
-
-    def _cut_metrics(self, steps: int) -> None:
-        """Remove the metrics of steps after the checkpoint, which run again."""
-        with self._metrics.open("a+b") as file:
-            file.seek(0)
-            for _ in range(steps):
-                file.readline()
-            file.truncate(file.tell())
 
     def _check(self, identity: Mapping[str, str]) -> None:
         other = [name for name, value in self._identity.items() if identity.get(name) != value]
@@ -510,45 +440,32 @@ class Record:
 
 
 def read_report(final: Path) -> tuple[dict[str, str], TrainingReport]:
-    """Return the identity and the report of a finished training.
-
-    Raises ``UserError`` if the file is damaged or lacks fields.
-    """
+    """Return the identity and the report of a finished training. Raises ``UserError`` if the file is damaged."""
     file = final / "training.json"
-    with reading(file, _again(final.parent)):
-        record = TypeAdapter(Finished).validate_python(json.loads(file.read_text()))
-        fields = {**record.report, "final": final}
-        return record.identity, TypeAdapter(TrainingReport).validate_python(fields)
+    with reading(file, _advice(final.parent)):
+        record = json.loads(file.read_text())
+        fields = {**record["report"], "final": final}
+        return record["identity"], TypeAdapter(TrainingReport).validate_python(fields)
 
 
-def _again(folder: Path) -> str:
+def _advice(folder: Path) -> str:
     return f"remove {folder}; the training then starts again"
-
-
-def _from_main_rank(due: bool, accelerator: Accelerator) -> bool:
-    """Return the main rank's value: clocks differ, and all ranks have to save together."""
-    if accelerator.num_processes == 1:
-        return due
-    flags: list[bool] = broadcast_object_list([due])
-    return flags[0]
 
 
 def open_folder(
     folder: Path, accelerator: Accelerator, *, resume: bool, at: int | None = None
 ) -> None:
-    """Make the folder of a training and remove incomplete files.
+    """Make the folder of a training and remove incomplete files of a killed process.
 
-    Args:
-        folder: Folder of the training.
-        accelerator: Accelerate, open on all ranks.
-        resume: False to remove the earlier training.
-        at: Optimizer step after which checkpoints are removed.
+    Removes the earlier training unless ``resume``, and checkpoints after the optimizer step ``at``.
     """
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_partial(folder)
+        for path in (*folder.glob(".*.partial"), *(() if resume else folder.glob("final"))):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in _checkpoints(folder):
+            if not resume or (at is not None and int(path.name.rpartition("-")[2]) > at):
+                shutil.rmtree(path)
         if not resume:
-            remove_training(folder)
-        if at is not None:
-            go_back(folder, at)
+            (folder / "metrics.jsonl").unlink(missing_ok=True)
     accelerator.wait_for_everyone()

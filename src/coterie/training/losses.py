@@ -33,15 +33,157 @@ The clip comes from OpenAI's baselines of PPO (2017), not from the paper. The me
 step. The value of a state is read at the token before the sampled token, so it depends only on the context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
+from accelerate.utils import gather_object
 from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.record.rows import LabeledTrajectory, Pair, Row
-from coterie.training.objective import Measure, OnRows, Reads, TargetValue, at_predicted
 from coterie.training.settings import DPOSettings, Normalise, ValueLossSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Values of one metric, one per token."""
+
+    values: torch.Tensor
+    extremes: bool = False
+    """True to report the minimum and maximum as well."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Measures of a step so far, averaged over its tokens, so that micro-batches and ranks change only rounding."""
+
+    parts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """``[sum, count]`` or ``[sum, count, minimum, maximum]`` of each micro-batch, by name."""
+
+    def add(self, measures: Mapping[str, Measure]) -> None:
+        for name, measure in measures.items():
+            values = measure.values.float()
+            if not values.numel():
+                continue
+            statistics = [values.sum(), values.new_tensor(values.numel())]
+            statistics += [values.min(), values.max()] if measure.extremes else []
+            self.parts.setdefault(name, []).append(torch.stack(statistics))
+
+    def result(self) -> dict[str, float]:
+        """Return the means by name, with ``NAME_min`` and ``NAME_max`` for extremes, and clear the tally.
+
+        Every rank calls this and gets the same result.
+        """
+        own = [{name: torch.stack(parts).tolist() for name, parts in self.parts.items()}]
+        self.parts.clear()
+        everywhere: dict[str, list[list[float]]] = {}
+        for one in gather_object(own):
+            for name, parts in one.items():
+                everywhere.setdefault(name, []).extend(parts)
+        result: dict[str, float] = {}
+        for name, parts in sorted(everywhere.items()):
+            total, count, *extremes = zip(*parts, strict=True)
+            result[name] = sum(total) / sum(count)
+            if extremes:
+                result[f"{name}_min"], result[f"{name}_max"] = min(extremes[0]), max(extremes[1])
+        return result
+
+
+TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
+"""Optional fields of :class:`~coterie.record.rows.Row` with one value per target."""
+Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
+"""Kind of values that an objective reads at each target token.
+
+* ``logprobs``: log-prob of the token, shape ``(targets,)``.
+* ``entropies``: log-prob, and entropy of the token's distribution, ``(targets, 2)``; ``shown entropies``: without a
+  gradient.
+* ``values``: the value head's output at the token. ``states``: its output before the token.
+* ``differences``: as ``values``, for a loss on differences. The head's bias cancels and is frozen: its gradient would
+  be pure rounding error, which Adam would amplify.
+"""
+OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
+Item = TypeVar("Item")
+"""Smallest unit of a batch: a :class:`Row`, :class:`Pair` or :class:`LabeledTrajectory`."""
+
+
+class Objective(Generic[Item]):
+    """Loss of an item from the log-probs, or a head's values, of its targets.
+
+    The trainer minimizes the sum of the items' losses over the sum of their counts, over the whole optimizer step. The
+    denominator is the same for all micro-batches and ranks, so the result does not depend on how a step is split.
+    """
+
+    name = ""
+    reads: Reads = "logprobs"
+    needs: Sequence[TargetValue] = ()
+
+    @property
+    def temperature(self) -> float:
+        """Temperature by which logits are divided."""
+        return 1.0
+
+    def rows(self, item: Any) -> Sequence[Row]:
+        """Return the rows whose log-probs (or values) the item needs."""
+        if isinstance(item, Pair):
+            return (*item.chosen, *item.rejected)
+        return (item,) if isinstance(item, Row) else item.rows
+
+    def count(self, item: Item) -> float:
+        """Return the item's share of the denominator, >= 0; an item that counts 0 is dropped."""
+        raise NotImplementedError
+
+    def loss(self, item: Item, read: Sequence[torch.Tensor], /) -> torch.Tensor:
+        """Return the weighted, summed loss of an item, a float32 scalar in nats.
+
+        ``read[j]`` has the values of the targets of its row ``j``, in order, without a target at the first token.
+        """
+        raise NotImplementedError
+
+    def losses(self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+        """Return the loss of each item, shape ``(items,)``."""
+        return torch.stack([self.loss(*one) for one in zip(items, read, strict=True)])
+
+    def measures(
+        self, items: Sequence[Item], read: Sequence[Sequence[torch.Tensor]]
+    ) -> Mapping[str, Measure]:
+        """Return measures of the items' trained tokens by name; ``read`` as for ``losses``, without gradients."""
+        return {}
+
+    def weight(self, item: Any) -> float:
+        """Return the item's weight. Raises :class:`UserError` for a negative weight or NaN."""
+        if not item.weight >= 0:
+            name = getattr(item, "name", "") or getattr(item, "origin", "") or "?"
+            raise UserError(
+                f"{name} has weight {item.weight}; the objective {self.name} needs a weight >= 0",
+                "drop it, or use what a bad example needs: negative advantages, or the rejected side of a pair",
+            )
+        return float(item.weight)
+
+
+class OnRows(Objective[Row]):
+    """Objective with :class:`Row` items; a target counts the weight of its row."""
+
+    def count(self, item: Row) -> float:
+        """Return the weighted number of targets, without a target at the first token."""
+        return self.weight(item) * sum(map(len, item.predicted))
+
+
+class OnPairs(Objective[Pair]):
+    """Objective with :class:`Pair` items; a pair counts its weight."""
+
+    def count(self, item: Pair) -> float:
+        """Return the pair's weight; 0 if a side has no targets, or if the sides are equal."""
+        weight, sides = self.weight(item), (item.chosen, item.rejected)
+        is_empty = any(not any(row.predicted for row in side) for side in sides)
+        return 0.0 if is_empty or item.equal_sides else weight
+
+
+def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tensor:
+    """Return a row's values of its predicted targets (``Row.predicted``) with the dtype and device of ``like``."""
+    values = getattr(row, name)
+    return torch.tensor(values[row.unpredicted :], dtype=like.dtype, device=like.device)
 
 
 def side_statistic(
@@ -64,20 +206,6 @@ def side_statistic(
     return torch.stack([turn.mean() for turn in turns]).sum()
 
 
-def pair_weight(pair: Pair) -> float:
-    """Return the pair's weight; 0 if a side has no targets, or if the sides are equal.
-
-    Raises :class:`UserError` for a negative weight or NaN.
-    """
-    if not pair.weight >= 0:  # NaN too
-        raise UserError(
-            f"pair {pair.name} has weight {pair.weight}; a pair needs a weight >= 0",
-            "drop the pair, or swap its sides",
-        )
-    is_empty = any(not any(row.predicted for row in side) for side in (pair.chosen, pair.rejected))
-    return 0.0 if is_empty or pair.equal_sides else pair.weight
-
-
 class SFT(OnRows):
     """Weighted mean of -log p over the target tokens of an optimizer step, on :class:`Row` items.
 
@@ -85,34 +213,22 @@ class SFT(OnRows):
     """
 
     name = "sft"
-    reads: Reads = "logprobs"
-    refuses = ("SFT", "drop the row, or use an objective that learns from bad rows (pairs)")
-    needs: Sequence[TargetValue] = ()
 
-    def losses(
-        self, items: Sequence[Row], logprobs: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return weight * sum of -log p, shape ``(rows,)``."""
-        sums = [-row.weight * tokens.sum() for row, (tokens,) in zip(items, logprobs, strict=True)]
-        return torch.stack(sums)
+    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return weight * sum of -log p."""
+        return -item.weight * read[0].sum()
 
 
-class DPO:
-    """DPO on :class:`Pair` items with a ``reference``; a pair counts its weight."""
+class DPO(OnPairs):
+    """DPO on :class:`Pair` items with a ``reference``."""
 
     name = "dpo"
-    reads: Reads = "logprobs"
-    needs: Sequence[TargetValue] = ()
 
     def __init__(self, settings: DPOSettings) -> None:
         self.settings = settings
 
-    def rows(self, item: Pair) -> Sequence[Row]:
-        return (*item.chosen, *item.rejected)
-
     def count(self, item: Pair) -> float:
-        """Return the pair's weight; 0 if a side has no targets, or if the sides are equal."""
-        weight = pair_weight(item)
+        weight = super().count(item)
         if weight and item.reference is None:
             raise UserError(
                 f"pair {item.name} has no reference log-probs",
@@ -120,137 +236,79 @@ class DPO:
             )
         return weight
 
-    def group(self, item: Pair) -> str:
-        return item.group
-
-    def losses(
-        self, items: Sequence[Pair], logprobs: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return weight * loss, shape ``(pairs,)``."""
-        return torch.stack(
-            [self._loss(item, rows) for item, rows in zip(items, logprobs, strict=True)]
-        )
-
-    def _loss(self, pair: Pair, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-        assert pair.reference is not None, "count() raises for a pair without a reference"
+    def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        assert item.reference is not None, "count() raises for a pair without a reference"
         s = self.settings
-        chosen, rejected = logprobs[: len(pair.chosen)], logprobs[len(pair.chosen) :]
-        better = side_statistic(pair.chosen, chosen, s.normalise) - pair.reference[0]
-        worse = side_statistic(pair.rejected, rejected, s.normalise) - pair.reference[1]
+        chosen, rejected = read[: len(item.chosen)], read[len(item.chosen) :]
+        better = side_statistic(item.chosen, chosen, s.normalise) - item.reference[0]
+        worse = side_statistic(item.rejected, rejected, s.normalise) - item.reference[1]
         margin = s.beta * (better - worse)
         loss = -logsigmoid(margin)
         if s.label_smoothing:
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
         if s.nll:
-            loss = loss - s.nll * side_statistic(pair.chosen, chosen, "tokens")
-        return pair.weight * loss
+            loss = loss - s.nll * side_statistic(item.chosen, chosen, "tokens")
+        return item.weight * loss
 
 
-class Regression:
-    """Reward model loss on :class:`Pair` items, without a reference; a pair counts its weight."""
+class Regression(OnPairs):
+    """Reward model loss on :class:`Pair` items, without a reference."""
 
     name = "regression"
     reads: Reads = "differences"
-    needs: Sequence[TargetValue] = ()
 
-    def rows(self, item: Pair) -> Sequence[Row]:
-        return (*item.chosen, *item.rejected)
-
-    def count(self, item: Pair) -> float:
-        return pair_weight(item)
-
-    def group(self, item: Pair) -> str:
-        return item.group
-
-    def losses(
-        self, items: Sequence[Pair], values: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return weight * loss, shape ``(pairs,)``."""
-        return torch.stack(
-            [_pair_loss(item, rows) for item, rows in zip(items, values, strict=True)]
-        )
+    def loss(self, item: Pair, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        better = side_statistic(item.chosen, read[: len(item.chosen)], "tokens")
+        worse = side_statistic(item.rejected, read[len(item.chosen) :], "tokens")
+        return -item.weight * logsigmoid(better - worse)
 
 
-def _pair_loss(pair: Pair, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    chosen, rejected = values[: len(pair.chosen)], values[len(pair.chosen) :]
-    better = side_statistic(pair.chosen, chosen, "tokens")
-    worse = side_statistic(pair.rejected, rejected, "tokens")
-    return -pair.weight * logsigmoid(better - worse)
-
-
-class Classifier:
+class Classifier(Objective[LabeledTrajectory]):
     """Cross-entropy on :class:`LabeledTrajectory` trajectories; a turn counts the weight of its trajectory."""
 
     name = "classifier"
     reads: Reads = "values"
-    needs: Sequence[TargetValue] = ()
-
-    def rows(self, item: LabeledTrajectory) -> Sequence[Row]:
-        return item.rows
 
     def count(self, item: LabeledTrajectory) -> float:
         """Return the weighted number of turns, without a turn at a row's first token."""
-        if not item.weight >= 0:  # NaN too
-            raise UserError(
-                f"trajectory {item.name} has weight {item.weight}; a value function needs a weight >= 0",
-                "drop the trajectory, or fix its weight",
-            )
-        return item.weight * sum(len(row.predicted) for row in item.rows)
+        return self.weight(item) * sum(len(row.predicted) for row in item.rows)
 
-    def group(self, item: LabeledTrajectory) -> str:
-        return item.group
-
-    def losses(
-        self, items: Sequence[LabeledTrajectory], values: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return weight * summed cross-entropy of the turns, in nats, shape ``(trajectories,)``."""
-        return torch.stack(
-            [_trajectory_loss(item, rows) for item, rows in zip(items, values, strict=True)]
-        )
-
-
-def _trajectory_loss(item: LabeledTrajectory, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    turns = torch.cat(list(values)).split([len(t) for row in item.rows for t in row.predicted])
-    logits = torch.stack([turn[-1] for turn in turns])
-    return -item.weight * logsigmoid(logits if item.success else -logits).sum()
+    def loss(self, item: LabeledTrajectory, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return weight * summed cross-entropy of the turns."""
+        turns = torch.cat(list(read)).split([len(t) for row in item.rows for t in row.predicted])
+        logits = torch.stack([turn[-1] for turn in turns])
+        return -item.weight * logsigmoid(logits if item.success else -logits).sum()
 
 
 class ValueLoss(OnRows):
-    """Value loss on :class:`Row` items with ``values`` and ``returns``; a target counts the weight of its row."""
+    """Value loss on :class:`Row` items with ``values`` and ``returns``."""
 
     name = "value loss"
     reads: Reads = "states"
     needs: Sequence[TargetValue] = ("values", "returns")
-    refuses = ("a value function", "drop the row, or fix its weight")
 
     def __init__(self, settings: ValueLossSettings | None = None) -> None:
         self.settings = settings or ValueLossSettings()
 
-    def losses(
-        self, items: Sequence[Row], values: Sequence[Sequence[torch.Tensor]]
-    ) -> torch.Tensor:
-        """Return weight * sum over the trained tokens of each row, shape ``(rows,)``."""
-        clip = self.settings.clip
-        sums = [
-            row.weight * torch.maximum(*_errors(row, tokens, clip)).sum() / 2
-            for row, (tokens,) in zip(items, values, strict=True)
-        ]
-        return torch.stack(sums)
+    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return weight * sum over the trained tokens."""
+        return item.weight * torch.maximum(*_errors(item, read[0], self.settings.clip)).sum() / 2
 
     def measures(
-        self, items: Sequence[Row], values: Sequence[Sequence[torch.Tensor]]
+        self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]
     ) -> dict[str, Measure]:
         """Return measures of all trained tokens of the rows.
 
         ``value`` (with extremes); ``value_error``: (V - R)²; ``value_clip_share``: share of clipped tokens.
         """
+        clip = self.settings.clip
         errors = [
-            torch.stack(_errors(row, tokens, self.settings.clip))
-            for row, (tokens,) in zip(items, values, strict=True)
+            torch.stack(_errors(row, tokens, clip))
+            for row, (tokens,) in zip(items, read, strict=True)
         ]
         free, clipped = torch.cat(errors, -1)
         return {
-            "value": Measure(torch.cat([tokens for (tokens,) in values]), extremes=True),
+            "value": Measure(torch.cat([tokens for (tokens,) in read]), extremes=True),
             "value_error": Measure(free),
             "value_clip_share": Measure(clipped > free),
         }

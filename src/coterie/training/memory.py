@@ -1,9 +1,5 @@
 """Estimate of the memory that training and sampling need on one device, from a model's shape and the settings.
 
-    model = TrainedModel(ModelShape.of(skeleton("Qwen/Qwen3-8B")), settings)
-    plan = training_memory("train", [model], device="cuda", ranks=8, sharded=True)
-    print(plan.total / 2**30, plan.terms)
-
 Activations are modeled on Llama, Qwen, Mistral and SmolLM in Transformers with fused attention (``sdpa``, flash) or
 ``eager``; other architectures are estimated in the same way. Allocators and libraries need some hundred MiB more.
 """
@@ -20,7 +16,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import ALL_LINEAR
 from coterie.models.logprobs import CHUNK_ELEMENTS, GPU_CHUNKS
-from coterie.training.objective import Reads
+from coterie.training.losses import Reads
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import BUCKET
 

@@ -43,14 +43,13 @@ of the tokens depends on p too:
 * k1 in a loss has an expected gradient of 0. It belongs in the reward (:func:`coterie.rewards.advantages.kl_rewards`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row
-from coterie.training.objective import Measure, OnRows, Reads, TargetValue, at_predicted
+from coterie.training.losses import Measure, OnRows, Reads, TargetValue, at_predicted
 from coterie.training.settings import Divergence, Mean, PolicyGradientSettings
 
 
@@ -98,14 +97,6 @@ def divergence(
     return value * ratio if kind == "k3" else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Losses and measures of the trained tokens of a row, all ``(tokens,)``."""
-
-    losses: torch.Tensor
-    measures: Mapping[str, Measure]
-
-
 class PolicyGradient(OnRows):
     """Policy gradient on :class:`Row` items.
 
@@ -114,12 +105,14 @@ class PolicyGradient(OnRows):
     """
 
     name = "policy gradient"
-    refuses = ("a policy gradient", "use negative advantages for a bad row")
 
     def __init__(self, settings: PolicyGradientSettings | None = None) -> None:
         self.settings = settings or PolicyGradientSettings()
         self.reads: Reads = "entropies" if self.settings.entropy else "shown entropies"
-        self.needs: Sequence[TargetValue] = _needs(self.settings)
+        s, needs = self.settings, list[TargetValue](["advantages"])
+        needs += ["logprobs"] if s.old == "behaviour" or s.importance != "off" else []
+        needs += ["old"] if s.old == "recomputed" else []
+        self.needs: Sequence[TargetValue] = [*needs, "reference"] if s.kl else needs
 
     @property
     def temperature(self) -> float:
@@ -127,18 +120,14 @@ class PolicyGradient(OnRows):
 
     def count(self, item: Row) -> float:
         """Return the row's share of the denominator. Raises ``UserError`` for another sampling distribution."""
-        super().count(item)
+        self.weight(item)
         _check_distribution(item, self.settings.temperature)
         return row_count(item, self.settings.mean)
 
-    def losses(self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Return scale * sum over the trained tokens of each row, shape ``(rows,)``."""
-        s = self.settings
-        sums = [
-            row_scale(row, s.mean, s.constant) * self._tokens(row, values).losses.sum()
-            for row, (values,) in zip(items, read, strict=True)
-        ]
-        return torch.stack(sums)
+    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return scale * sum over the trained tokens."""
+        scale = row_scale(item, self.settings.mean, self.settings.constant)
+        return scale * self._tokens(item, read[0])[0].sum()
 
     def measures(
         self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]
@@ -149,13 +138,13 @@ class PolicyGradient(OnRows):
         estimate from p_old; ``entropy``; ``reference_kl``: k3 estimate; ``engine_ratio``: p_old / p_engine before
         truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_cap``.
         """
-        rows = [
-            self._tokens(row, values).measures for row, (values,) in zip(items, read, strict=True)
-        ]
+        rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
         names = dict.fromkeys(name for row in rows for name in row)
-        return {name: _joined([row[name] for row in rows if name in row]) for name in names}
+        joined = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
+        return {name: Measure(one, name.endswith("ratio")) for name, one in joined.items()}
 
-    def _tokens(self, row: Row, read: torch.Tensor) -> _Tokens:
+    def _tokens(self, row: Row, read: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the losses of a row's trained tokens, and its measures by name, all ``(tokens,)``."""
         s = self.settings
         logprobs, entropies = read.unbind(-1)
         name: TargetValue = "logprobs" if s.old == "behaviour" else "old"
@@ -171,38 +160,26 @@ class PolicyGradient(OnRows):
             is_clipped |= losses > limit
             losses = torch.minimum(losses, limit)
         measures = {
-            "ratio": Measure(ratio, extremes=True),
-            "clip_share": Measure(is_clipped),
-            "policy_kl": Measure(ratio - 1 - log_ratios),
-            "entropy": Measure(entropies),
+            "ratio": ratio,
+            "clip_share": is_clipped,
+            "policy_kl": ratio - 1 - log_ratios,
+            "entropy": entropies,
         }
         if s.old == "recomputed" and row.logprobs is not None:
             weights = log_ratio(old, at_predicted(row, "logprobs", logprobs)).exp()
-            measures["engine_ratio"] = Measure(weights, extremes=True)
+            measures["engine_ratio"] = weights
             if s.importance != "off":
                 over = weights > s.importance_cap
-                measures["engine_cut_share"] = Measure(over)
+                measures["engine_cut_share"] = over
                 cut = 0.0 if s.importance == "mask" else s.importance_cap
                 losses = losses * torch.where(over, cut, weights)
         if s.kl:
             reference = at_predicted(row, "reference", logprobs)
             losses = losses + s.kl * divergence(s.divergence, logprobs, reference, ratio)
-            value = divergence("k3_forward", logprobs, reference, ratio)
-            measures["reference_kl"] = Measure(value)
+            measures["reference_kl"] = divergence("k3_forward", logprobs, reference, ratio)
         if s.entropy:
             losses = losses - s.entropy * entropies
-        return _Tokens(losses, measures)
-
-
-def _needs(settings: PolicyGradientSettings) -> tuple[TargetValue, ...]:
-    needs: list[TargetValue] = ["advantages"]
-    if settings.old == "behaviour" or settings.importance != "off":
-        needs.append("logprobs")
-    if settings.old == "recomputed":
-        needs.append("old")
-    if settings.kl:
-        needs.append("reference")
-    return tuple(needs)
+        return losses, measures
 
 
 def _check_distribution(row: Row, temperature: float) -> None:
@@ -220,7 +197,3 @@ def _check_distribution(row: Row, temperature: float) -> None:
                 "recomputed: the excluded tokens are not recorded",
                 "sample with top_p=1",
             )
-
-
-def _joined(measures: Sequence[Measure]) -> Measure:
-    return Measure(torch.cat([one.values for one in measures]), measures[0].extremes)

@@ -1,24 +1,13 @@
 """Log-probs and values of rows, under the weights before a training and under a reference.
 
-    rows = with_old(trainer.model, rows, settings, temperature=1.0)        # log-probs under the sampling weights
-    rows = with_row_reference(base, rows, settings, temperature=1.0)       # under a reference
-    rows, after = with_values(critic, rows, settings)                      # V before each token, and after the last
-
-These functions use the model's current weights; the caller ensures that they are the version that sampled
-(``Target.writer``). Micro-batches are the same as in a trainer's step on these rows under the same settings, so in
-float32 on one process the ratio to ``old`` is exactly 1 until the weights change. A row that is too long to train, or
-has nothing to train, gets no values.
-
-:func:`with_reference` adds the reference of pairs. It is a model, a base with its adapters off, or a frozen adapter on
-it. The cache is keyed by the weights, the pairs, and the reduction of a side's log-probs to one number.
-
-Rows are packed into tries where that is cheaper, and padded on the right otherwise. In both cases no target attends to
-padding or another row, and only targets have labels.
+Micro-batches are the same as in a trainer's step on these rows under the same settings, so in float32 on one process
+the ratio to ``old`` is exactly 1 until the weights change. The caller ensures that the current weights are the version
+that sampled (``Target.writer``). A row that is too long to train, or has nothing to train, gets no values.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic
@@ -30,19 +19,16 @@ from torch import nn
 
 from coterie.config.folders import flush
 from coterie.errors import UserError
-from coterie.models.adapters import using
+from coterie.models.adapters import token_values, using
 from coterie.models.check import check
-from coterie.models.heads import token_values
-from coterie.models.packed import sequence_entropies, sequence_logprobs
-from coterie.models.packing import CostRule
-from coterie.models.saved import reading, writing
-from coterie.models.splitting import Splitter
+from coterie.models.loading import reading, writing
+from coterie.models.logprobs import sequence_entropies, sequence_logprobs
+from coterie.models.prefix_trie import CostRule, Splitter
 from coterie.progress import Progress, Silent
 from coterie.record.rows import UNPREDICTED, Pair, Row
 from coterie.training.batches import max_row_length
 from coterie.training.checkpoint import hash_items, hash_tensors
-from coterie.training.losses import side_statistic
-from coterie.training.objective import OF_A_HEAD, Item, Measured, Objective, Reads, Tally, Tempered
+from coterie.training.losses import OF_A_HEAD, Item, Objective, Reads, Tally, side_statistic
 from coterie.training.settings import Normalise, TrainingSettings
 
 
@@ -66,10 +52,10 @@ class LossModule(nn.Module, Generic[Item]):
         objective = self.objective
         groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
-        temperature = objective.temperature if isinstance(objective, Tempered) else 1.0
-        tensors = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
+        settings = objective.reads, self.rule, objective.temperature
+        tensors = iter(read_rows(self.model, rows, *settings))
         read = [[next(tensors) for _ in group] for group in groups]
-        if counts and isinstance(objective, Measured):
+        if counts:
             with torch.no_grad():
                 detached = [[tensor.detach() for tensor in group] for group in read]
                 self.tally.add(objective.measures(items, detached))
@@ -109,10 +95,8 @@ def with_old(
     model: Any, rows: Sequence[Row], settings: TrainingSettings, *, temperature: float
 ) -> list[Row]:
     """Set ``old`` of each row: log-probs of its targets under the current weights (with the active adapter)."""
-    logprobs_of_rows = _logprobs(model, rows, settings, temperature)
-    return [
-        replace(row, old=logprobs) for row, logprobs in zip(rows, logprobs_of_rows, strict=True)
-    ]
+    values = _logprobs(model, rows, settings, temperature)
+    return [replace(row, old=old) for row, old in zip(rows, values, strict=True)]
 
 
 def with_row_reference(
@@ -128,11 +112,8 @@ def with_row_reference(
     Of a model with adapters the reference is ``adapter`` (a frozen copy), or the base if that is ``None``.
     """
     with using(model, adapter):
-        logprobs_of_rows = _logprobs(model, rows, settings, temperature)
-    return [
-        replace(row, reference=logprobs)
-        for row, logprobs in zip(rows, logprobs_of_rows, strict=True)
-    ]
+        values = _logprobs(model, rows, settings, temperature)
+    return [replace(row, reference=one) for row, one in zip(rows, values, strict=True)]
 
 
 def with_values(
@@ -166,11 +147,8 @@ def _logprobs(
     def read(part: Sequence[Row], rule: CostRule | None) -> list[list[float]]:
         return [logprobs.tolist() for logprobs in row_logprobs(model, part, rule, temperature)]
 
-    values = _read(model, rows, settings, read)
-    return [
-        None if logprobs is None else _of_targets(row, logprobs)
-        for row, logprobs in zip(rows, values, strict=True)
-    ]
+    pairs = zip(rows, _read(model, rows, settings, read), strict=True)
+    return [None if one is None else _of_targets(row, one) for row, one in pairs]
 
 
 def _read(
@@ -179,26 +157,19 @@ def _read(
     settings: TrainingSettings,
     read: Callable[[Sequence[Row], CostRule | None], list[list[float]]],
 ) -> list[list[float] | None]:
-    """Apply ``read`` to the micro-batches of trainable rows; ``None`` for the other rows."""
-    rule = check(model).packing(settings.packing)
+    """Apply ``read`` to trainable rows in the micro-batches of a trainer's step; ``None`` for the other rows."""
+    rule, longest = check(model).packing(settings.packing), max_row_length(model, settings)
     values_of_rows: list[list[float] | None] = [None] * len(rows)
-    with torch.no_grad():
-        for part in _parts(rows, rule, settings, max_row_length(model, settings)):
-            for index, values in zip(part, read([rows[i] for i in part], rule), strict=True):
-                values_of_rows[index] = values
-    return values_of_rows
-
-
-def _parts(
-    rows: Sequence[Row], rule: CostRule | None, settings: TrainingSettings, longest: int
-) -> Iterator[list[int]]:
-    """Yield micro-batches of row indices as in a :meth:`~coterie.training.trainer.Trainer.step` on one rank."""
     indices = [i for i, row in enumerate(rows) if row.weight and row.predicted]
     indices = [i for i in indices if len(rows[i].ids) <= longest]
     splitter = Splitter([[rows[i].ids] for i in indices], rule, settings.tokens_per_microbatch)
     families = splitter.families(range(len(indices)))
-    for part in splitter.microbatches(families)[0] if indices else ():
-        yield [indices[i] for i in part]
+    with torch.no_grad():
+        for places_of_part in splitter.microbatches(families)[0] if indices else ():
+            part = [indices[i] for i in places_of_part]
+            for index, values in zip(part, read([rows[i] for i in part], rule), strict=True):
+                values_of_rows[index] = values
+    return values_of_rows
 
 
 def _of_targets(row: Row, predicted: Sequence[float]) -> tuple[float, ...]:
@@ -232,16 +203,28 @@ def with_reference(
     Raises:
         UserError: A log-prob is not finite.
     """
-    identity = {
-        "model": _hash(model, adapter),
-        "pairs": hash_items(pairs),
-        "normalise": normalise,
-    }
-    sums = _stored(folder / FILE, identity)
+    weights = hash_tensors(
+        (name, weight)
+        for name, weight in model.named_parameters()
+        if ".lora_" not in name or f".{adapter}." in name
+    )
+    identity = {"model": weights, "pairs": hash_items(pairs), "normalise": normalise}
+    file, sums = folder / FILE, None
+    if file.is_file():
+        with reading(file, "remove it; it is then computed again"), safe_open(file, "pt") as opened:
+            sums = opened.get_tensor("sums") if opened.metadata() == identity else None
     if sums is None:
         with using(model, adapter), torch.no_grad():
             sums = _compute(model, pairs, settings, normalise, progress or Silent())
-        _store(folder, sums, identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{FILE}.{os.getpid()}.partial"
+        try:
+            with writing(folder):
+                save_file({"sums": sums}, partial, metadata=identity)
+            flush(partial)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
     return [
         pair
         if math.isnan(chosen) or math.isnan(rejected)
@@ -264,7 +247,8 @@ def _compute(
     splitter = Splitter(
         [[row.ids for row in side] for side in sides], rule, settings.tokens_per_microbatch
     )
-    fits = [i for i, side in enumerate(sides) if _fits(side, max_row)]
+    with_targets = [i for i, side in enumerate(sides) if any(row.predicted for row in side)]
+    fits = [i for i in with_targets if all(len(row.ids) <= max_row for row in sides[i])]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(fits), "reference log-probs")
     for part in splitter.microbatches(splitter.families(fits))[0]:
@@ -281,39 +265,3 @@ def _compute(
         progress.advance(len(part))
     progress.close()
     return sums.view(-1, 2)
-
-
-def _fits(side: Sequence[Row], max_row: int) -> bool:
-    """Return True if a side has targets and none of its rows is too long."""
-    return any(row.predicted for row in side) and all(len(row.ids) <= max_row for row in side)
-
-
-def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
-    """Write the file under a temporary name of this process and rename it; ranks may write at the same time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{FILE}.{os.getpid()}.partial"
-    try:
-        with writing(folder):
-            save_file({"sums": sums}, temporary, metadata=identity)
-        flush(temporary)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    temporary.replace(folder / FILE)
-
-
-def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
-    if not file.is_file():
-        return None
-    advice = "remove it; it is then computed again"
-    with reading(file, advice), safe_open(file, framework="pt") as opened:
-        same = opened.metadata() == identity
-        return opened.get_tensor("sums") if same else None
-
-
-def _hash(model: Any, adapter: str | None) -> str:
-    return hash_tensors(
-        (name, weight)
-        for name, weight in model.named_parameters()
-        if ".lora_" not in name or f".{adapter}." in name
-    )

@@ -2,24 +2,9 @@
 
     report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
 
-:func:`train` runs all epochs. The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and
-``metrics.jsonl`` (one line per optimizer step). A finished training is not repeated.
-
-    with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
-        for step in range(trainer.done, 50):
-            trainer.step(rows_of(step))
-        report = trainer.finish()
-
-Optimizer, schedule and random number generators keep their state from step to step and across restarts: a training in
-the same folder resumes from its newest checkpoint, so the caller starts at step ``trainer.done``. In float32 on one CPU
+The folder then has ``final/`` (weights, config, tokenizer files, ``training.json``) and ``metrics.jsonl`` (one line per
+optimizer step). A finished training is not repeated; another resumes from its newest checkpoint. In float32 on one CPU
 process the final weights are bitwise the same as without an interruption.
-
-Between two steps the model is in evaluation mode, and an engine in this process that has ``trainer.model`` samples from
-the new weights. Servers, and engines next to several ranks, load them after :meth:`Trainer.publish`.
-
-A bfloat16 weight has 8 significant bits. Most fine-tuning updates are smaller than half the last bit, so rounding to
-nearest would lose them. Both moments and the update are computed in float32, and the new weight is rounded
-stochastically, without bias. The random bits come from torch's generator of the device, whose state is in checkpoints.
 """
 
 import math
@@ -37,9 +22,9 @@ from torch.optim.adamw import adamw
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
+from coterie.models.adapters import find_head
 from coterie.models.check import check
-from coterie.models.heads import find_head
-from coterie.models.splitting import Family, Splitter
+from coterie.models.prefix_trie import Family, Splitter
 from coterie.progress import Progress, Silent
 from coterie.training import checkpoint
 from coterie.training.batches import (
@@ -49,15 +34,13 @@ from coterie.training.batches import (
     max_row_length,
     prepare_model,
     rank_microbatches,
-    tokenizer_folder,
 )
 from coterie.training.checkpoint import Record, TrainingReport, hash_items, open_folder
-from coterie.training.launch import open_accelerator, refuse_sharded_head
-from coterie.training.losses import SFT
-from coterie.training.objective import Item, Objective
+from coterie.training.distributed import open_accelerator, refuse_sharded_head
+from coterie.training.losses import SFT, Item, Objective
 from coterie.training.reference import LossModule
 from coterie.training.settings import TrainingSettings
-from coterie.training.trackers import NoTracker, Tracker
+from coterie.training.trackers import Tracker
 
 BUCKET = 1 << 24
 """Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
@@ -96,10 +79,10 @@ class AdamW(torch.optim.AdamW):
                 )
         states = [self.state[weight] for weight in weights]
         stored = [_local(weight) for weight in weights]
-        buffer, exact = _copies(stored, torch.float32)
+        buffer, exact = _float_copies(stored)
         adamw(
             exact,
-            _copies([_local(one) for one in gradients], torch.float32)[1],
+            _float_copies([_local(one) for one in gradients])[1],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
             [],
@@ -144,10 +127,10 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Return a flat buffer with all elements, and views of it in the shapes of the tensors."""
+def _float_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return a flat float32 buffer with all elements, and views of it in the shapes of the tensors."""
     count = sum(one.numel() for one in tensors)
-    buffer = torch.empty(count, dtype=dtype, device=tensors[0].device)
+    buffer = torch.empty(count, dtype=torch.float32, device=tensors[0].device)
     views = _views(buffer, tensors)
     torch._foreach_copy_(views, list(tensors))
     return buffer, views
@@ -170,16 +153,6 @@ def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettin
     return AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
-def check_schedule(settings: TrainingSettings, total: int | None) -> None:
-    """Raise ``UserError`` if the schedule needs the number of steps and that is unknown."""
-    if total is None and (settings.schedule != "constant" or settings.warmup_ratio):
-        raise UserError(
-            f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} needs the number of steps, "
-            "which is unknown",
-            "give the number of steps, or use schedule=constant warmup_ratio=0",
-        )
-
-
 def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
     """Return the learning rate of a step (from 0): a linear warmup, then the schedule.
 
@@ -197,11 +170,6 @@ def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
         "cosine": 0.5 + 0.5 * math.cos(math.pi * done),
     }
     return settings.learning_rate * shape[settings.schedule]
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 class RngScope:
@@ -278,11 +246,16 @@ class Trainer(Generic[Item]):
         keep_last: int = 1,
         at: int | None = None,
     ) -> None:
-        check_schedule(settings, steps)
+        if steps is None and (settings.schedule != "constant" or settings.warmup_ratio):
+            raise UserError(
+                f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} needs the number of steps, "
+                "which is unknown",
+                "give the number of steps, or use schedule=constant warmup_ratio=0",
+            )
         self.objective = objective
         self.settings = settings
         self.folder = folder
-        self._tracker = tracker or NoTracker()
+        self._tracker = tracker or Tracker()
         self.report: TrainingReport | None = None
         """Report of the finished training; if an earlier process finished it, the model has its weights."""
         self._closed = self._torn = False
@@ -342,7 +315,8 @@ class Trainer(Generic[Item]):
             splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
             families = splitter.families(range(len(batch.items)))
             rate = rate_at(self.done, self._record.total, self.settings)
-            set_rate(self._optimizer, rate)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
             try:
                 loss, norm = self._gradient(batch, splitter, families)
                 measures = self._tally.result()
@@ -351,7 +325,13 @@ class Trainer(Generic[Item]):
             finally:
                 self._stepper.zero_grad()
                 self._tally.parts.clear()
-            self._count(batch, families)
+            counts = self._record.counts
+            counts.rows += len(batch.items)
+            counts.too_long += batch.too_long
+            counts.empty += batch.empty
+            counts.tokens += batch.tokens
+            counts.targets += sum(batch.targets)
+            counts.computed_tokens += sum(family.nodes for family in families)
             seconds = time.monotonic() - start
             if heldout:
                 measures["heldout_loss"] = self.measure(heldout)
@@ -396,9 +376,7 @@ class Trainer(Generic[Item]):
         self._refuse_closed()
         facts = {"steps": self.done, "settings": self.settings.model_dump(mode="json")}
         with self._prepared.training():
-            checkpoint.save_final(
-                self.model, folder, facts, tokenizer_folder(self.model), write=self.is_main
-            )
+            checkpoint.save_final(self.model, folder, facts, write=self.is_main)
             self._accelerator.wait_for_everyone()
 
     def finish(self) -> TrainingReport:
@@ -418,13 +396,16 @@ class Trainer(Generic[Item]):
     def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int) -> None:
         """Wrap the model and restore the state of the folder."""
         own = getattr(self.objective, "settings", None)
+        names = self._prepared.names
+        starting = self.model.named_parameters()
+        starting = ((n, one) for n, one in starting if n in names or ".lora_" not in n)
         numbers = own.fingerprint() if isinstance(own, Settings) else ""
         identity = {
             "objective": self.objective.name,
             "objective's settings": numbers,
             "settings": self.settings.identity(),
             "steps": str(steps),
-            "starting weights": checkpoint.hash_tensors(self._starting()),
+            "starting weights": checkpoint.hash_tensors(starting),
             **identity,
         }
         self._record = Record(
@@ -440,23 +421,9 @@ class Trainer(Generic[Item]):
         self._weights = self._trained()  # sharding has replaced the parameters
         self._record.restore(self._weights, self._optimizer)
 
-    def _starting(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        for name, weight in self.model.named_parameters():
-            if name in self._prepared.names or ".lora_" not in name:
-                yield name, weight
-
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         names = self._prepared.names
         return {name: one for name, one in self.model.named_parameters() if name in names}
-
-    def _count(self, batch: Batch[Item], families: Sequence[Family]) -> None:
-        counts = self._record.counts
-        counts.rows += len(batch.items)
-        counts.too_long += batch.too_long
-        counts.empty += batch.empty
-        counts.tokens += batch.tokens
-        counts.targets += sum(batch.targets)
-        counts.computed_tokens += sum(family.nodes for family in families)
 
     def _gradient(
         self, batch: Batch[Item], splitter: Splitter, families: Sequence[Family]
@@ -481,9 +448,15 @@ class Trainer(Generic[Item]):
         total = sum((loss for _, loss in item_losses), torch.zeros((), device=accelerator.device))
         loss = float(accelerator.reduce(total, reduction="sum")) / count
         norm = float(accelerator.clip_grad_norm_(module.parameters(), self.settings.max_grad_norm))
-        if not all(map(_finite, (loss, norm))):
-            bad = [batch.names[i] for i, value in item_losses if not _finite(float(value))]
-            _refuse_step(loss, norm, gather_object(bad), batch.names)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            own = [batch.names[i] for i, one in item_losses if not math.isfinite(float(one))]
+            bad = gather_object(own)
+            which = f"rows {', '.join((bad or batch.names)[:8])}"
+            raise UserError(
+                f"the loss ({loss}) or gradient norm ({norm}) of {which if bad else 'a step of ' + which} is not "
+                "finite; this step did not change the weights",
+                "check these rows and their weights; if the loss was growing, lower the learning_rate",
+            )
         return loss, norm
 
     def _refuse_closed(self) -> None:
@@ -497,19 +470,6 @@ class Trainer(Generic[Item]):
                 f"the training in {self.folder} is {'finished' if self.report else 'closed'}",
                 "use another folder for the next training" if self.report else "open it again",
             )
-
-
-def _refuse_step(loss: float, norm: float, bad: Sequence[str], step: Sequence[str]) -> None:
-    """Raise an error that names the rows with a loss or gradient that is not finite."""
-    rows = f"of rows {', '.join(bad[:8])}" if bad else f"of a step of rows {', '.join(step[:8])}"
-    raise UserError(
-        f"the loss ({loss}) or gradient norm ({norm}) {rows} is not finite; this step did not change the weights",
-        "check these rows and their weights; if the loss was growing, lower the learning_rate",
-    )
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0
 
 
 def train(
@@ -529,7 +489,7 @@ def train(
     """Train a model in place.
 
     With ``method=lora`` a model without an adapter gets a new one, which is removed at the end and saved in
-    ``folder/final``. An objective that reads values needs a model with a value head (``models.heads``), which is
+    ``folder/final``. An objective that reads values needs a model with a value head (``models.adapters``), which is
     trained with it, and not under FSDP.
 
     Args:
@@ -566,27 +526,15 @@ def train(
         if trainer.report is None:
             watch = progress if progress and trainer.is_main else Silent()
             every = measure_every or order.steps_per_epoch
-            _steps(trainer, batch, order, steps, watch, heldout, every)
+            if trainer.done == 0:
+                trainer.leave_out(batch.too_long, batch.empty)
+            try:
+                watch.start(steps, f"training {len(batch.items)} rows")
+                watch.advance(trainer.done)
+                for indices in order.steps(trainer.done, steps):
+                    number = trainer.done + 1
+                    measured = heldout if number == steps or number % every == 0 else ()
+                    watch.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
+            finally:
+                watch.close()
         return trainer.finish()
-
-
-def _steps(
-    trainer: Trainer[Any],
-    batch: Batch[Any],
-    order: Order,
-    steps: int,
-    progress: Progress,
-    heldout: Sequence[Any],
-    every: int,
-) -> None:
-    if trainer.done == 0:
-        trainer.leave_out(batch.too_long, batch.empty)
-    try:
-        progress.start(steps, f"training {len(batch.items)} rows")
-        progress.advance(trainer.done)
-        for indices in order.steps(trainer.done, steps):
-            number = trainer.done + 1
-            measured = heldout if number == steps or number % every == 0 else ()
-            progress.advance(1, **trainer.step([batch.items[i] for i in indices], measured))
-    finally:
-        progress.close()

@@ -5,17 +5,15 @@
 
 This is the form of GAP's paper. GAP's models are trained on another form, in which the plan is a list of tasks and the
 agent itself makes the calls of a level as tags.
-
-:class:`WorkflowAgent` defines the actor, the prompt, the ending and the tools. Subclasses define tasks, answers and
-grades (``environment``: questions; ``code``: programs and mathematics).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
@@ -29,16 +27,14 @@ from coterie.environments.protocol import (
     Pure,
     State,
     Transition,
-    agents_of,
 )
 from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
 from coterie.environments.with_tools import WithTools, with_tools
 from coterie.environments.workflow.plan import (
     BrokenPlan,
-    Outcome,
     Plan,
-    PlanLimits,
+    Shape,
     parse_plan,
     run_plan,
     times,
@@ -52,36 +48,8 @@ from coterie.tools.calls import NativeCalls, ToolError, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings
 from coterie.tools.tags import OBSERVATION, Tags, inside
 
-_PLAN, _GRAPH, _GRAPH_ENDS = "plan", "<graph", "</graph>"
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A message with calls, and their results."""
-
-    turn: Turn
-    results: tuple[ToolResult, ...]
-    graph: Plan | None
-    """The graph at the end of the message, which was run, or ``None``."""
-
-    @property
-    def plan(self) -> Plan | None:
-        """The last valid plan in the message."""
-        return next(reversed(_readable(self.turn.text)[0]), None)
-
-    @property
-    def ran(self) -> int:
-        """Number of calls that ran, including failed ones."""
-        return sum(not one.error or one.seconds > 0 for one in self.results)
-
-    @property
-    def critical(self) -> float:
-        """Seconds with all independent calls in parallel."""
-        seconds = [one.seconds for one in self.results]
-        if self.graph is None or len(self.graph.tasks) != len(seconds):
-            return max(seconds, default=0.0)
-        names = (task.id for task in self.graph.tasks)
-        return times(self.graph, zip(names, seconds, strict=True)).critical
+_GRAPH, _GRAPH_ENDS = "<graph", "</graph>"
+Round = tuple[Turn, tuple[ToolResult, ...]]
 
 
 def graph_of(text: str) -> Plan | None:
@@ -90,26 +58,21 @@ def graph_of(text: str) -> Plan | None:
     Raises:
         BrokenPlan: the graph is invalid.
     """
-    if not text.rstrip().endswith(_GRAPH_ENDS) or _GRAPH not in text:
-        return None
-    return parse_plan(text[text.rindex(_GRAPH) :])
+    source = _graph_text(text)
+    return parse_plan(source) if source else None
 
 
 def graph_or_none(text: str) -> Plan | None:
     """Return the graph at the end of a message, or ``None`` for a missing or invalid graph."""
-    try:
+    with suppress(BrokenPlan):
         return graph_of(text)
-    except BrokenPlan:
-        return None
+    return None
 
 
-def rounds_of(turns: Sequence[Turn], actor: str) -> tuple[Round, ...]:
-    """Return the messages of an actor with calls, and their results."""
-    return tuple(
-        Round(turn, after.results, graph_or_none(turn.text))
-        for turn, after in pairwise(turns)
-        if turn.speaker.name == actor and after.results
-    )
+def _graph_text(text: str) -> str:
+    if not text.rstrip().endswith(_GRAPH_ENDS) or _GRAPH not in text:
+        return ""
+    return text[text.rindex(_GRAPH) :]
 
 
 def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, float | int]:
@@ -121,21 +84,26 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     * ``early_calls``: calls made before the tasks that they depend on can be done.
     * ``serial_seconds``, ``critical_seconds``: time of all calls in sequence, and with independent calls in parallel.
     """
-    plans, broken = _plans(turns, actor)
-    rounds = rounds_of(turns, actor)
-    shape = plans[0].shape if plans else None
+    by_turn = [_plans(turn.text) for turn in turns if turn.speaker.name == actor]
+    plans = [plan for valid, _ in by_turn for plan in valid]
+    rounds: list[Round] = [
+        (turn, after.results)
+        for turn, after in pairwise(turns)
+        if turn.speaker.name == actor and after.results
+    ]
+    shape = plans[0].shape if plans else Shape(0, 0, 0)
     text = "".join(turn.whole_text or _observation(turn) for turn in turns)
     return {
         "plans": len(plans),
-        "broken_plans": broken,
-        "tasks": shape.tasks if shape else 0,
-        "levels": shape.levels if shape else 0,
-        "plan_width": shape.width if shape else 0,
-        "width": max((len(one.results) for one in rounds), default=0),
+        "broken_plans": sum(broken for _, broken in by_turn),
+        "tasks": shape.tasks,
+        "levels": shape.levels,
+        "plan_width": shape.width,
+        "width": max((len(results) for _, results in rounds), default=0),
         "early_calls": early_calls(rounds),
         VIOLATIONS: len(violations(text, kind)),
-        "serial_seconds": round(sum(r.seconds for one in rounds for r in one.results), 6),
-        "critical_seconds": round(sum(one.critical for one in rounds), 6),
+        "serial_seconds": round(sum(one.seconds for _, some in rounds for one in some), 6),
+        "critical_seconds": round(sum(_critical(turn.text, some) for turn, some in rounds), 6),
     }
 
 
@@ -145,13 +113,15 @@ def early_calls(rounds: Sequence[Round]) -> int:
     A plan applies from its own message to the next plan. The count is a lower bound, because a task without a call
     allows another call, and calls that did not run are ignored.
     """
-    plans: list[tuple[Plan, bool, list[int]]] = []
-    for one in rounds:
-        if (plan := one.plan) is not None:
-            plans.append((plan, one.graph is None, []))
-        if plans:
-            plans[-1][2].append(one.ran)
-    return sum(calls_before_their_turn(plan, counts) for plan, by_tags, counts in plans if by_tags)
+    applied: list[tuple[Plan, bool, list[int]]] = []
+    for turn, results in rounds:
+        if plans := _plans(turn.text)[0]:
+            applied.append((plans[-1], graph_or_none(turn.text) is None, []))
+        if applied:
+            applied[-1][2].append(sum(not one.error or one.seconds > 0 for one in results))
+    return sum(
+        calls_before_their_turn(plan, counts) for plan, by_tags, counts in applied if by_tags
+    )
 
 
 def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
@@ -161,26 +131,24 @@ def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
     return max(0, max(excess, default=0))
 
 
-def plans_of(text: str) -> Iterator[str]:
-    yield from (one.body for one in scan(text).segments if one.name == _PLAN and one.closed)
-    if text.rstrip().endswith(_GRAPH_ENDS) and _GRAPH in text:
-        yield text[text.rindex(_GRAPH) :]
+def _critical(text: str, results: Sequence[ToolResult]) -> float:
+    """Return the seconds with all independent calls in parallel."""
+    seconds, graph = [one.seconds for one in results], graph_or_none(text)
+    if graph is None or len(graph.tasks) != len(seconds):
+        return max(seconds, default=0.0)
+    return times(graph, dict(zip(graph.by_id, seconds, strict=True))).critical
 
 
-def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
-    every = [_readable(turn.text) for turn in turns if turn.speaker.name == actor]
-    return [plan for plans, _ in every for plan in plans], sum(broken for _, broken in every)
-
-
-def _readable(text: str) -> tuple[list[Plan], int]:
+def _plans(text: str) -> tuple[list[Plan], int]:
+    """Return the valid plans of a message, and the number of invalid ones."""
+    sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
+    if graph := _graph_text(text):
+        sources.append(graph)
     plans: list[Plan] = []
-    broken = 0
-    for source in plans_of(text):
-        try:
+    for source in sources:
+        with suppress(BrokenPlan):
             plans.append(parse_plan(source))
-        except BrokenPlan:
-            broken += 1
-    return plans, broken
+    return plans, len(sources) - len(plans)
 
 
 def _observation(turn: Turn) -> str:
@@ -189,7 +157,6 @@ def _observation(turn: Turn) -> str:
 
 
 BOUND = 400
-"""Maximum characters of a result in the text of a dependent task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +170,7 @@ class PlanTags(Tags):
     def __post_init__(self) -> None:
         super(PlanTags, self).__post_init__()
         if self.graphs:
-            object.__setattr__(self, "stop", (*self.stop, "</graph>"))
+            object.__setattr__(self, "stop", (*self.stop, _GRAPH_ENDS))
 
     def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages with the tools in the system prompt, unless it is terse."""
@@ -211,10 +178,8 @@ class PlanTags(Tags):
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """Return the calls of a message: the tasks of its final graph, or its tags."""
-        if not self.graphs:
-            return super(PlanTags, self).parse(text, finish)
         try:
-            plan = graph_of(text)
+            plan = graph_of(text) if self.graphs else None
         except BrokenPlan as error:
             return (
                 ToolCall(call_id(0), "graph", "{}", f"not run: the graph can't be read: {error}"),
@@ -232,28 +197,55 @@ class PlanTags(Tags):
         return ToolCall(call_id(number), name, self.arguments(name, task.text))
 
 
-class Planning(Environment, Protocol):
-    """An environment of one agent that plans."""
-
-    @property
-    def kind(self) -> AgentKind:
-        """Kind of agent, which determines the rules for the order of tags."""
-        ...
-
-
 class WithPlans(WithTools):
     """Environment with tools that runs graphs and measures plans."""
 
-    environment: Planning
+    environment: "WorkflowAgent"
 
     async def results(
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
-        """Run a final graph by its schedule, or other calls in parallel."""
+        """Run a final graph by its schedule, or other calls in parallel.
+
+        Results of a graph are in its order, each with the name of its task. If a call has side effects, all calls of
+        the graph run in sequence.
+        """
         plan = self._graph(turn) if len(calls) > 1 else None
         if plan is None:
             return await super().results(toolbox, calls, turn)
-        return await _run_graph(plan, calls, toolbox, self, turn)
+        by_task = dict(zip(plan.by_id, calls, strict=True))
+        ran: dict[str, ToolResult] = {}
+        syntax = self.syntax
+        assert isinstance(syntax, PlanTags), "only PlanTags has graphs"
+
+        async def run(id_: str, text: str) -> str:
+            call = by_task[id_]
+            if not call.error:
+                call = replace(call, arguments=syntax.arguments(call.name, text))
+            call = replace(call, id=call_id(0))
+            (ran[id_],) = await toolbox.run([call], self.offered, turn.whole_text)
+            if ran[id_].error:
+                raise ToolError(ran[id_].text)
+            return " ".join(ran[id_].text.split())[:BOUND]
+
+        limits = toolbox.limits
+        width = 1 if any(map(self.changes, calls)) else limits.width
+        outcomes = await run_plan(plan, run, width=width, calls=limits.max_calls)
+        results = []
+        for one in outcomes:
+            text, left_out = one.text, 0
+            if one.id in ran:
+                text, left_out = ran[one.id].text, ran[one.id].left_out
+            result = ToolResult(
+                by_task[one.id].id,
+                f"{one.id}: {text}",
+                one.state != "done",
+                one.began,
+                one.seconds,
+                left_out,
+            )
+            results.append(result)
+        return tuple(results)
 
     def refuses_repeats(self, turn: Turn) -> bool:
         """Return False for calls of a graph, whose results others need and whose arguments are not bound yet."""
@@ -266,49 +258,8 @@ class WithPlans(WithTools):
 
     async def grade(self, state: State, live: object) -> Grade:
         grade = await super().grade(state, live)
-        (agent,) = agents_of(self.environment)
-        how = measures(state.turns, agent, self.environment.kind)
+        how = measures(state.turns, AGENT, self.environment.kind)
         return replace(grade, metrics={**grade.metrics, **how})
-
-
-async def _run_graph(
-    plan: Plan, calls: Sequence[ToolCall], toolbox: Toolbox, environment: WithPlans, turn: Turn
-) -> tuple[ToolResult, ...]:
-    """Run the calls of a plan. Return results in the plan's order, each with the name of its task.
-
-    If a call has side effects, all calls run in sequence.
-    """
-    by_task = dict(zip((task.id for task in plan.tasks), calls, strict=True))
-    ran: dict[str, ToolResult] = {}
-    syntax = environment.syntax
-    assert isinstance(syntax, PlanTags), "only PlanTags has graphs"
-
-    async def run(id_: str, text: str) -> str:
-        call = by_task[id_]
-        if not call.error:
-            call = replace(call, arguments=syntax.arguments(call.name, text))
-        (result,) = await toolbox.run(
-            [replace(call, id=call_id(0))], environment.offered, turn.whole_text
-        )
-        ran[id_] = result
-        if result.error:
-            raise ToolError(result.text)
-        return " ".join(result.text.split())[:BOUND]
-
-    alone = any(environment.changes(call) for call in calls)
-    width = 1 if alone else toolbox.limits.width
-    limits = PlanLimits(width=width, calls=toolbox.limits.max_calls)
-    outcomes = await run_plan(plan, run, limits)
-    return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in outcomes)
-
-
-def _result(id_: str, outcome: Outcome, result: ToolResult | None) -> ToolResult:
-    text = outcome.text if result is None else result.text
-    left_out = 0 if result is None else result.left_out
-    failed = outcome.state != "done"
-    return ToolResult(
-        id_, f"{outcome.id}: {text}", failed, outcome.began, outcome.seconds, left_out
-    )
 
 
 AGENT = "agent"
@@ -341,9 +292,11 @@ class WorkflowAgent(Pure, ABC):
     settings: AgentSettings
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
-    """Limit of answers; messages with calls do not count."""
 
     rows: Rows
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        self.settings, self.rows, self.name = settings, rows, rows.name
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
         """Return tasks of a split, or fewer if the data set has fewer."""
@@ -396,14 +349,17 @@ class WorkflowAgent(Pure, ABC):
         """Return the answer in a message, for votes and baselines."""
         return self.read(text)
 
+    @abstractmethod
+    def same(self, first: str, second: str) -> bool:
+        """Return True if two answers are equal."""
+
+    def similarity(self, answer: str, other: str) -> float:
+        return float(self.same(answer, other))
+
     def with_tools(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
-        """Return this environment with tools and execution of graphs.
-
-        Raises:
-            UserError: the prompt is for an agent without tools.
-        """
+        """Return this environment with tools and execution of graphs."""
         if self.settings.prompt == "closed":
             raise UserError(
                 f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",

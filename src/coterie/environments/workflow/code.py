@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from coterie.datasets.code_rows import ContestRow, ContestTest
-from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import GRADER, gold_answers, secret_answers
@@ -33,7 +32,6 @@ SHORT: Mapping[Work, str] = {
     "program": "Plan, run programs, and answer with the program that solves the problem.",
     "mathematics": "Plan, run programs, and answer the problem.",
 }
-"""Prompts of agents that are trained on the format."""
 _BEGINNING: Mapping[Work, str] = {
     "program": "You solve a problem of a programming contest with a Python program. Try your program out before you "
     "answer.",
@@ -76,7 +74,6 @@ result.""",
     "mathematics": r"- <answer>\boxed{...}</answer>: at the end, your answer in LaTeX.",
 }
 STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
-"""Instruction for a solution with a given beginning."""
 
 
 def instructions(work: Work) -> str:
@@ -85,7 +82,6 @@ def instructions(work: Work) -> str:
 
 
 TESTS = "tests"
-"""Name of the secret with the tests, a JSON list."""
 NO_PROGRAM = "no program between fences"
 SEVERAL = "more than one program"
 
@@ -106,11 +102,6 @@ class Code(WorkflowAgent):
     needs: tuple[type, ...] = (Sandbox,)
     metric = "solved"
     settings: CodeSettings
-
-    def __init__(self, settings: CodeSettings, rows: Rows) -> None:
-        self.settings, self.rows, self.name = settings, rows, rows.name
-
-    # -- tasks ----------------------------------------------------------------------------------
 
     def task_of(self, row: QuestionRow) -> Task:
         """Return a problem with its tests as a secret for graders. Raise ``UserError`` if it has no tests."""
@@ -136,8 +127,6 @@ class Code(WorkflowAgent):
         beginning = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
         return f"{super().request(task)}{beginning}"
 
-    # -- answers --------------------------------------------------------------------------------
-
     def read(self, text: str) -> str | None:
         """Return the content of the answer tag, or, if lenient, the last Python block."""
         answer = final_answer(text)
@@ -158,11 +147,7 @@ class Code(WorkflowAgent):
         return (code_of(answer), "") if self.settings.lenient else ("", NO_PROGRAM)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Score 1 if all tests pass. ``fraction`` is their share, ``outcome`` the result of the first failed test.
-
-        Raises:
-            EngineError: the sandbox failed.
-        """
+        """Score 1 if all tests pass. ``fraction`` is their share, ``outcome`` the result of the first failed test."""
         task = state.task
         tests = tests_of(task)
         if not tests:
@@ -180,14 +165,9 @@ class Code(WorkflowAgent):
         verdicts = await judge_program(live[Sandbox], program, tests, function, limits)
         return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
-    # -- votes ----------------------------------------------------------------------------------
-
     def same(self, first: str, second: str) -> bool:
         """Return True if two answers have exactly the same program."""
         return self.program(first) == self.program(second)
-
-    def similarity(self, answer: str, other: str) -> float:
-        return float(self.same(answer, other))
 
 
 def tests_of(task: Task) -> tuple[ContestTest, ...]:
@@ -219,9 +199,6 @@ class CodeMaths(WorkflowAgent):
     row_types: tuple[type[QuestionRow], ...] = (MathRow,)
     metric = "solved"
 
-    def __init__(self, settings: AgentSettings, rows: Rows) -> None:
-        self.settings, self.rows, self.name = settings, rows, rows.name
-
     def task_of(self, row: QuestionRow) -> Task:
         """Return a problem and its secret answers. Raise ``UserError`` if they are missing."""
         if row.flaw:
@@ -252,11 +229,5 @@ class CodeMaths(WorkflowAgent):
             and any(same_mathematics(gold, answer) for gold in gold_answers(task))
         )
 
-    def well_formed(self, answer: str) -> bool:
-        return True
-
     def same(self, first: str, second: str) -> bool:
         return same_mathematics(first, second)
-
-    def similarity(self, answer: str, other: str) -> float:
-        return float(self.same(answer, other))

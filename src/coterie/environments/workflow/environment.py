@@ -2,9 +2,8 @@
 
     coterie evaluate mhqa dataset=2wiki tools.config=tools.yaml policy=RUN
 
-The agent thinks, writes a plan, calls tools in one or several messages, and ends with ``<answer>``. The run provides
-the tools (``tools=``), and results continue the agent's message. Answers are scored by exact match and F1, and
-optionally by a model.
+The run provides the tools (``tools=``), and results continue the agent's message. Answers are scored by exact match
+and F1, and optionally by a model.
 """
 
 import re
@@ -22,20 +21,11 @@ from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
-from coterie.environments.protocol import (
-    WELL_FORMED,
-    Grade,
-    Openers,
-    State,
-)
-from coterie.environments.talk import solo_prompt
-from coterie.environments.workflow.agent import ANSWER, AgentSettings, WorkflowAgent
+from coterie.environments.protocol import WELL_FORMED, Grade, Openers, State
+from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
 from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
-from coterie.environments.workflow.plan import Plan
-from coterie.environments.workflow.plan import Task as PlanTask
 from coterie.environments.workflow.trace import (
     AgentKind,
-    Query,
     Several,
     Trace,
     final_answer,
@@ -43,7 +33,7 @@ from coterie.environments.workflow.trace import (
     overlap,
 )
 from coterie.record.tree import Task
-from coterie.record.turn import Part, digest
+from coterie.record.turn import digest
 
 PlanForm = Literal["tasks", "graph", "none"]
 
@@ -96,41 +86,34 @@ _REFLECTIONS: Mapping[AgentKind, str] = {
     ),
 }
 
-_EXAMPLE = Trace(
-    Plan(
-        (
-            PlanTask("T1", "where the band Low Tide was founded"),
-            PlanTask("T2", "where the band Glass Harbour was founded"),
-            PlanTask("T3", "whether that is the same town", ("T1", "T2")),
-        )
-    ),
-    (
-        (
-            Query("T1", "Low Tide band founded in", "Low Tide was founded in Bergen."),
-            Query("T2", "Glass Harbour band founded in", "Glass Harbour was founded in Leeds."),
-        ),
-    ),
-    "no",
-)
-_FOUND = (
-    "Low Tide is a folk band that was founded in Bergen in 1998.",
-    "Glass Harbour is a rock band from England, founded in Leeds in 2004.",
-)
-_ASKED = "Were the bands Low Tide and Glass Harbour founded in the same town?"
-
-
-def _example() -> str:
-    """Return an example question with its trajectory."""
-    calls, answer = _EXAMPLE.messages("parallel")
-    observations = "\n".join(f"<observation>\n{one}\n</observation>" for one in _FOUND)
-    return f"Question: {_ASKED}\n{calls}\n{observations}\n{answer}"
+_EXAMPLE = """\
+Question: Were the bands Low Tide and Glass Harbour founded in the same town?
+<think>This takes 3 tasks in 2 levels.</think>
+<plan>
+T1: where the band Low Tide was founded
+- Dependencies: none
+T2: where the band Glass Harbour was founded
+- Dependencies: none
+T3: whether that is the same town
+- Dependencies: T1, T2
+</plan>
+<think>Next: T1, T2.</think>
+<wiki_search>Low Tide band founded in|Glass Harbour band founded in</wiki_search>
+<observation>
+Low Tide is a folk band that was founded in Bergen in 1998.
+</observation>
+<observation>
+Glass Harbour is a rock band from England, founded in Leeds in 2004.
+</observation>
+<think>Low Tide was founded in Bergen. Glass Harbour was founded in Leeds. So I know the answer.</think>
+<answer>no</answer>"""
 
 
 def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
     """Return the system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
     work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
     rule = "Answer with as few words as possible; several answers are divided by |."
-    text = f"\nThis is an example.\n{_example()}" if example else ""
+    text = f"\nThis is an example.\n{_EXAMPLE}" if example else ""
     return f"{_BEGINNING[agent]}\n{work}{rule}{text}"
 
 
@@ -254,8 +237,6 @@ class Workflow(WorkflowAgent):
         self.metric = {"em": "exact match", "f1": "F1", "judge": "judged right"}[settings.score]
         self.needs = (AnswerJudge,) if settings.judge.judges else ()
 
-    # -- tasks ----------------------------------------------------------------------------------
-
     def task_of(self, row: QuestionRow) -> Task:
         """Return a question, its type and its secret answers."""
         public = {"question": row.question, "type": str(getattr(row, "type", ""))}
@@ -264,8 +245,6 @@ class Workflow(WorkflowAgent):
     def openers(self, logs: Path) -> Openers:
         judge = self.settings.judge
         return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
-
-    # -- the trajectory -------------------------------------------------------------------------
 
     def instructions(self) -> str:
         """Return the system prompt; the tools are appended if it is not terse."""
@@ -296,32 +275,15 @@ class Workflow(WorkflowAgent):
         score = {"em": em, "f1": f1_, "judge": right}[self.settings.score]
         return Grade(score, metrics)
 
-    # -- answers, for votes and baselines -------------------------------------------------------
-
     def same(self, first: str, second: str) -> bool:
         """Return True if the answers are equal, ignoring case, articles and punctuation."""
         return normalize_answer(first) == normalize_answer(second)
 
     def similarity(self, answer: str, other: str) -> float:
         """Return the F1 of the answers if that is the score, else 1 for equal answers and 0 for others."""
-        return (
-            f1(answer, [other]) if self.settings.score == "f1" else float(self.same(answer, other))
-        )
-
-    def score(self, task: Task, answer: str | None) -> float:
-        """Return the exact match or F1."""
-        metric = overlap if self.settings.score == "f1" else matches
-        return metric(answer, gold_answers(task), self.settings.several)
-
-    def well_formed(self, answer: str) -> bool:
-        return True
-
-    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the prompt to answer from memory."""
-        ending = f"- End with your answer, as short as possible: <{ANSWER}>your answer</{ANSWER}>"
-        return solo_prompt(str(task.public["question"]), ending)
-
-    # -- experts --------------------------------------------------------------------------------
+        if self.settings.score == "f1":
+            return f1(answer, [other])
+        return super().similarity(answer, other)
 
     def row(self, task: Task) -> QuestionRow:
         if not self._train:

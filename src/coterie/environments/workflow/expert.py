@@ -1,18 +1,15 @@
 """Expert that turns the gold evidence of a HotpotQA, MuSiQue or 2Wiki row into a trace that answers the question.
 
-There is no teacher model: the plan and queries come from the evidences, supporting facts or decomposition of the row. A
-query uses only the question and earlier results. A row without a sound trace is rejected with a reason.
-
-Thoughts state gold facts. If no result contains them, an agent trained on these thoughts learns to hallucinate.
+There is no teacher model. A query uses only the question and earlier results. A row without a sound trace is rejected
+with a reason. Thoughts state gold facts. If no result contains them, an agent trained on them learns to hallucinate.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from coterie.datasets.answers import Hop, MusiqueRow
-from coterie.datasets.rows import Evidence, HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import Evidence, Hop, HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
+from coterie.environments.settings import split_words
 from coterie.environments.workflow.trace import (
     NoTrace,
     Step,
@@ -26,10 +23,11 @@ from coterie.environments.workflow.trace import (
     says,
     spelling_in,
     telling,
+    without_dependents,
     words,
 )
 from coterie.record.tree import Task
-from coterie.tools.retrieval.tool import titles_in
+from coterie.tools.search import titles_in
 
 _PHRASES: Mapping[str, str] = {
     "country of citizenship": "nationality",
@@ -90,8 +88,7 @@ def task_text(relation: str, of: str) -> str:
 
 def query_text(relation: str, of: str) -> str:
     """Return a query: ``Devotion directed by``."""
-    plain = _plain_relation(relation)
-    return f"{of} {_WORDS.get(plain, _phrase(plain))}".strip()
+    return f"{of} {_WORDS.get(_plain(relation.lower()), _phrase(relation))}".strip()
 
 
 def sentence(relation: str, of: str, value: str) -> str:
@@ -100,27 +97,22 @@ def sentence(relation: str, of: str, value: str) -> str:
 
 
 def _phrase(relation: str) -> str:
-    plain = _plain_relation(relation)
-    return _PHRASES.get(plain, plain)
+    return _PHRASES.get(plain := _plain(relation.lower()), plain)
 
 
-def _plain_relation(relation: str) -> str:
-    return " ".join(relation.lower().split())
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 def gold_titles(row: QuestionRow) -> tuple[str, ...]:
     """Return the titles of the gold passages of a row."""
-    return tuple(dict.fromkeys(_plain_title(one.title) for one in row.passages if one.gold))
+    return tuple(dict.fromkeys(_plain(one.title) for one in row.passages if one.gold))
 
 
 def has_passages(results: Iterable[str], titles: Iterable[str]) -> bool:
     """Return True if results of ``tools.retrieval.tool`` contain passages with all titles."""
-    all_titles = {_plain_title(title) for result in results for title in titles_in(result)}
-    return all_titles.issuperset(map(_plain_title, titles))
-
-
-def _plain_title(title: str) -> str:
-    return " ".join(title.split())
+    all_titles = {_plain(title) for result in results for title in titles_in(result)}
+    return all_titles.issuperset(map(_plain, titles))
 
 
 @runtime_checkable
@@ -133,41 +125,30 @@ class Demonstrates(Protocol):
         Raises:
             NoTrace: no sound trace exists.
         """
-        ...
 
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
         """Return True if tool results contain the facts that the answer depends on."""
-        ...
 
 
-NOT_TWO = "it does not rest on two pages"
-UNNAMED_PAGE = "the question does not name what it compares"
-APART = "neither page names the other"
-NO_ANSWER = "the answer is not in the pages"
-BACKWARDS = "the answer is on the page that comes first"
 MOST_WORDS = 20
-"""Maximum words of a page's sentence in a thought."""
 MOST_ASKED = 12
-"""Maximum words of the question in a query."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A gold page."""
 
     title: str
     text: str
     clause: str
-    """Beginning of the sentence that supports the answer."""
 
 
 def trace_of_hotpot(row: HotpotRow) -> Trace:
     """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     pages = _pages(row)
     if len(pages) != 2:
-        raise NoTrace(NOT_TWO)
+        raise NoTrace("it does not rest on two pages")
     if not any(_has_answer(row, one) for one in pages):
-        raise NoTrace(NO_ANSWER)
+        raise NoTrace("the answer is not in the pages")
     names = {one.title: _page_name(row.question, one.title) for one in pages}
     if all(names.values()):
         sides = [
@@ -176,7 +157,7 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
         ]
         return make_trace(row.question, row.answer, sides, compare=row.type == "comparison")
     if row.type == "comparison":
-        raise NoTrace(UNNAMED_PAGE)
+        raise NoTrace("the question does not name what it compares")
     return make_trace(row.question, row.answer, _bridge(row, pages, names))
 
 
@@ -187,10 +168,10 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
     orders = [(first, second) for first, second in ((one, other), (other, one))
               if says(first.text, bare(second.title))]  # fmt: skip
     if not orders:
-        raise NoTrace(APART)
+        raise NoTrace("neither page names the other")
     order = next((order for order in orders if _has_answer(row, order[1])), None)
     if order is None:
-        raise NoTrace(BACKWARDS)
+        raise NoTrace("the answer is on the page that comes first")
     first, second = order
     name, title = names[first.title], bare(second.title)
     query = " ".join((name, *_rest(row.question, name))).strip()
@@ -240,11 +221,6 @@ def _clause(sentences: Sequence[str], place: int) -> str:
     return f"{' '.join(sentence_words[:MOST_WORDS]).rstrip(',;:')}..."
 
 
-NO_HOPS = "it has no decomposition"
-LATER = "a hop waits for a later one"
-NOWHERE = "a hop leads nowhere"
-OTHER_LAST_HOP = "the answer is not what the last hop finds"
-SAYS_MORE = "a hop names what the question does not"
 _REFERENCE = re.compile(r"#([1-9])(\s+(?='s\b))?")
 _RELATION = ">>"
 
@@ -252,15 +228,14 @@ _RELATION = ">>"
 def trace_of_musique(row: MusiqueRow) -> Trace:
     """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.hops:
-        raise NoTrace(NO_HOPS)
+        raise NoTrace("it has no decomposition")
     steps: list[Step] = []
     for number, hop in enumerate(row.hops):
         steps.append(_hop_step(row, hop, number, steps))
-    waited = {other for one in steps for other in one.after}
-    if any(name_of(place) not in waited for place in range(len(steps) - 1)):
-        raise NoTrace(NOWHERE)
+    if len(without_dependents(steps)) > 1:
+        raise NoTrace("a hop leads nowhere")
     if not any(alike(one, steps[-1].result) for one in row.answers):
-        raise NoTrace(OTHER_LAST_HOP)
+        raise NoTrace("the answer is not what the last hop finds")
     return make_trace(row.question, row.answer, steps)
 
 
@@ -268,9 +243,9 @@ def _hop_step(row: MusiqueRow, hop: Hop, number: int, steps: Sequence[Step]) -> 
     text = " ".join(hop.question.split()).rstrip("?. ")
     places = dict.fromkeys(int(one[1]) - 1 for one in _REFERENCE.finditer(text))
     if any(place >= number for place in places):
-        raise NoTrace(LATER)
+        raise NoTrace("a hop waits for a later one")
     if not places and _names_more(row, text):
-        raise NoTrace(SAYS_MORE)
+        raise NoTrace("a hop names what the question does not")
     filled = _REFERENCE.sub(lambda one: steps[int(one[1]) - 1].result, text)
     template = _REFERENCE.sub(lambda one: f"{{{name_of(int(one[1]) - 1)}}}", text)
     after = tuple(map(name_of, places))
@@ -310,32 +285,23 @@ def _names_more(row: MusiqueRow, hop: str) -> bool:
 
 CHAINS = ("compositional", "inference")
 COMPARISONS = ("comparison", "bridge_comparison")
-NO_EVIDENCE = "it has no evidences"
-OTHER_TYPE = "its type is none that is known"
-UNNAMED = "the question does not name what a fact is about"
-BROKEN = "a fact does not follow from the one before it"
 OTHER_ANSWER = "the answer is not what the facts come to"
 UNCLEAR = "it can't be told how the facts are compared"
 _YEAR = re.compile(r"\b\d{3,4}\b")
 _DAY = re.compile(r"\b\d{1,2}\b")
 _EARLIER = {"first", "earlier", "older", "earliest", "oldest"}
 _LATER = {"later", "younger", "recently", "recent", "last", "latest", "youngest"}
-_MONTHS: Mapping[str, int] = {
-    name: number
-    for number, name in enumerate(
-        ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
-         "december"),
-        1,
-    )
-}  # fmt: skip
+_MONTHS = split_words(
+    "january february march april may june july august september october november december"
+)
 
 
 def trace_of_2wiki(row: TwoWikiRow) -> Trace:
     """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.evidences:
-        raise NoTrace(NO_EVIDENCE)
+        raise NoTrace("it has no evidences")
     if row.type not in (*CHAINS, *COMPARISONS):
-        raise NoTrace(OTHER_TYPE)
+        raise NoTrace("its type is none that is known")
     steps: list[Step] = []
     roots: list[str] = []
     for number, fact in enumerate(row.evidences):
@@ -345,7 +311,7 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
             steps.append(_step(fact, f"{{{waits}}}", steps[before].result, (waits,)))
             roots.append(roots[before])
         elif number and row.type in CHAINS:
-            raise NoTrace(BROKEN)
+            raise NoTrace("a fact does not follow from the one before it")
         else:
             name = _name_in_question(row, number)
             steps.append(_step(fact, name, name))
@@ -360,10 +326,8 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
 
 def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
     """Return the index of the step whose result is the fact's subject, preferably of one without dependents."""
-    places = places_of(fact.subject, [one.result for one in steps])
-    waited = {other for one in steps for other in one.after}
-    free = [place for place in places if name_of(place) not in waited]
-    return next(iter(free or places), None)
+    places, free = places_of(fact.subject, [one.result for one in steps]), without_dependents(steps)
+    return next((place for place in places if place in free), next(iter(places), None))
 
 
 def _step(fact: Evidence, planned: str, name: str, after: tuple[str, ...] = ()) -> Step:
@@ -385,16 +349,12 @@ def _name_in_question(row: TwoWikiRow, number: int) -> str:
     for name in (title, subject, bare(title), bare(subject)):
         if name_in_question := spelling_in(row.question, name):
             return name_in_question
-    raise NoTrace(UNNAMED)
-
-
-# -- comparisons ----------------------------------------------------------------------------------
+    raise NoTrace("the question does not name what a fact is about")
 
 
 def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[str]) -> None:
     """Raise :class:`NoTrace` if the answer does not follow from the facts."""
-    waited = {other for one in steps for other in one.after}
-    last = [place for place in range(len(steps)) if name_of(place) not in waited]
+    last = without_dependents(steps)
     results = [steps[place].result for place in last]
     if len(set(map(words, (roots[place] for place in last)))) < len(last) or len(last) < 2:
         raise NoTrace(UNCLEAR)
@@ -429,15 +389,12 @@ def _date(text: str) -> tuple[int, ...]:
     year = _YEAR.search(text)
     if year is None or "BC" in text:
         return ()
-    month = next((_MONTHS[one] for one in words(text) if one in _MONTHS), None)
+    month = next((_MONTHS.index(one) for one in words(text) if one in _MONTHS), None)
     day = _DAY.search(text.replace(year[0], ""))
     parts = (int(year[0]),)
     if month is not None:
         parts = (*parts, month, *((int(day[0]),) if day else ()))
     return parts
-
-
-NO_GOLD = "rows of this kind do not tell what is to be searched"
 
 
 def trace_of(row: QuestionRow) -> Trace:
@@ -449,4 +406,4 @@ def trace_of(row: QuestionRow) -> Trace:
             return trace_of_hotpot(row)
         case MusiqueRow():
             return trace_of_musique(row)
-    raise NoTrace(NO_GOLD)
+    raise NoTrace("rows of this kind do not tell what is to be searched")

@@ -1,28 +1,23 @@
 """Plans as acyclic graphs of tasks: parsing, validation and parallel execution.
 
-A model writes a plan as a list (``T1: ...`` with a line ``- Dependencies: none``) or as XML (``<graph>``). The parser
-is lenient about case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of
-the text.
-
-A failed task is recorded, and its dependents are not run; other tasks continue. The numbers of parallel tasks and of
-all tasks are limited.
+A plan is a list (``T1: ...`` with a line ``- Dependencies: none``) or XML (``<graph>``). The parser is lenient about
+case, spaces, bullets and bold type, and strict about the graph. Its time is linear in the length of the text.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Literal
-from xml.parsers import expat
+from typing import Literal, NamedTuple
+from xml.etree import ElementTree
+from xml.parsers.expat import ErrorString
 
-from coterie.config.settings import Settings, key
 from coterie.tools.calls import ToolError
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""Placeholder for the result of another task, such as ``{s1}``."""
 
 
 class BrokenPlan(Exception):
@@ -41,24 +36,19 @@ class Task:
     text: str
     """Description or query, possibly with placeholders for its dependencies."""
     after: tuple[str, ...] = ()
-    """Ids of its dependencies, in the order of the text."""
     tool: str | None = None
-    """The tool of the task, if the plan names one."""
 
     def bound(self, results: Mapping[str, str]) -> str:
         """Return the text with results instead of placeholders. Braces in a result remain text."""
         return PLACEHOLDER.sub(lambda match: results[match[1]], self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The size of a plan."""
+class Shape(NamedTuple):
+    """Number of tasks, of levels (the longest chain), and of tasks in the largest level."""
 
     tasks: int
     levels: int
-    """Number of levels, which is the length of the longest chain of tasks."""
     width: int
-    """Number of tasks in the largest level."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +141,6 @@ def parse_plan(text: str) -> Plan:
     return Plan(_graph(body[start:]) if start >= 0 else _list(body))
 
 
-# -- a list of tasks ------------------------------------------------------------------------------
-
-
 def _list(body: str) -> tuple[Task, ...]:
     ids: list[str] = []
     texts: list[list[str]] = []
@@ -193,60 +180,32 @@ def _dependencies(text: str, id_: str) -> tuple[str, ...]:
     return tuple(ids)
 
 
-# -- an XML graph ---------------------------------------------------------------------------------
-
-
-class _Graph:
-    """Handler of expat's events that collects the nodes."""
-
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-        self.depth = 0
-        self.node: tuple[str, tuple[str, ...]] | None = None
-        self.pieces: list[str] = []
-
-    def start_element(self, name: str, attributes: dict[str, str]) -> None:
-        if name != ("graph", "node")[min(self.depth, 1)] or self.node is not None:
-            raise BrokenPlan(f"<{name[:80]}> can't stand here", self.node[0] if self.node else "")
-        self.depth += 1
-        if name == "node":
-            id_ = attributes.get("id", "").strip()
-            if not _NODE_ID.fullmatch(id_):
-                raise BrokenPlan(f"{id_[:80]!r} can't be the id of a node")
-            waits = attributes.get("depends", "").strip()
-            listed = () if waits.lower() in _NONE else _SPLIT.split(waits)
-            self.node = id_, tuple(dict.fromkeys(one for one in listed if one))
-            self.pieces = []
-
-    def text(self, data: str) -> None:
-        if self.node is not None:
-            self.pieces.append(data)
-
-    def end_element(self, name: str) -> None:
-        self.depth -= 1
-        if self.node is not None:
-            tool, text = _parse_call("".join(self.pieces).strip())
-            self.tasks.append(Task(self.node[0], text, self.node[1], tool))
-            self.node = None
-
-
 def _graph(body: str) -> tuple[Task, ...]:
     """Parse a text that begins with ``<graph``, so it can't declare entities; named entities stay text."""
     end = body.find("</graph>")
     if end < 0:
         raise BrokenPlan("<graph> is not closed")
-    graph, parser = _Graph(), expat.ParserCreate()
-    parser.StartElementHandler = graph.start_element
-    parser.CharacterDataHandler = graph.text
-    parser.EndElementHandler = graph.end_element
     source = _LONE.sub("&amp;", body[: end + len("</graph>")])
     try:
-        parser.Parse(source.encode(errors="replace"), True)
-    except expat.ExpatError as error:
-        raise BrokenPlan(
-            f"not XML: {expat.ErrorString(error.code)}", f"line {error.lineno}"
-        ) from None
-    return tuple(graph.tasks)
+        nodes = ElementTree.fromstring(source.encode(errors="replace"))
+    except ElementTree.ParseError as error:
+        what = f"not XML: {ErrorString(error.code)}"
+        raise BrokenPlan(what, f"line {error.position[0]}") from None
+    return tuple(map(_node, nodes))
+
+
+def _node(node: ElementTree.Element) -> Task:
+    id_ = node.get("id", "").strip()
+    if node.tag != "node":
+        raise BrokenPlan(f"<{node.tag[:80]}> can't stand here")
+    if not _NODE_ID.fullmatch(id_):
+        raise BrokenPlan(f"{id_[:80]!r} can't be the id of a node")
+    if len(node):
+        raise BrokenPlan(f"<{node[0].tag[:80]}> can't stand here", id_)
+    waits = node.get("depends", "").strip()
+    listed = () if waits.lower() in _NONE else _SPLIT.split(waits)
+    tool, text = _parse_call((node.text or "").strip())
+    return Task(id_, text, tuple(dict.fromkeys(one for one in listed if one)), tool)
 
 
 def _parse_call(text: str) -> tuple[str | None, str]:
@@ -265,13 +224,6 @@ Run = Callable[[str, str], Awaitable[str]]
 State = Literal["done", "failed", "not run"]
 
 
-class PlanLimits(Settings):
-    """Limits of the execution of a plan."""
-
-    width: int = key(8, "Maximum parallel tasks of a plan.", ge=1)
-    calls: int = key(64, "Maximum tasks of a plan; further tasks are not run.", ge=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of a task."""
@@ -279,88 +231,66 @@ class Outcome:
     id: str
     state: State
     text: str
-    """The result, or the reason for the lack of a result."""
     began: float = 0.0
     """Start in seconds after the start of the plan."""
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Duration of a plan in seconds, from the durations of its tasks."""
+class Times(NamedTuple):
+    """Seconds of all tasks in sequence, and of the longest chain of dependent tasks."""
 
     serial: float
-    """Duration of all tasks in sequence."""
     critical: float
-    """Duration of the longest chain of dependent tasks, without a limit of width."""
 
 
-def times(plan: Plan, durations: Iterable[tuple[str, float]]) -> Times:
-    """Return the serial and the critical-path time. The default duration is 0. Raise ``ValueError`` for unknown ids."""
-    took = dict.fromkeys(plan.by_id, 0.0)
-    for id_, seconds in durations:
-        if id_ not in took:
-            raise ValueError(f"{id_!r} is not a task of the plan")
-        took[id_] += seconds
+def times(plan: Plan, seconds: Mapping[str, float]) -> Times:
+    """Return the serial and the critical-path time of a plan, from the seconds of its tasks."""
     ends: dict[str, float] = {}
     for id_ in plan.order:
         begin = max((ends[one] for one in plan.by_id[id_].after), default=0.0)
-        ends[id_] = begin + took[id_]
-    return Times(sum(took.values()), max(ends.values()))
+        ends[id_] = begin + seconds.get(id_, 0.0)
+    return Times(sum(seconds.values()), max(ends.values()))
 
 
-async def run_plan(plan: Plan, run: Run, limits: PlanLimits) -> tuple[Outcome, ...]:
+async def run_plan(plan: Plan, run: Run, *, width: int, calls: int) -> tuple[Outcome, ...]:
     """Run each task as soon as its dependencies are done. Return outcomes in the order of the plan's tasks.
+
+    At most ``width`` tasks run in parallel, and only the first ``calls`` tasks by level run.
 
     A task fails with ``ToolError`` or ``TimeoutError``. Any other exception, such as ``ToolUnavailable``, is raised
     after the cancellation of the running tasks.
     """
-    place = {task.id: number for number, task in enumerate(plan.tasks)}
-    allowed = set(plan.order[: limits.calls])  # the same tasks, however long each takes
-    outcomes: dict[str, Outcome] = {}
-    waiting: list[str] = []
-    running: dict[asyncio.Task[Outcome], str] = {}
-    sorter, start = plan.sorter(), time.monotonic()
-    sorter.prepare()
+    allowed = set(plan.order[:calls])  # the same tasks, however long each takes
+    slots, start = asyncio.Semaphore(width), time.monotonic()
+    running: dict[str, asyncio.Task[Outcome]] = {}
+
+    async def run_one(task: Task) -> Outcome:
+        outcomes = {other: await running[other] for other in task.after}
+        if why := _obstacle(task, allowed, outcomes, calls):
+            return Outcome(task.id, "not run", f"not run: {why}")
+        state: State = "done"
+        async with slots:
+            began = time.monotonic()
+            try:
+                text = await run(
+                    task.id, task.bound({id_: one.text for id_, one in outcomes.items()})
+                )
+            except (ToolError, TimeoutError) as error:
+                state, text = "failed", f"{error}" or "no answer in time"
+            took = time.monotonic() - began
+        return Outcome(task.id, state, text, round(began - start, 6), round(took, 6))
+
     try:
-        while sorter.is_active():
-            waiting = sorted((*waiting, *sorter.get_ready()), key=place.__getitem__)
-            while waiting and len(running) < limits.width:
-                task = plan.by_id[waiting.pop(0)]
-                why = _obstacle(task, allowed, outcomes, limits)
-                if why:
-                    outcomes[task.id] = Outcome(task.id, "not run", f"not run: {why}")
-                    sorter.done(task.id)
-                else:
-                    running[asyncio.create_task(_one(task, run, outcomes, start))] = task.id
-            if running:
-                completed, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for one in completed:
-                    outcomes[running[one]] = one.result()
-                    sorter.done(running.pop(one))
-    finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-    return tuple(outcomes[task.id] for task in plan.tasks)
+        async with asyncio.TaskGroup() as group:
+            for id_ in plan.order:
+                running[id_] = group.create_task(run_one(plan.by_id[id_]))
+    except ExceptionGroup as error:
+        raise error.exceptions[0] from None
+    return tuple(running[task.id].result() for task in plan.tasks)
 
 
-def _obstacle(
-    task: Task, allowed: set[str], outcomes: Mapping[str, Outcome], limits: PlanLimits
-) -> str:
+def _obstacle(task: Task, allowed: set[str], outcomes: Mapping[str, Outcome], calls: int) -> str:
     for other in task.after:
         if outcomes[other].state != "done":
             return f"{other} {'failed' if outcomes[other].state == 'failed' else 'was not run'}"
-    return "" if task.id in allowed else f"a plan has at most {limits.calls} calls"
-
-
-async def _one(task: Task, run: Run, outcomes: Mapping[str, Outcome], start: float) -> Outcome:
-    results = {other: outcomes[other].text for other in task.after}
-    began = time.monotonic()
-    state: State = "done"
-    try:
-        text = await run(task.id, task.bound(results))
-    except (ToolError, TimeoutError) as error:
-        state, text = "failed", f"{error}" or "no answer in time"
-    took = time.monotonic() - began
-    return Outcome(task.id, state, text, round(began - start, 6), round(took, 6))
+    return "" if task.id in allowed else f"a plan has at most {calls} calls"

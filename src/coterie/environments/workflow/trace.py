@@ -12,26 +12,21 @@
     <think>...</think>
     <answer>Oslo</answer>
 
-Tags inside an observation are text, because the model did not write them. Violations of the order are only counted,
-not enforced.
+Tags inside an observation are text. Violations of the order are only counted. ``|`` separates several answers.
 
-The answer is in the last complete ``<answer>...</answer>``, and ``|`` separates several answers. GAP's released code
-requires all of them to be right in training, but only the first in evaluation. Here one setting applies to both.
-
-An expert that knows the gold facts writes traces with a plan and one level in each call (parallel), or with one query
-at a time and no plan (sequential). A control writes only the answer (closed). A trace that reveals information too
-early is rejected (:class:`NoTrace`): a level must not contain the answer or results of this level or later levels,
-unless they are in the question or in results of earlier levels.
+An expert writes a plan and one level in each call (parallel), or one query at a time (sequential). In a sound trace
+no level contains the answer or results of this or later levels, unless the question or earlier results do.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coterie.environments.answers import exact_match, f1
 from coterie.environments.coding import python_blocks
+from coterie.environments.settings import split_words
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task, parse_plan
 
 CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
@@ -40,72 +35,38 @@ NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_chec
 _TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")  # the prompts show no graph with attributes
 
 AgentKind = Literal["mhqa", "web", "code"]
-Fault = Literal[
-    "no think before it",
-    "wrong order",
-    "not of this agent",
-    "not between fences",
-    "not closed",
-    "closed without being open",
-    "observation without a call",
-    "call without an observation",
-    "after the answer",
-]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A tagged part of a text. ``text[start:end]`` includes the tags."""
+class Segment(NamedTuple):
+    """A tagged part of a text."""
 
     name: str
     body: str
-    start: int
-    end: int
     closed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """Segments of a text in order, and names and positions of closing tags without an opening tag."""
+def scan(text: str) -> tuple[list[Segment], int]:
+    """Return the segments of a text, and the number of closing tags without an opening tag.
 
-    segments: tuple[Segment, ...]
-    stray: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A violation by a tag at a character position."""
-
-    fault: Fault
-    name: str
-    start: int
-
-
-def scan(text: str) -> Scan:
-    """Return the segments of a text. An opening tag inside another segment ends it; that segment is not closed."""
+    An opening tag inside another segment ends it; that segment is not closed.
+    """
     segments: list[Segment] = []
-    stray: list[tuple[str, int]] = []
     opening: re.Match[str] | None = None
-
-    def end(until: int, after: int, closed: bool) -> None:
-        if opening:
-            body = text[opening.end() : until]
-            segments.append(Segment(opening[2], body, opening.start(), after, closed))
-
+    stray = 0
     for tag in _TAG.finditer(text):
         closing, name = tag[1], tag[2]
         if opening and opening[2] == "observation" and not (closing and name == "observation"):
             continue
-        if not closing:
-            end(tag.start(), tag.start(), False)
-            opening = tag
-        elif opening and opening[2] == name:
-            end(tag.start(), tag.end(), True)
-            opening = None
-        else:
-            stray.append((name, tag.start()))
-    end(len(text), len(text), False)
-    return Scan(tuple(segments), tuple(stray))
+        if opening and (not closing or opening[2] == name):
+            body = text[opening.end() : tag.start()]
+            segments.append(Segment(opening[2], body, bool(closing)))
+        elif closing:
+            stray += 1
+            continue
+        opening = None if closing else tag
+    if opening:
+        segments.append(Segment(opening[2], text[opening.end() :], False))
+    return segments, stray
 
 
 _SEARCH = ("web_search", "crawl_page", "graph")
@@ -140,52 +101,42 @@ _WITHOUT_THINKING: Mapping[AgentKind, tuple[str, ...]] = {
     "web": (),
     "code": ("plan", "reflection"),
 }
-"""Tags that need no thought before them."""
 
 
-def violations(text: str, kind: AgentKind) -> list[Violation]:
+def violations(text: str, kind: AgentKind) -> list[str]:
     """Return the violations in a trajectory (the text after the question) for this kind of agent."""
-    result = scan(text)
-    stray = [Violation("closed without being open", *one) for one in result.stray]
-    every = [*stray, *_of_segments(result.segments, kind)]
-    return sorted(every, key=lambda one: one.start)
-
-
-def _of_segments(segments: tuple[Segment, ...], kind: AgentKind) -> Iterator[Violation]:
+    segments, stray = scan(text)
     rules, last, previous = _NEXT[kind], "", ""
-    for number, one in enumerate(segments):
-        name = one.name
-        if not one.closed:
-            yield Violation("not closed", name, one.start)
-        if last == "answer":
-            yield Violation("after the answer", name, one.start)
-        elif name == "observation":
-            if previous not in (*CALLS, "observation"):
-                yield Violation("observation without a call", name, one.start)
-        elif name != "think":
-            yield from _of_step(one, kind, last, previous)
-            last = name if name in rules or name == "answer" else last
+    faults = ["closed without being open"] * stray
+    for number, (name, body, closed) in enumerate(segments):
         after = segments[number + 1].name if number + 1 < len(segments) else None
-        if name in CALLS and after is not None and after not in ("observation", *CALLS):
-            yield Violation("call without an observation", name, one.start)
+        ended, is_step = last == "answer", last != "answer" and name not in ("think", "observation")
+        in_order = name in rules.get(last, ())
+        is_known = is_step and (name in rules or name == "answer")
+        beside = name in CALLS and previous in CALLS  # one message, several calls
+        thought = previous == "think" or beside or name in _WITHOUT_THINKING[kind]
+        unanswered = name == "observation" and previous not in (*CALLS, "observation")
+        broken = {
+            "not closed": not closed,
+            "after the answer": ended,
+            "observation without a call": unanswered and not ended,
+            "not of this agent": is_step and not is_known,
+            "wrong order": is_known and not in_order,
+            "no think before it": is_known and not thought,
+            "not between fences": is_known
+            and name == "code"
+            and closed
+            and not python_blocks(body),
+            "call without an observation": name in CALLS
+            and after not in (None, "observation", *CALLS),
+        }
+        faults += [fault for fault, is_broken in broken.items() if is_broken]
+        last = name if is_known else last
         previous = name
+    return faults
 
 
-def _of_step(one: Segment, kind: AgentKind, last: str, previous: str) -> Iterator[Violation]:
-    rules, name = _NEXT[kind], one.name
-    if name not in rules and name != "answer":
-        yield Violation("not of this agent", name, one.start)
-        return
-    if name not in rules.get(last, ()):
-        yield Violation("wrong order", name, one.start)
-    beside = name in CALLS and previous in CALLS  # one message, several calls
-    if previous != "think" and not beside and name not in _WITHOUT_THINKING[kind]:
-        yield Violation("no think before it", name, one.start)
-    if name == "code" and one.closed and not python_blocks(one.body):
-        yield Violation("not between fences", name, one.start)
-
-
-ANSWER_SEPARATOR = "|"
+SEPARATOR = "|"
 Several = Literal["all", "first"]
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _OPEN = re.compile(r"<answer>((?:(?!<answer>).)*)\Z", re.DOTALL)
@@ -212,7 +163,7 @@ def final_answer(text: str, *, lenient: bool = False) -> str | None:
 
 def parts(answer: str, several: Several) -> tuple[str, ...]:
     """Return all non-empty answers, or the first of them."""
-    answers = tuple(part for one in answer.split(ANSWER_SEPARATOR) if (part := one.strip()))
+    answers = tuple(part for one in answer.split(SEPARATOR) if (part := one.strip()))
     return answers if several == "all" else answers[:1]
 
 
@@ -233,12 +184,13 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)")
 LEAST = 2
 """Minimum words of a partial name that identifies the whole name, since a single word is ambiguous."""
 
-_EMPTY = (
-    "a an the of in on at to for from by with and or but is are was were be been being do does did has have had that "
-    "this these those which who whom whose what when where why how it its he she his her they their them as than then "
-    "also both s there can could would will about into"
+_EMPTY = frozenset(
+    split_words(
+        "a an the of in on at to for from by with and or but is are was were be been being do does did has have had "
+        "that this these those which who whom whose what when where why how it its he she his her they their them as "
+        "than then also both s there can could would will about into"
+    )
 )
-"""Stop words of questions."""
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -248,27 +200,28 @@ def words(text: str) -> tuple[str, ...]:
 
 def telling(question: str) -> list[str]:
     """Return the words of a question that are no stop words, in their spelling."""
-    empty = set(_EMPTY.split())
     stripped = (one.strip("\"'.,;:?!()[]") for one in question.split())
-    return [one for one in stripped if not set(words(one)) <= empty]
+    return [one for one in stripped if not _EMPTY.issuperset(words(one))]
 
 
 def says(text: str, name: str) -> bool:
     """Return True if a text contains the words of a name in sequence; False for a name without words."""
-    return _place(words(text), words(name)) is not None
+    return bool(_places(words(text), words(name)))
 
 
 def spelling_in(text: str, name: str) -> str:
     """Return the spelling of a name in a text, preferably with a capital letter, or ""."""
-    matches = list(_WORD.finditer(text))
-    folded, target = tuple(_fold(one[0]) for one in matches), words(name)
+    matches, target = list(_WORD.finditer(text)), words(name)
     spans = [
         (matches[place].start(), matches[place + len(target) - 1].end())
-        for place in range(len(folded) - len(target) + 1)
-        if target and folded[place : place + len(target)] == target
+        for place in _places(tuple(_fold(one[0]) for one in matches), target)
     ]
-    spans.sort(key=lambda span: text[span[0]].islower())
-    return _with_bracket(text, *spans[0]) if spans else ""
+    if not spans:
+        return ""
+    start, stop = min(spans, key=lambda span: text[span[0]].islower())
+    span = text[start:stop]
+    closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
+    return span + ")" * closed
 
 
 def bare(name: str) -> str:
@@ -281,7 +234,7 @@ def alike(one: str, other: str) -> bool:
     first, second = sorted((words(bare(one)), words(bare(other))), key=len)
     if first == second:
         return bool(first)
-    return len(first) >= LEAST and _place(second, first) is not None
+    return len(first) >= LEAST and bool(_places(second, first))
 
 
 def places_of(name: str, among: Sequence[str]) -> list[int]:
@@ -295,22 +248,13 @@ def _fold(word: str) -> str:
     return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
 
 
-def _place(text: tuple[str, ...], part: tuple[str, ...]) -> int | None:
+def _places(text: tuple[str, ...], part: tuple[str, ...]) -> list[int]:
     places = range(len(text) - len(part) + 1) if part else ()
-    return next((place for place in places if text[place : place + len(part)] == part), None)
+    return [place for place in places if text[place : place + len(part)] == part]
 
 
-def _with_bracket(text: str, start: int, stop: int) -> str:
-    span = text[start:stop]
-    closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
-    return span + ")" * closed
-
-
-SEPARATOR = "|"
 SEARCH = "wiki_search"
-"""Tool of an expert."""
 KNOWN = "So I know the answer."
-"""End of the last thought."""
 TraceForm = Literal["parallel", "sequential", "closed"]
 
 
@@ -344,42 +288,32 @@ class Trace:
 
     def rounds(self, form: TraceForm) -> tuple[tuple[Query, ...], ...]:
         """Return the queries of each message but the last."""
-        if form == "closed":
-            return ()
         if form == "parallel":
             return self.levels
-        return tuple((one,) for level in self.levels for one in level)
+        return () if form == "closed" else tuple((one,) for row in self.levels for one in row)
 
     def _messages(self, rounds: tuple[tuple[Query, ...], ...], *, planned: bool) -> Iterator[str]:
-        known: list[Query] = []
+        known: tuple[Query, ...] = ()
         for number, queries in enumerate(rounds):
-            lines = [think(_thought(known, queries, planned=planned))]
+            lines = [tagged("think", _thought(known, queries, planned=planned))]
             if planned and number == 0:
-                lines = [think(_first(self.plan)), format_plan(self.plan), *lines]
+                lines = [tagged("think", _first(self.plan)), format_plan(self.plan), *lines]
             yield "\n".join((*lines, call(self.tool, [one.text for one in queries])))
-            known = list(queries)
+            known = queries
         last = _thought(known, (), planned=planned, conclusion=self.conclusion)
-        yield "\n".join((think(last), tagged("answer", self.answer)))
+        yield "\n".join((tagged("think", last), tagged("answer", self.answer)))
 
 
 def tagged(name: str, body: str) -> str:
     return f"<{name}>{body}</{name}>"
 
 
-def think(thought: str) -> str:
-    return tagged("think", thought)
-
-
 def call(tool: str, queries: list[str]) -> str:
     """Return a call, or several in one tag; a separator within a query is escaped."""
-    escaped = (_escape(one) for one in queries)
-    return tagged(tool, SEPARATOR.join(escaped))
-
-
-def _escape(query: str) -> str:
-    """Escape separators in a query, and add a space after a final backslash, which would escape the next separator."""
-    escaped = query.replace(SEPARATOR, f"\\{SEPARATOR}")
-    return f"{escaped} " if escaped.endswith("\\") else escaped
+    escaped = (one.replace(SEPARATOR, f"\\{SEPARATOR}") for one in queries)
+    # A final backslash would escape the next separator.
+    spaced = (f"{one} " if one.endswith("\\") else one for one in escaped)
+    return tagged(tool, SEPARATOR.join(spaced))
 
 
 def format_plan(plan: Plan) -> str:
@@ -391,14 +325,13 @@ def format_plan(plan: Plan) -> str:
 
 
 def _first(plan: Plan) -> str:
-    shape = plan.shape
-    tasks = "one task" if shape.tasks == 1 else f"{shape.tasks} tasks"
-    levels = "one level" if shape.levels == 1 else f"{shape.levels} levels"
+    counts = {"task": plan.shape.tasks, "level": plan.shape.levels}
+    tasks, levels = (f"one {k}" if n == 1 else f"{n} {k}s" for k, n in counts.items())
     return f"This takes {tasks} in {levels}."
 
 
 def _thought(
-    known: list[Query], queries: tuple[Query, ...], *, planned: bool, conclusion: str = ""
+    known: Sequence[Query], queries: Sequence[Query], *, planned: bool, conclusion: str = ""
 ) -> str:
     facts = " ".join(one.fact for one in known if one.fact)
     if not queries:
@@ -440,6 +373,12 @@ def name_of(place: int) -> str:
     return f"T{place + 1}"
 
 
+def without_dependents(steps: Sequence[Step]) -> list[int]:
+    """Return the indices of the steps that no other step depends on."""
+    waited = {other for one in steps for other in one.after}
+    return [place for place in range(len(steps)) if name_of(place) not in waited]
+
+
 def is_yes_or_no(answer: str) -> bool:
     return words(answer) in (("yes",), ("no",))
 
@@ -454,27 +393,12 @@ def make_trace(
     Raises:
         NoTrace: the trace is not sound.
     """
-    tasks = [Task(name_of(place), one.task, one.after) for place, one in enumerate(steps)]
+    by_id = {name_of(place): one for place, one in enumerate(steps)}
+    tasks = [Task(id_, one.task, one.after) for id_, one in by_id.items()]
     if compare:
-        waited = {other for one in steps for other in one.after}
-        last = tuple(one.id for one in tasks if one.id not in waited)
+        last = tuple(map(name_of, without_dependents(steps)))
         text = f"compare {' and '.join(f'{{{one}}}' for one in last)}"
         tasks.append(Task(name_of(len(tasks)), text, last))
-    plan = _plan(tasks)
-    by_id = {name_of(place): one for place, one in enumerate(steps)}
-    levels = tuple(
-        row
-        for level in plan.levels
-        if (row := tuple((id_, by_id[id_]) for id_ in level if id_ in by_id))
-    )
-    _check_known(question, answer, plan, [[step for _, step in level] for level in levels])
-    if len({words(one.query) for one in steps}) < len(steps):
-        raise NoTrace(TWICE)
-    queries = (tuple(Query(id_, one.query, one.fact) for id_, one in level) for level in levels)
-    return Trace(plan, tuple(queries), answer)
-
-
-def _plan(tasks: Sequence[Task]) -> Plan:
     try:
         plan = Plan(tuple(tasks))
         same = parse_plan(format_plan(plan)) == plan
@@ -482,20 +406,23 @@ def _plan(tasks: Sequence[Task]) -> Plan:
         raise NoTrace(UNPLANNED) from error
     if not same:
         raise NoTrace(UNPLANNED)
-    return plan
-
-
-def _check_known(question: str, answer: str, plan: Plan, levels: Sequence[Sequence[Step]]) -> None:
-    """Raise :class:`NoTrace` if a query, or a task of the plan, contains information that is not known yet."""
-    results = [[step.result for step in level] for level in levels]
+    searches = (tuple(id_ for id_ in level if id_ in by_id) for level in plan.levels)
+    levels = [level for level in searches if level]
+    results = [[by_id[id_].result for id_ in level] for level in levels]
     for number, level in enumerate(levels):
         known = [question, *(one for row in results[:number] for one in row)]
         hidden = [answer, *(one for row in results[number:] for one in row)]
-        texts = [step.query for step in level]
+        texts = [by_id[id_].query for id_ in level]
         if number == 0:
             texts += [task.text for task in plan.tasks]
         if any(_leaks(one, hidden, known) for one in texts):
             raise NoTrace(LEAK)
+    if len({words(one.query) for one in steps}) < len(steps):
+        raise NoTrace(TWICE)
+    queries = (
+        tuple(Query(id_, by_id[id_].query, by_id[id_].fact) for id_ in level) for level in levels
+    )
+    return Trace(plan, tuple(queries), answer)
 
 
 def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:

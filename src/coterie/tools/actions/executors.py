@@ -7,17 +7,17 @@ On a web page an action selects the candidate whose text matches its words best.
 action is an operation on an element, which :func:`score` compares with the gold operation.
 """
 
+import ast
 import asyncio
 import json
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rapidfuzz import fuzz
 
@@ -28,18 +28,15 @@ from coterie.tools.actions.expressions import (
     Unreadable,
     calculate,
     format_number,
-    read,
+    parse,
+    to_python,
 )
-from coterie.tools.actions.grammar import DOMAINS, MAX_ACTIONS, Action
+from coterie.tools.actions.grammar import MAX_ACTIONS, Action
 from coterie.tools.line_process import LineProcess
 from coterie.tools.sandbox.pool import Sandbox
 
-SECONDS = 300.0
-"""Time limit for all actions of a text. Includes waiting for other actions, so it is high; each tool has its own
-limit."""
 MAX_VALUE = 8000
 """Characters of a value; longer values are truncated."""
-
 _WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
 
 
@@ -59,45 +56,33 @@ class Executed:
     """Why an action failed; later actions did not run."""
 
 
-class Executor(ABC):
+class Executor:
     """Base class that runs the actions of one domain."""
 
-    variables: tuple[str, ...] = ()
-    """Variables that are not results, such as ``Env``."""
-
-    def __init__(self, *, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
-        """Time limit for all actions of one :meth:`run`."""
-
-    @abstractmethod
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
         """Run one action with the results so far; return its value. Raises :class:`Failed`."""
+        raise NotImplementedError
 
     async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
-        """Run the actions; stop at the first failure or at the time limit.
+        """Run the actions; stop at the first failure, which is returned and not raised.
 
-        ``values`` are the results of earlier steps. Failures of actions are returned, not raised.
+        ``values`` are the results of earlier steps.
         """
-        if not actions:
-            return Executed({}, None, "there is no action")
-        if len(actions) > MAX_ACTIONS:
+        if not 0 < len(actions) <= MAX_ACTIONS:
             what = f"there are {len(actions)} actions, and {MAX_ACTIONS} are allowed"
-            return Executed({}, None, what)
+            return Executed({}, None, what if actions else "there is no action")
         new: dict[str, str] = {}
-        deadline = asyncio.get_running_loop().time() + self.seconds
         for action in actions:
             known = {**values, **new}
             used = [name for argument in action.arguments for name in argument.variables]
             try:
-                if missing := [name for name in used if name not in {*known, *self.variables}]:
+                if missing := [name for name in used if name not in known]:
                     raise Failed(f"{missing[0]} has no value")
-                async with asyncio.timeout_at(deadline):
-                    new[action.result] = (await self.do(action, known))[:MAX_VALUE]
-            except Failed as error:
+                if not action.arguments:
+                    raise Failed("it is given nothing")
+                new[action.result] = (await self.do(action, known))[:MAX_VALUE]
+            except (Failed, Unreadable, NoValue) as error:
                 return Executed(new, None, f"{action.result} = {action.tool}: {error}")
-            except TimeoutError:
-                why = f"it takes more than {self.seconds:g} seconds"
-                return Executed(new, None, f"{action.result} = {action.tool}: {why}")
         return Executed(new, answer_of(new))
 
 
@@ -141,9 +126,10 @@ def rank(query: str, texts: Sequence[str]) -> list[int]:
     )
 
 
+# -- mathematics --------------------------------------------------------------------------------
+
 SOLVER_SECONDS = 5.0
 _SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
-_RATIONAL = re.compile(r"-?\d{1,4300}(?:/\d{1,4300})?")
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400}|/\d{1,400})?")
 _RESULT = re.compile(r"R\d{1,4}|Output")
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
@@ -190,38 +176,27 @@ def _ran(text, names):
 class MathsExecutor(Executor):
     """Executor of the domain ``maths``. Without a sandbox, ``Code`` fails."""
 
-    def __init__(self, sandbox: Sandbox | None = None, *, seconds: float = SECONDS) -> None:
-        super().__init__(seconds=seconds)
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
         self.sandbox = sandbox
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
-        """See ``Executor``."""
         text = action.rest(0)
-        if DOMAINS["maths"].tool(action.tool) is None:
-            raise Failed("there is no such tool")
-        if not action.arguments:
-            raise Failed("it is given nothing")
-        try:
-            match action.tool:
-                case "Calculator":
-                    return evaluate(text, values)
-                case "SetEquation":
-                    if not read(text, values.get).relations:
-                        raise Failed("it states no equation")
-                    return _substitute(text, values)
-                case "SolveEquation":
-                    return await solve_equations(_pieces(text, values), values)
-                case "SolveInequality":
-                    return await solve_inequalities(_pieces(text, values), values)
-                case "Count":
-                    return str(
-                        len(members(_value(text, values) if _RESULT.fullmatch(text) else text))
-                    )
-                case "Code":
-                    return await run_code(self.sandbox, text, values)
-            return _substitute(text, values)  # Define
-        except (Unreadable, NoValue) as error:
-            raise Failed(str(error)) from error
+        match action.tool:
+            case "Calculator":
+                return evaluate(text, values)
+            case "SetEquation":
+                if not isinstance(parse(to_python(text, values.get)), ast.Compare):
+                    raise Failed("it states no equation")
+                return _substitute(text, values)
+            case "SolveEquation" | "SolveInequality":
+                return await _solve(action.tool, _pieces(text, values), values)
+            case "Count":
+                return str(len(members(_value(text, values))))
+            case "Code":
+                return await run_code(self.sandbox, text, values)
+            case "Define":
+                return _substitute(text, values)
+        raise Failed("there is no such tool")
 
 
 def evaluate(text: str, values: Mapping[str, str]) -> str:
@@ -229,7 +204,14 @@ def evaluate(text: str, values: Mapping[str, str]) -> str:
 
     Raises ``Unreadable`` or ``NoValue``.
     """
-    return format_number(calculate(text, values.get, {**CONSTANTS, **_assignments(values)}))
+    names: dict[str, Number] = dict(CONSTANTS)
+    for value in values.values():
+        for name, formula in _SAID.findall(value[:1000]):
+            try:
+                names[name] = calculate(formula)
+            except (Unreadable, NoValue):
+                continue
+    return format_number(calculate(text, values.get, names))
 
 
 def members(text: str) -> list[str]:
@@ -237,9 +219,7 @@ def members(text: str) -> list[str]:
     text = text.strip()
     if text[:1] + text[-1:] in ("[]", "{}", "()"):
         text = text[1:-1]
-    if not text.strip() or text == "no solution":
-        return []
-    return split(text)
+    return [] if text == "no solution" else split(text)
 
 
 def split(text: str) -> list[str]:
@@ -255,127 +235,63 @@ def split(text: str) -> list[str]:
     return [one.strip() for one in pieces if one.strip()]
 
 
-def _assignments(values: Mapping[str, str]) -> dict[str, Number]:
-    """Return the names that earlier results assign a number to; the last assignment counts."""
-    numbers: dict[str, Number] = {}
-    for value in values.values():
-        for name, text in _SAID.findall(value[:1000]):
-            try:
-                numbers[name] = calculate(text)
-            except (Unreadable, NoValue):
-                continue
-    return numbers
-
-
 def _pieces(text: str, values: Mapping[str, str]) -> list[str]:
     """Split statements at commas, semicolons and ``and``; replace a result's name by its statements."""
-    pieces = [
+    pieces = split(_AND.sub(";", _THOUSANDS.sub("", text)))
+    return [
         one
-        for piece in split(_AND.sub(";", _THOUSANDS.sub("", text)))
+        for piece in pieces
         for one in (split(_value(piece, values)) if _RESULT.fullmatch(piece) else [piece])
     ]
-    if not pieces:
-        raise Unreadable("it is given nothing")
-    return pieces
 
 
-def _value(name: str, values: Mapping[str, str]) -> str:
-    if name not in values:
-        raise NoValue(f"{name} has no value")
-    return values[name]
+def _value(text: str, values: Mapping[str, str]) -> str:
+    """Return the value of a result, and other text as it is."""
+    if _RESULT.fullmatch(text) and text not in values:
+        raise NoValue(f"{text} has no value")
+    return values[text] if _RESULT.fullmatch(text) else text
 
 
 def _substitute(text: str, values: Mapping[str, str]) -> str:
     """Replace names of results by their values, in brackets; of ``x = 5`` take the right side."""
-    return re.sub(
-        r"\b(?:R\d{1,4}|Output)\b",
-        lambda name: values.get(name[0], name[0]) if name[0] == text else _inner(name[0], values),
-        text,
-    )
+
+    def value(name: re.Match[str]) -> str:
+        value = values.get(name[0], name[0])
+        if name[0] == text:
+            return value
+        if equation := _IS.fullmatch(value):
+            value = equation[1]
+        return value if _SIMPLE.fullmatch(value) else f"({value})"
+
+    return re.sub(r"\b(?:R\d{1,4}|Output)\b", value, text)
 
 
-def _inner(name: str, values: Mapping[str, str]) -> str:
-    value = values.get(name, name)
-    if equation := _IS.fullmatch(value):
-        value = equation[1]
-    return value if _SIMPLE.fullmatch(value) else f"({value})"
+async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the real solutions of a system of equations, or the range in which all inequalities hold.
 
-
-# -- equations and inequalities -----------------------------------------------------------------
-
-
-async def solve_equations(texts: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return the real solutions of a system of equations; an expression without a relation is set to 0.
-
-    One unknown: ``7``, or ``-2, 2``. Several: ``x = 3, y = 4``, with ``;`` between solutions. The last text may name
-    the unknown to solve for. Raises ``Unreadable`` or ``NoValue``.
+    An expression without a relation is set to 0. The last text may name the unknown to solve for. Raises
+    ``Unreadable`` or ``NoValue``.
     """
     unknown = None
-    if len(texts) > 1 and _NAME.fullmatch(texts[-1]) and not _RESULT.fullmatch(texts[-1]):
+    if tool == "SolveEquation" and len(texts) > 1 and _NAME.fullmatch(texts[-1]):
         *texts, unknown = texts
-    reply = await _ask_solver("equations", texts, values, unknown)
-    solutions: list[dict[str, str]] = reply["solutions"]
-    if all(len(one) == 1 for one in solutions):
-        numbers = [value for one in solutions for value in one.values()]
-        return ", ".join(map(_number, dict.fromkeys(numbers)))
-    return "; ".join(
-        ", ".join(f"{name} = {_number(value)}" for name, value in one.items()) for one in solutions
-    )
-
-
-async def solve_inequalities(texts: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return the range in which all hold: ``(-2, 2]``, unions with ``U``, points as ``{3}``, or ``no solution``.
-
-    Raises ``Unreadable`` or ``NoValue``.
-    """
-    reply = await _ask_solver("inequalities", texts, values, None)
-    return " U ".join(map(_piece, reply["pieces"])) or "no solution"
-
-
-async def _ask_solver(
-    ask: str, texts: Sequence[str], values: Mapping[str, str], unknown: str | None
-) -> dict[str, Any]:
-    read_texts = [read(text, values.get) for text in texts]
-    statements = [(one.sides, one.relations) for one in read_texts]
+    ask = "equations" if tool == "SolveEquation" else "inequalities"
+    statements = [to_python(text, values.get) for text in texts]
     question = json.dumps({"ask": ask, "statements": statements, "unknown": unknown})
     line = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if line is None:
-        raise NoValue(
-            f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
-        )
-    reply: dict[str, Any] = json.loads(line)
+        why = f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
+        raise NoValue(why)
+    reply: dict[str, str] = json.loads(line)
     if "error" in reply:
         raise NoValue(reply["error"])
-    return reply
-
-
-def _piece(piece: dict[str, Any]) -> str:
-    if "only" in piece:
-        return f"{{{_number(piece['only'])}}}"
-    left, right = piece["open"]
-    ends = f"{_number(piece['from'])}, {_number(piece['to'])}"
-    return f"{'(' if left else '['}{ends}{')' if right else ']'}"
-
-
-def _number(text: str) -> str:
-    """Format a number; return other text unchanged."""
-    if _RATIONAL.fullmatch(text):
-        return format_number(Fraction(text))
-    if text in ("inf", "-inf"):
-        return text.replace("inf", "oo")
-    try:
-        return format_number(float(text))
-    except ValueError:
-        return text
-
-
-# -- Python -------------------------------------------------------------------------------------
+    return reply["value"]
 
 
 async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]) -> str:
     """Return the value of a program's last expression, else of ``answer``, ``result`` or ``output``, else its output.
 
-    The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed`.
+    The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed` or ``NoValue``.
     """
     if sandbox is None:
         raise Failed("there is no sandbox to run it in")
@@ -383,19 +299,12 @@ async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]
     (result,) = await sandbox.run(_SOURCE, [f"_ran({text!r}, {{{names}}})"])
     if not result.ok:
         raise Failed(result.reason)
-    text = _text(result.value)
-    if not text:
-        raise Failed("the program ends without a value, and prints nothing")
-    return text
-
-
-def _text(value: bool | int | float | str) -> str:
+    value = result.value
     if isinstance(value, bool | str):
+        if value == "":
+            raise Failed("the program ends without a value, and prints nothing")
         return str(value)
-    try:
-        return format_number(Fraction(value) if isinstance(value, int) else value)
-    except NoValue as error:
-        raise Failed(str(error)) from error
+    return format_number(Fraction(value) if isinstance(value, int) else value)
 
 
 def _literal(value: str) -> str:
@@ -408,8 +317,9 @@ def _literal(value: str) -> str:
         return repr(value)
 
 
+# -- web pages ----------------------------------------------------------------------------------
+
 CANDIDATES = 50
-"""Number of leading candidates that are considered."""
 Kind = Literal["CLICK", "TYPE", "SELECT"]
 _TAGS: Mapping[str, frozenset[str]] = {
     "TYPE": frozenset({"input", "textarea", "searchbox", "textbox", "combobox"}),
@@ -418,7 +328,6 @@ _TAGS: Mapping[str, frozenset[str]] = {
 _TAG_WEIGHT = 0.1
 """Weight of a tag that suits the operation; a full match of words has 1."""
 _LETTER_WEIGHT = 0.5
-"""Weight of the similarity of letters."""
 _LEAST = 0.25
 _OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTALL)
 
@@ -431,7 +340,6 @@ class Element:
     """Id without ``]``."""
     tag: str
     text: str
-    """Text, label and placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,34 +363,6 @@ class Gold:
     value: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepScore:
-    """Score of a step."""
-
-    element: bool
-    operation: bool
-    """True if the kind and the value are correct."""
-
-    @property
-    def success(self) -> bool:
-        """Step success of Deng et al. 2023: element and operation are correct."""
-        return self.element and self.operation
-
-
-class WebExecutor(Executor):
-    """Executor of the domain ``web``. Each value is an operation as text (:func:`read_operation`)."""
-
-    variables = ("Env",)
-
-    def __init__(self, candidates: Sequence[Element], *, seconds: float = SECONDS) -> None:
-        super().__init__(seconds=seconds)
-        self.candidates = tuple(candidates[:CANDIDATES])
-
-    async def do(self, action: Action, values: Mapping[str, str]) -> str:
-        """See ``Executor``."""
-        return str(choose(action, self.candidates))
-
-
 def choose(action: Action, candidates: Sequence[Element]) -> Operation:
     """Return the operation of an action. Raises :class:`Failed` if no element matches."""
     if action.tool not in get_args(Kind):
@@ -494,7 +374,7 @@ def choose(action: Action, candidates: Sequence[Element]) -> Operation:
         raise Failed("it names no element")
     if kind != "CLICK" and not value:
         raise Failed("it names no text")
-    scores = [_fit(kind, query, one) for one in candidates]
+    scores = [_fit(kind, query, one) for one in candidates[:CANDIDATES]]
     best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
@@ -502,31 +382,27 @@ def choose(action: Action, candidates: Sequence[Element]) -> Operation:
 
 
 def read_operation(text: str) -> Operation | None:
-    """Parse a value of a ``WebExecutor``; ``None`` for other text."""
+    """Parse an operation as text; ``None`` for other text."""
     match = _OPERATION.fullmatch(text)
     return Operation(match[1], match[2], match[3] or "") if match else None  # type: ignore[arg-type]
 
 
-def score(done: Operation | None, gold: Gold) -> StepScore:
-    """Compare an operation with the gold one; values ignore case and spacing. ``None`` is wrong."""
+def score(done: Operation | None, gold: Gold) -> tuple[bool, bool]:
+    """Return True for the right element, and True for the right kind and value. ``None`` is wrong.
+
+    Values ignore case and spacing. The step success of Deng et al. 2023 is both.
+    """
     if done is None:
-        return StepScore(False, False)
+        return False, False
     same = done.value.casefold().split() == gold.value.casefold().split()
-    correct = done.kind == gold.kind and (same or gold.kind == "CLICK")
-    return StepScore(done.element in gold.elements, correct)
+    is_right = done.kind == gold.kind and (same or gold.kind == "CLICK")
+    return done.element in gold.elements, is_right
 
 
 def _fit(kind: str, query: str, element: Element) -> float:
     """Score a candidate by common words, then similarity of letters, then the tag."""
     text = element.text[:500]
-    words = (
-        word_f1(query, f"{text} {element.tag}")
-        if element.tag in query.lower()
-        else word_f1(query, text)
-    )
+    words = word_f1(query, f"{text} {element.tag}" if element.tag in query.lower() else text)
     letters = fuzz.ratio(query.casefold(), text.casefold()) / 100
-    return (
-        words
-        + _LETTER_WEIGHT * letters
-        + _TAG_WEIGHT * (element.tag.lower() in _TAGS.get(kind, ()))
-    )
+    has_tag = element.tag.lower() in _TAGS.get(kind, ())
+    return words + _LETTER_WEIGHT * letters + _TAG_WEIGHT * has_tag

@@ -1,8 +1,7 @@
 """Executor of actions of questions over many pages, which are searched on this machine by BM25.
 
     build_index(Path("pages.jsonl"), Path("pages"))      # from `retrieval.index`; rows with `title` and `text`
-    corpus = Corpus.open(Path("pages"))
-    corpus.search("capital of Norway", 3)
+    Corpus.open(Path("pages")).search("capital of Norway", 3)
 
 A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by its
 number.
@@ -14,24 +13,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
-from coterie.tools.actions.expressions import NoValue, Unreadable
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.retrieval.index import (
-    PAGES,
-    Bm25,
-    IndexSettings,
-    Manifest,
-    Passages,
-    best,
-    check_index,
-)
+from coterie.tools.retrieval import PAGES, Bm25, IndexSettings, Passages, best, check_index
 from coterie.tools.sandbox.pool import Sandbox
 
 if TYPE_CHECKING:
@@ -48,33 +38,8 @@ class Paragraph:
     text: str
 
 
-class Pages(Protocol):
-    """Searchable pages."""
-
-    def __len__(self) -> int: ...
-
-    def paragraph(self, place: int) -> Paragraph:
-        """Return a paragraph by number. Raises ``IndexError``."""
-        ...
-
-    def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """Return the best paragraphs that share a word with the query, best first, ties in order.
-
-        ``pages`` restricts the search to these pages.
-        """
-        ...
-
-    def pages(self, query: str, count: int) -> list[Paragraph]:
-        """Return the best paragraph of each of the best pages, best first."""
-        ...
-
-    def first(self, page: int) -> Paragraph:
-        """Return the first paragraph of a page."""
-        ...
-
-
 class Corpus:
-    """Open index. Implements ``Pages``."""
+    """Pages of an index."""
 
     def __init__(self, folder: Path) -> None:
         self._passages, self._index = Passages(folder), Bm25(folder)
@@ -90,15 +55,21 @@ class Corpus:
         return len(self._passages)
 
     def paragraph(self, place: int) -> Paragraph:
+        """Return a paragraph by number. Raises ``IndexError``."""
         passage = self._passages[place]
         return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
+        """Return the best paragraphs that share a word with the query, best first, ties in order.
+
+        ``pages`` restricts the search to these pages.
+        """
         scores = self._index.scores(query)
         places = best(scores, count, self._of_pages(pages) if pages else None)
         return [self.paragraph(int(place)) for place in places]
 
     def pages(self, query: str, count: int) -> list[Paragraph]:
+        """Return the best paragraph of each of the best pages, best first."""
         by_page: dict[int, Paragraph] = {}
         for one in self.search(query, 8 * count):
             by_page.setdefault(one.page, one)
@@ -115,13 +86,8 @@ class Corpus:
         return np.concatenate([np.arange(a, b) for a, b in zip(begins, ends, strict=True)])
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a hash of the pages of an index. Raises ``UserError`` for a folder without an index."""
-    return Manifest.read(folder).content
-
-
 class FewPages:
-    """Pages in memory, of one paragraph each. Implements ``Pages``."""
+    """Pages in memory, of one paragraph each, with the methods of ``Corpus``."""
 
     def __init__(self, pages: Sequence[tuple[str, str]]) -> None:
         self._paragraphs = [Paragraph(n, n, title, text) for n, (title, text) in enumerate(pages)]
@@ -130,69 +96,53 @@ class FewPages:
         return len(self._paragraphs)
 
     def paragraph(self, place: int) -> Paragraph:
-        if place < 0:
-            raise IndexError(place)
         return self._paragraphs[place]
+
+    first = paragraph
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
         among = [one for one in self._paragraphs if not pages or one.page in pages]
         places = rank(query, [f"{one.title} {one.text}" for one in among])
         return [among[place] for place in places[:count]]
 
-    def pages(self, query: str, count: int) -> list[Paragraph]:
-        return self.search(query, count)
-
-    def first(self, page: int) -> Paragraph:
-        return self.paragraph(page)
+    pages = search
 
 
 MAX_SHOWN = 700
-"""Characters of a paragraph in a result."""
 MAX_FILLED = 200
 """Characters of a result that is inserted into a question; longer results and paragraphs are not."""
+FOUND_PAGES, FOUND_PARAGRAPHS = 5, 3
+"""Maximum results of ``KnowledgeQuery`` and of ``ParagraphRetrieve``."""
 _RESULT = re.compile(r"\bR\d{1,4}\b")
 _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
 class QuestionsExecutor(Executor):
-    """Executor of the domain ``complex_qa``. Without a sandbox, ``Code`` fails.
+    """Executor of the domain ``complex_qa``.
 
-    Raises ``EngineError`` if a reader's model is unavailable.
+    Without a reader, rules answer questions. Without a sandbox, ``Code`` fails. Raises ``EngineError`` if a reader's
+    model is unavailable.
     """
 
     def __init__(
         self,
-        corpus: Pages,
-        reader: "Reader | None" = None,
+        corpus: Corpus | FewPages,
+        reader: "ChatReader | None" = None,
         sandbox: Sandbox | None = None,
-        *,
-        pages: int = 5,
-        paragraphs: int = 3,
     ) -> None:
-        super().__init__()
-        self.corpus, self.reader, self.sandbox = corpus, reader or ExtractiveReader(), sandbox
-        self.pages = pages
-        """Pages that ``KnowledgeQuery`` returns."""
-        self.paragraphs = paragraphs
-        """Paragraphs that ``ParagraphRetrieve`` returns."""
+        self.corpus, self.reader, self.sandbox = corpus, reader, sandbox
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
-        """See ``Executor``."""
-        if not action.arguments:
-            raise Failed("it is given nothing")
         match action.tool:
             case "KnowledgeQuery":
                 words = _substitute(action.rest(0), values).strip("\"' ")
-                return _format(await asyncio.to_thread(self.corpus.pages, words, self.pages))
+                return _format(await asyncio.to_thread(self.corpus.pages, words, FOUND_PAGES))
             case "ParagraphRetrieve":
                 return await self._retrieve(action, values)
             case "QA":
                 return await self._answer(action, values)
             case "Calculator":
-                try:
-                    return evaluate(action.rest(0), values)
-                except (Unreadable, NoValue) as error:
-                    raise Failed(str(error)) from error
+                return evaluate(action.rest(0), values)
             case "Code":
                 return await run_code(self.sandbox, action.rest(0), values)
         raise Failed("there is no such tool")
@@ -204,18 +154,21 @@ class QuestionsExecutor(Executor):
         pages = [self.corpus.paragraph(one).page for one in places if one < len(self.corpus)]
         if not pages:
             raise Failed("what it is given has no pages")
-        query = _substitute(action.rest(1), values)
-        paragraphs = await asyncio.to_thread(self.corpus.search, query, self.paragraphs, pages)
+        query, most = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
+        paragraphs = await asyncio.to_thread(self.corpus.search, query, most, pages)
         return _format(
-            paragraphs
-            or [self.corpus.first(page) for page in dict.fromkeys(pages)][: self.paragraphs]
+            paragraphs or [self.corpus.first(page) for page in dict.fromkeys(pages)][:most]
         )
 
     async def _answer(self, action: Action, values: Mapping[str, str]) -> str:
         if len(action.arguments) < 2:
             raise Failed("it is given no question")
         texts = [_LINE.sub("", text) for text in _values(action.arguments[0], values)]
-        answer = await self.reader.answer(_substitute(action.rest(1), values), texts)
+        question = _substitute(action.rest(1), values)
+        if self.reader is None:
+            answer = extract_answer(question, texts)
+        else:
+            answer = await self.reader.answer(question, texts)
         if not answer:
             raise Failed("no answer is in what it is given")
         return answer
@@ -245,26 +198,26 @@ def _format(paragraphs: Sequence[Paragraph]) -> str:
 
 MAX_CHARACTERS = 6000
 """Characters of all passages in a prompt."""
-
-
-class Reader(Protocol):
-    """Model or rule that answers a question."""
-
-    async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """Return a short answer, or an empty string. Raises ``EngineError`` if the reader is unavailable."""
-        ...
+ROLE = (
+    "Answer the question from the passages. Reply with the answer alone, in a few words: "
+    "a name, a date, a number, yes or no."
+)
 
 
 class ChatReader:
     """Chat model that answers only from the passages."""
 
-    def __init__(self, model: "ChatModel", *, seed: int = 0) -> None:
+    def __init__(self, model: "ChatModel") -> None:
         self.model = model
-        self.seed = seed
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """Return the first line of the reply."""
-        reply = await self.model.ask(_prompt(question, passages), self.seed)
+        """Return the first line of the reply, or an empty string. Raises ``EngineError`` without a model."""
+        text = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
+        prompt = [
+            Utterance("system", ROLE),
+            Utterance("user", f"Passages:\n{text}\n\nQuestion: {question}"),
+        ]
+        reply = await self.model.ask(prompt, 0)
         lines = [line.strip() for line in reply.text.splitlines() if line.strip()]
         return lines[0].removeprefix("Answer:").strip() if lines else ""
 
@@ -276,15 +229,6 @@ async def open_reader(settings: "ChatModelSettings", logs: Path) -> AsyncIterato
 
     async with open_chat(settings, logs) as chat:
         yield ChatReader(chat)
-
-
-def _prompt(question: str, passages: Sequence[str]) -> list[Utterance]:
-    text = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
-    return [
-        Utterance("system", "Answer the question from the passages. Reply with the answer alone, in a few words: "
-                  "a name, a date, a number, yes or no."),
-        Utterance("user", f"Passages:\n{text}\n\nQuestion: {question}"),
-    ]  # fmt: skip
 
 
 _TITLED = re.compile(r"(?:([^|\n]{1,200}) \| )?(.*\S)")
@@ -317,36 +261,33 @@ _ENOUGH = 0.75
 """Fraction of a question's words that a sentence needs for the answer yes."""
 
 
-class ExtractiveReader:
-    """Rule-based reader. Takes the sentence with most of the question's words, and extracts the answer from it.
+def extract_answer(question: str, passages: Sequence[str]) -> str:
+    """Answer by rules, for tests, for machines without a model, and as a baseline; empty without an answer.
 
-    A line may begin with its page's title (``Oslo | The city ...``), whose words count but are never the answer. The
-    answer is a date for "when", a number for "how many", else a name that is not in the question, else the sentence. A
-    question that begins with a verb is answered with yes if a sentence has most of its words and no negation, else with
-    no. A question that compares two numbers ("Is 5 greater than 3?") is answered by arithmetic. For tests, for machines
-    without a model, and as a baseline.
+    Takes the sentence with most of the question's words, and extracts the answer from it: a date for "when", a number
+    for "how many", else a name that is not in the question, else the sentence. A line may begin with its page's title
+    (``Oslo | The city ...``), whose words count but are never the answer. A question that begins with a verb is
+    answered with yes if a sentence has most of its words and no negation, else with no. A question that compares two
+    numbers ("Is 5 greater than 3?") is answered by arithmetic.
     """
-
-    async def answer(self, question: str, passages: Sequence[str]) -> str:
-        """Return the answer by rules."""
-        if comparison := _compare(question):
-            return comparison
-        lines = [_TITLED.match(line) for text in passages for line in text.splitlines()]
-        pairs = [
-            (one[1] or "", sentence) for one in lines if one for sentence in _SENTENCE.split(one[2])
-        ]
-        sentences = [sentence.strip() for _, sentence in pairs]
-        words = _content(question)
-        if not sentences or not words:
-            return ""
-        scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
-        best = max(range(len(sentences)), key=lambda at: (scores[at], -at))
-        if words_of(question)[0] in _SAYS_YES_OR_NO:
-            contradicts = _denies(sentences[best]) != _denies(question)
-            return "yes" if scores[best] >= _ENOUGH and not contradicts else "no"
-        order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
-        spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
-        return next((span for span in spans if span), sentences[best] if scores[best] else "")
+    if comparison := _compare(question):
+        return comparison
+    lines = [_TITLED.match(line) for text in passages for line in text.splitlines()]
+    pairs = [
+        (one[1] or "", sentence) for one in lines if one for sentence in _SENTENCE.split(one[2])
+    ]
+    sentences = [sentence.strip() for _, sentence in pairs]
+    words = _content(question)
+    if not sentences or not words:
+        return ""
+    scores = [len(words & _content(" ".join(one))) / len(words) for one in pairs]
+    order = sorted(range(len(sentences)), key=lambda at: (-scores[at], at))
+    best = order[0]
+    if words_of(question)[0] in _SAYS_YES_OR_NO:
+        denies = [bool(_NOT & set(words_of(text))) for text in (sentences[best], question)]
+        return "yes" if scores[best] >= _ENOUGH and denies[0] == denies[1] else "no"
+    spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
+    return next((span for span in spans if span), sentences[best] if scores[best] else "")
 
 
 def _compare(question: str) -> str:
@@ -361,10 +302,6 @@ def _compare(question: str) -> str:
 
 def _content(text: str) -> set[str]:
     return set(words_of(text)) - _EMPTY
-
-
-def _denies(text: str) -> bool:
-    return bool(_NOT & set(words_of(text)))
 
 
 def _span(question: str, sentence: str) -> str:

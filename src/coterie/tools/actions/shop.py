@@ -38,7 +38,6 @@ class Kind:
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """Load the kinds of items of the shop."""
     lines = (files("coterie") / "assets" / "shop.jsonl").read_text("utf-8").rstrip("\n").split("\n")
     return tuple(Kind(**json.loads(line)) for line in lines)
 
@@ -72,7 +71,6 @@ class Item:
 
     @property
     def title(self) -> str:
-        """Brand, two attributes and kind."""
         return f"{self.brand} {' '.join(self.attributes[:2])} {self.kind}"
 
     @property
@@ -99,7 +97,6 @@ class Shop:
 
     @cached_property
     def by_id(self) -> Mapping[str, Item]:
-        """Items by id."""
         return {item.id: item for item in self.items}
 
     def search(self, words: str, among: Sequence[Item] | None = None) -> list[Item]:
@@ -168,8 +165,6 @@ def act(
     """Run one action; return the next session and the action's value. Raises :class:`Failed`."""
     if session.bought:
         raise Failed("the visit is over: something is bought")
-    if not action.arguments:
-        raise Failed("it is given nothing")
     if action.tool == "Search":
         hits = shop.search(action.rest(0))[:MAX_HITS]
         if not hits:
@@ -202,13 +197,11 @@ class ShopExecutor(Executor):
         self.shop, self.session = shop, session or Session()
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
-        """See ``Executor``."""
         self.session, value = act(self.shop, self.session, action, values)
         return value
 
 
 def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
-    """Choose an option of the open item, or buy it."""
     if not session.opened:
         raise Failed("no item is open: Pick one first")
     if words_of(words)[:1] == ["buy"]:
@@ -252,5 +245,4 @@ def _item(rng: random.Random, number: int) -> Item:
 
 
 def dollars(cents: int) -> str:
-    """Format a price as ``$12.50``."""
     return f"${cents // 100}.{cents % 100:02d}"

@@ -1,51 +1,48 @@
 """Process that solves equations and inequalities with sympy. ``tools.actions.executors`` starts it.
 
-Reads one line of JSON per question: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown": "x"}``.
-Each side is a list of steps (``tools.actions.expressions``), from which sympy objects are built. Its parsers are never
-used, since they call ``eval``. It is a separate process because a question may take unbounded time and memory. The
-sandbox's jails have only numpy, so they can't import sympy.
+Reads a line of JSON for each question: ``{"ask": "equations", "statements": ["x=='5'"], "unknown": "x"}``. Statements
+are parsed by ``ast`` (``tools.actions.expressions``), since sympy's parsers call ``eval``. It is a separate process
+because a question may take unbounded time and memory. The sandbox's jails have only numpy.
 """
 
+import ast
 import json
+import operator
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 import sympy
-from sympy import Integer, Max, Min, Rational, S, Symbol
+from sympy import Max, Min, Rational, S, Symbol
+
+from coterie.tools.actions.expressions import NoValue, Unreadable, compute, format_number, parse
 
 MEMORY = 2 * 2**30
-"""Bytes of address space."""
 MAX_EXPONENT = 64
-"""Absolute limit of exponents."""
 MAX_SOLUTIONS = 64
 
 
-class NoAnswer(Exception):
-    """A question has no answer. The message says why."""
-
-
 def main() -> None:
-    """Answer each input line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
+def _answer(question: dict[str, Any]) -> dict[str, str]:
     try:
-        pairs = question["statements"]
-        steps = [step for sides, _ in pairs for side in sides for step in side]
-        if not any(kind == "name" and name != "pi" for kind, name, _ in steps):
-            raise NoAnswer("there is no unknown in it")
-        statements = [(list(map(_build, sides)), relations) for sides, relations in pairs]
+        nodes = [parse(source) for source in question["statements"]]
+        names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+        if not names - {"pi", *_OPERATIONS}:
+            raise NoValue("there is no unknown in it")
+        statements = [_build(node) for node in nodes]
         if question["ask"] == "equations":
-            return {"solutions": _solve(statements, question["unknown"])}
-        return {"pieces": _range(statements)}
-    except NoAnswer as error:
+            return {"value": _solve(statements, question["unknown"])}
+        return {"value": _range(statements)}
+    except (NoValue, Unreadable) as error:
         return {"error": str(error)}
     except ZeroDivisionError:
         return {"error": "a number is divided by 0"}
@@ -57,15 +54,15 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _power(base: Any, exponent: Any) -> Any:
     if exponent.is_number and not abs(exponent) <= MAX_EXPONENT:
-        raise NoAnswer(f"a power is higher than {MAX_EXPONENT}")
+        raise NoValue(f"a power is higher than {MAX_EXPONENT}")
     if base.is_number and not exponent.is_number and abs(base) > 10**6:
-        raise NoAnswer("the base of a power is too large")
+        raise NoValue("the base of a power is too large")
     return base**exponent
 
 
 def _factorial(value: Any) -> Any:
     if not (value.is_Integer and 0 <= value <= MAX_EXPONENT):
-        raise NoAnswer(f"a factorial is taken of whole numbers up to {MAX_EXPONENT}")
+        raise NoValue(f"a factorial is taken of whole numbers up to {MAX_EXPONENT}")
     return sympy.factorial(value)
 
 
@@ -75,95 +72,100 @@ def _divide(a: Any, b: Any) -> Any:
     return a / b
 
 
-_BUILD: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": _divide,
-    "//": lambda a, b: sympy.floor(_divide(a, b)),
-    "^": _power,
-    "remainder": sympy.Mod,
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "Div": _divide,
+    "FloorDiv": lambda a, b: sympy.floor(_divide(a, b)),
+    "Pow": _power,
+    "Mod": sympy.Mod,
     "mod": sympy.Mod,
-    "negative": lambda a: -a,
-    "!": _factorial,
+    "USub": operator.neg,
+    "UAdd": operator.pos,
     "factorial": _factorial,
-    "%": lambda a: a / 100,
-    "sqrt": sympy.sqrt,
-    "cbrt": sympy.cbrt,
+    "percent": lambda a: a / 100,
     "abs": sympy.Abs,
-    "floor": sympy.floor,
     "ceil": sympy.ceiling,
     "min": Min,
     "max": Max,
     "sum": lambda *values: sum(values, S.Zero),
     "mean": lambda *values: sum(values, S.Zero) / len(values),
-    "exp": sympy.exp,
     "ln": sympy.log,
-    "log": sympy.log,
     "log2": lambda a: sympy.log(a, 2),
     "log10": lambda a: sympy.log(a, 10),
-    "sin": sympy.sin,
-    "cos": sympy.cos,
-    "tan": sympy.tan,
+    **{
+        name: getattr(sympy, name)
+        for name in ("sqrt", "cbrt", "floor", "exp", "log", "sin", "cos", "tan")
+    },
 }
-_RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": sympy.Eq,
-    "!=": sympy.Ne,
-    "<": sympy.Lt,
-    "<=": sympy.Le,
-    ">": sympy.Gt,
-    ">=": sympy.Ge,
+_RELATIONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
 }
+Statement = tuple[list[Any], list[type[ast.cmpop]]]
+"""Sides, and the relations between them."""
 
 
-def _build(steps: list[Any]) -> Any:
-    stack: list[Any] = []
-    for kind, name, count in steps:
-        if kind == "number":
-            stack.append(Rational(name))
-        elif kind == "name":
-            stack.append(sympy.pi if name == "pi" else Symbol(name, real=True))
-        elif name not in _BUILD:
-            raise NoAnswer(f"{name} can't stand in an equation")
-        else:
-            values = stack[-count:]
-            del stack[-count:]
-            stack.append(_BUILD[name](*values))
-    return stack[0]
+def _build(node: ast.expr) -> Statement:
+    sides, relations = [node], list[type[ast.cmpop]]()
+    if isinstance(node, ast.Compare):
+        sides, relations = [node.left, *node.comparators], list(map(type, node.ops))
+    return [compute(side, Rational, _symbol, _apply) for side in sides], relations
 
 
-def _solve(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
-    equations = []
-    for sides, relations in statements:
-        if set(relations) - {"="}:
-            raise NoAnswer("an inequality stands among the equations")
-        equations += [a - b for a, b in zip(sides, sides[1:] or [S.Zero], strict=False)]
+def _symbol(name: str) -> Any:
+    return sympy.pi if name == "pi" else Symbol(name, real=True)
+
+
+def _apply(name: str, values: Sequence[Any]) -> Any:
+    if name not in _OPERATIONS:
+        raise NoValue(f"{name} can't stand in an equation")
+    return _OPERATIONS[name](*values)
+
+
+def _solve(statements: list[Statement], unknown: str | None) -> str:
+    """Return ``7`` or ``-2, 2`` for one unknown, and ``x = 3, y = 4`` for several, with ``;`` between solutions."""
+    if any(set(relations) - {ast.Eq} for _, relations in statements):
+        raise NoValue("an inequality stands among the equations")
+    equations = [
+        a - b for sides, _ in statements for a, b in zip(sides, sides[1:] or [S.Zero], strict=False)
+    ]
     if all(sympy.simplify(one) == 0 for one in equations):
-        raise NoAnswer("every value solves it")
+        raise NoValue("every value solves it")
     symbols = sorted(set().union(*(one.free_symbols for one in equations)), key=str)
     unknowns = [one for one in symbols if one.name == unknown] or symbols
     candidates = sympy.solve(equations, unknowns if len(equations) == 1 else symbols, dict=True)
-    solutions = [{one: values[one] for one in unknowns if one in values} for values in candidates]
-    if not any(solutions):
-        raise NoAnswer("it has no real solution")
-    return [
-        {symbol.name: _text(value) for symbol, value in one.items()}
-        for one in solutions[:MAX_SOLUTIONS]
-        if one
+    solutions = [
+        {one.name: _text(values[one]) for one in unknowns if one in values}
+        for values in candidates[:MAX_SOLUTIONS]
     ]
+    solutions = [one for one in solutions if one]
+    if not solutions:
+        raise NoValue("it has no real solution")
+    if all(len(one) == 1 for one in solutions):
+        return ", ".join(dict.fromkeys(value for one in solutions for value in one.values()))
+    return "; ".join(
+        ", ".join(f"{name} = {value}" for name, value in one.items()) for one in solutions
+    )
 
 
-def _range(statements: list[Any]) -> list[dict[str, Any]]:
+def _range(statements: list[Statement]) -> str:
+    """Return intervals such as ``(-2, 2]`` with ``U`` between them, points as ``{3}``, or ``no solution``."""
     relations = [
-        _RELATIONS[name](a, b)
+        _RELATIONS[relation](a, b)
         for sides, names in statements
-        for name, a, b in zip(names, sides, sides[1:], strict=False)
+        for relation, a, b in zip(names, sides, sides[1:], strict=False)
     ]
     if not relations:
-        raise NoAnswer("there is no inequality in it")
+        raise NoValue("there is no inequality in it")
     symbols = set().union(*(one.free_symbols for one in relations))
     if len(symbols) > 1:
-        raise NoAnswer(f"it has {len(symbols)} unknowns, and 1 can be solved for")
+        raise NoValue(f"it has {len(symbols)} unknowns, and 1 can be solved for")
     symbol = next(iter(symbols), None)
     sets = [
         S.Reals if one is S.true else S.EmptySet if one is S.false
@@ -171,40 +173,29 @@ def _range(statements: list[Any]) -> list[dict[str, Any]]:
         for one in relations
     ]  # fmt: skip
     whole = reduce(lambda a, b: a.intersect(b), sets)
-    return [piece for one in _parts(whole) for piece in _pieces(one)]
+    parts = whole.args if isinstance(whole, sympy.Union) else (whole,)
+    return " U ".join(text for one in parts for text in _pieces(one)) or "no solution"
 
 
-def _parts(whole: Any) -> tuple[Any, ...]:
-    if whole is S.EmptySet:
-        return ()
-    return whole.args if isinstance(whole, sympy.Union) else (whole,)
-
-
-def _pieces(part: Any) -> list[dict[str, Any]]:
+def _pieces(part: Any) -> list[str]:
+    if part is S.EmptySet:
+        return []
     if part is S.Reals:
         part = sympy.Interval(-sympy.oo, sympy.oo)
     if isinstance(part, sympy.FiniteSet):
-        return [{"only": _text(one)} for one in sorted(part.args, key=lambda one: one.evalf())]
+        return [f"{{{_text(one)}}}" for one in sorted(part.args, key=lambda one: one.evalf())]
     if not isinstance(part, sympy.Interval):
-        raise NoAnswer("its solution is not made of intervals")
-    return [
-        {
-            "from": _text(part.start),
-            "to": _text(part.end),
-            "open": [bool(part.left_open), bool(part.right_open)],
-        }
-    ]
+        raise NoValue("its solution is not made of intervals")
+    left, right = "[("[bool(part.left_open)], "])"[bool(part.right_open)]
+    return [f"{left}{_text(part.start)}, {_text(part.end)}{right}"]
 
 
 def _text(value: Any) -> str:
-    """Format fractions exactly, other numbers as decimals, and terms with unknowns as sympy does."""
-    if value in (sympy.oo, -sympy.oo):
-        return "inf" if value == sympy.oo else "-inf"
-    if isinstance(value, Integer | Rational):
+    """Format numbers like a calculation, and infinity and terms with unknowns like sympy."""
+    if not value.is_number or not value.is_finite:
         return str(value)
-    if value.is_number:
-        return repr(float(value.evalf(17)))
-    return str(value)
+    exact = isinstance(value, Rational)
+    return format_number(Fraction(value.p, value.q) if exact else float(value.evalf(17)))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,21 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.inside.job import CONTINUATION, GONE, Cell, Closing, JobRecord, Opening
-from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
+from coterie.tools.sandbox.inside.job import (
+    CONTINUATION,
+    GONE,
+    SECONDS,
+    Cell,
+    Closing,
+    JobRecord,
+    Opening,
+)
+from coterie.tools.sandbox.inside.plain import NotPlain, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.worker import (
     TRIES,
@@ -29,6 +36,7 @@ from coterie.tools.sandbox.worker import (
     Worker,
     WorkerLost,
     WorkerPool,
+    request,
 )
 
 NOTHING = "The cell ran and printed nothing. Print what you want to see."
@@ -106,7 +114,7 @@ def _text(data: bytes) -> str:
     return _ADDRESS.sub(ADDRESS, data.decode(errors="replace"))
 
 
-BYTES = 4
+_STARTING = {"wall_seconds": SECONDS, "cpu_seconds": SECONDS}
 
 
 class CellLost(WorkerLost):
@@ -144,10 +152,7 @@ class PythonSession:
             return result
 
     def fork(self) -> None:
-        """Return None, since branches are replayed.
-
-        A forked process would share its jail, limits and folder with the original.
-        """
+        """Return None, so branches are replayed: a forked process would share jail, limits and folder."""
         return
 
 
@@ -185,11 +190,13 @@ class Sessions:
             worker = previous or await self._worker()
             try:
                 if previous is None:
-                    await self._begin(worker, session)
+                    await self._send(worker, Opening, seed=session.seed, **_STARTING)
                 try:
                     if previous is None:
-                        await self._replay(worker, session)
-                    result = await self._cell(worker, source)
+                        for cell, shown in session.cells:
+                            if await self._send(worker, Cell, source=cell) != shown:
+                                raise WorkerLost("a cell that was run again showed something else")
+                    result = await self._send(worker, Cell, source=source)
                 except WorkerLost as error:
                     raise CellLost(str(error)) from error
             except BaseException:
@@ -204,34 +211,9 @@ class Sessions:
                 self.workers.changed.set()
             return result
 
-    async def _begin(self, worker: Worker, session: PythonSession) -> None:
-        of = self.settings
-        opening = Opening(
-            seed=session.seed,
-            memory_mib=of.memory_mib,
-            processes=of.processes,
-            file_mib=of.file_mib,
-            uid=worker.user.uid,
-            gid=worker.user.uid,
-        )
-        if read_cell(await worker.run(opening), of.shown_characters) is None:
-            raise WorkerLost("the process of a session ended before its first cell")
-
-    async def _replay(self, worker: Worker, session: PythonSession) -> None:
-        for source, result in session.cells:
-            if await self._cell(worker, source) != result:
-                raise WorkerLost("a cell that was run again showed something else")
-
-    async def _cell(self, worker: Worker, source: str) -> CellResult:
-        of = self.settings
-        cell = Cell(
-            source=source,
-            wall_seconds=of.wall_seconds,
-            cpu_seconds=of.cpu_seconds,
-            memory_mib=of.memory_mib,
-            kept_bytes=BYTES * of.shown_characters,
-        )
-        result = read_cell(await worker.run(cell), of.shown_characters)
+    async def _send(self, worker: Worker, kind: type[Opening | Cell], **own: Any) -> CellResult:
+        records = await worker.run(request(kind, self.settings, worker.user, **own))
+        result = read_cell(records, self.settings.shown_characters)
         if result is None:
             raise WorkerLost("the process of a session was ended from outside")
         return result
@@ -270,46 +252,38 @@ class Sandbox:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._check()
+            (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
+            why = result.reason
+        except SandboxFailed as error:
+            why = str(error)
         except BaseException:
             await self.answers.close()
             raise
+        if why:
+            await self.answers.close()
+            raise UserError(
+                f"the sandbox starts but cannot run a trivial answer: {why}",
+                "the interpreter's files must be readable by every user; see docs/howto/sandbox.md",
+            )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.answers.close()
-        finally:
-            try:
-                await self.references.close()
-            finally:
-                await self.sessions.workers.close()
+    async def __aexit__(self, *_: object) -> None:
+        async with AsyncExitStack() as stack:
+            for workers in (self.sessions.workers, self.references, self.answers):
+                stack.push_async_callback(workers.close)
 
-    async def run(
-        self,
-        source: str,
-        calls: Sequence[str],
-        *,
-        mode: Mode = "module",
-        limits: SandboxSettings | None = None,
-    ) -> list[CallResult]:
+    async def run(self, source: str, calls: Sequence[str]) -> list[CallResult]:
         """Run ``source`` and evaluate each of ``calls``; return the results in the same order.
 
-        ``calls`` are expressions. The source runs again for each, so no call affects another. ``limits`` (seconds,
-        memory, processes, files, results) replace the settings of the sandbox for this answer.
+        ``calls`` are expressions. The source runs again for each, so no call affects another.
         """
-        results, _ = await _results(self.answers, source, calls, mode, limits)
+        results, _ = await _results(self.answers, source, calls, "module", self.settings)
         return results
 
     async def run_apart(
         self, source: str, calls: Sequence[str], limits: SandboxSettings
     ) -> AsyncIterator[CallResult]:
-        """Run each call like :meth:`run`, in a process tree and a folder of its own."""
+        """Run each call like :meth:`run`, in a process tree and a folder of its own, with ``limits``."""
         left = limits.total_seconds
         for call in calls:
             if left <= 0:
@@ -328,7 +302,7 @@ class Sandbox:
         self, source: str, calls: Sequence[str], *, mode: Mode = "module"
     ) -> list[CallResult]:
         """Run a reference solution like :meth:`run`."""
-        results, _ = await _results(self.references, source, calls, mode)
+        results, _ = await _results(self.references, source, calls, mode, self.settings)
         return results
 
     async def grade(
@@ -341,78 +315,38 @@ class Sandbox:
         tolerance: float = 0.0,
         strict: bool = False,
     ) -> Graded:
-        """Run the calls, and compare their results with ``expected``.
+        """Run the calls, and compare their results with ``expected``, which stay on the host.
 
-        ``expected`` are plain values (``inside.plain``), which stay on the host. ``tolerance`` is for floats;
-        ``strict`` also compares types (``compare.same``). Raises ``UserError`` for tests that can't be graded.
+        ``expected`` are plain values (``inside.plain``), or results of :meth:`run_reference`. ``tolerance`` is for
+        floats; ``strict`` also compares types (``results.same``). Raises ``UserError`` for tests that can't be graded.
         """
-        if len(calls) != len(expected):
-            raise _ungradable(len(calls), len(expected))
-        wires = [_plain(call, value) for call, value in zip(calls, expected, strict=True)]
-        return await self.grade_wires(
-            source, calls, wires, mode=mode, tolerance=tolerance, strict=strict
-        )
-
-    async def grade_wires(
-        self,
-        source: str,
-        calls: Sequence[str],
-        expected: Sequence[Wire],
-        *,
-        mode: Mode = "module",
-        tolerance: float = 0.0,
-        strict: bool = False,
-    ) -> Graded:
-        """Grade like :meth:`grade`, with expected values in plain form, such as :meth:`run_reference` returns."""
         if not calls or len(calls) != len(expected):
-            raise _ungradable(len(calls), len(expected))
-        records, _ = await self.answers.run(source, calls, legacy=mode == "legacy")
+            raise UserError(
+                f"{len(calls)} calls and {len(expected)} expected values can't be graded",
+                "give at least one call, and one value for each",
+            )
+        try:
+            wires = [
+                one.wire if isinstance(one, CallResult) and one.wire else encode(one)
+                for one in expected
+            ]
+        except NotPlain as error:
+            raise UserError(
+                f"an expected value can't be compared: {error}", "give plain values"
+            ) from error
+        records, _ = await self.answers.run(source, calls, mode == "legacy", self.settings)
 
         def judge_all() -> Graded:
-            tests = zip(map(read_record, calls, records), expected, strict=True)
+            tests = zip(map(read_record, calls, records), wires, strict=True)
             return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
 
         return await asyncio.to_thread(judge_all)  # large values would block the event loop
 
-    async def _check(self) -> None:
-        """Raise ``UserError`` if a trivial answer does not run."""
-        try:
-            (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
-            why = result.reason
-        except SandboxFailed as error:
-            why = str(error)
-        if why:
-            raise UserError(
-                f"the sandbox starts but cannot run a trivial answer: {why}",
-                "the interpreter's files must be readable by every user; see docs/howto/sandbox.md",
-            )
-
 
 async def _results(
-    workers: WorkerPool,
-    source: str,
-    calls: Sequence[str],
-    mode: Mode,
-    limits: SandboxSettings | None = None,
+    workers: WorkerPool, source: str, calls: Sequence[str], mode: Mode, limits: SandboxSettings
 ) -> tuple[list[CallResult], float]:
-    """Return the result of each call, and the seconds of all calls."""
     if not calls:
         return [], 0.0
-    records, seconds = await workers.run(source, calls, legacy=mode == "legacy", limits=limits)
+    records, seconds = await workers.run(source, calls, mode == "legacy", limits)
     return await asyncio.to_thread(lambda: list(map(read_record, calls, records))), seconds
-
-
-def _ungradable(calls: int, expected: int) -> UserError:
-    return UserError(
-        f"{calls} calls and {expected} expected values can't be graded",
-        "give at least one call, and one value for each",
-    )
-
-
-def _plain(call: str, value: object) -> Wire:
-    try:
-        return encode(value)
-    except NotPlain as error:
-        raise UserError(
-            f"the expected value of `{call}` can't be compared: {error}", "give plain values"
-        ) from error

@@ -7,7 +7,6 @@ members of sets are compared by digests, in linear time.
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,55 +21,31 @@ _MAX_INTEGER = 1000
 _BRACKETS = {
     "list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("frozenset({", "})"),
     "deque": ("deque([", "])"), "iterator": ("iterator([", "])"), "keys": ("dict_keys([", "])"),
-    "values": ("dict_values([", "])"), "items": ("dict_items([", "])"), "dict": ("{", "}"),
+    "values": ("dict_values([", "])"), "items": ("dict_items([", "])"),
 }  # fmt: skip
 
 
 def format_value(wire: Wire, max_length: int) -> str:
     """Format a value much like ``repr``, cut to ``max_length`` characters."""
-    text = ""
-    for piece in _pieces(wire, max_length):
-        text += piece
-        if len(text) > max_length:
-            return text[: max_length - 3] + "..."
-    return text
+    text = _text(wire)
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
-def _pieces(wire: Wire, max_length: int) -> Iterator[str]:
+def _text(wire: Wire) -> str:
     tag, content = wire
-    if tag == "dict" or tag in CONTAINERS:
-        before, after = _BRACKETS[tag]
-        yield before if content or tag != "set" else "set("
-        for number, item in enumerate(content):
-            yield ", " if number else ""
-            yield from _pair(item, max_length) if tag == "dict" else _pieces(item, max_length)
-        if tag == "tuple" and len(content) == 1:
-            yield ","
-        yield after if content or tag != "set" else ")"
-    elif tag == "enum":
-        yield f"<{repr(content[0])[1:-1]}: "
-        yield from _pieces(content[1], max_length)
-        yield ">"
-    else:
-        yield _scalar_text(tag, content, max_length)
-
-
-def _pair(pair: list[Wire], max_length: int) -> Iterator[str]:
-    yield from _pieces(pair[0], max_length)
-    yield ": "
-    yield from _pieces(pair[1], max_length)
-
-
-def _scalar_text(tag: str, content: Any, max_length: int) -> str:
-    if tag == "str":
-        return repr(content[: max_length + 1])
+    if tag == "dict":
+        return f"{{{', '.join(f'{_text(one)}: {_text(item)}' for one, item in content)}}}"
+    if tag in CONTAINERS:
+        before, after = _BRACKETS[tag] if content or tag != "set" else ("set(", ")")
+        comma = "," * (tag == "tuple" and len(content) == 1)
+        return f"{before}{', '.join(map(_text, content))}{comma}{after}"
+    if tag == "enum":
+        return f"<{repr(content[0])[1:-1]}: {_text(content[1])}>"
     if tag == "int" and len(content) > _MAX_INTEGER:
         return f"an integer of {int(content, 16).bit_length():,} bits"
-    if tag in ("bytes", "bytearray"):
-        return repr(decode([tag, content[: 2 * max_length + 2]]))
     if tag in ("fraction", "range") and max(map(len, content)) > _MAX_INTEGER:
         return f"a {tag} of large integers"
-    return repr(decode([tag, content]))
+    return repr(decode(wire))
 
 
 _NUMBER, _SET, _BYTES, _LIST = "number", "set", "bytes", "list"
@@ -296,14 +271,12 @@ class CallResult:
 
     @property
     def value(self) -> Any:
-        """The value. Raises ``ValueError`` for a failed call."""
         if self.wire is None:
             raise ValueError(f"`{self.call}` returned no value: {self.reason}")
         return decode(self.wire)
 
     @property
     def reason(self) -> str:
-        """Description of the failure; empty if the call succeeded."""
         if not self.failed:
             return ""
         return FAILURES[self.failed] + (f" ({self.why})" if self.why else "")
@@ -320,7 +293,6 @@ class TestResult:
 
     @property
     def reason(self) -> str:
-        """Description of the failure; empty if the test passed."""
         if self.passed:
             return ""
         return self.result.reason or "the value is another"
@@ -334,7 +306,6 @@ class Graded:
 
     @property
     def fraction(self) -> float:
-        """Fraction of tests that passed."""
         return sum(test.passed for test in self.tests) / len(self.tests)
 
     @property

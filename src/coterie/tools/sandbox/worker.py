@@ -21,9 +21,9 @@ import sysconfig
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError
@@ -32,6 +32,7 @@ from coterie.tools.sandbox.inside.confine import NUMBERS
 from coterie.tools.sandbox.inside.job import (
     BY_SUPERVISOR,
     HEAD,
+    RECORD,
     REPLY,
     Cell,
     Closing,
@@ -211,7 +212,6 @@ def _libraries() -> set[Path]:
 
 
 def _numpy() -> list[Path]:
-    """Return the package, and the folder of libraries in its wheel."""
     spec = importlib.util.find_spec("numpy")
     places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
     return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
@@ -268,34 +268,11 @@ def _bind(path: Path, to: Path) -> list[str]:
     return [*words, "--ro-bind", str(path), str(to)]
 
 
-def advice() -> str:
-    """Return advice for a machine that refuses jails."""
-    for name, bad, todo in _SWITCHES:
-        file = Path("/proc/sys", name)
-        if file.exists() and file.read_text().strip() == bad:
-            return todo
-    return (
-        "user namespaces seem to be off: in a container, start it with `--privileged`, or with `--cap-add "
-        "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined`; else see "
-        "docs/howto/sandbox.md"
-    )
-
-
-_SWITCHES = (
-    ("user/max_user_namespaces", "0", "as root: sysctl -w user.max_user_namespaces=15000"),
-    (
-        "kernel/unprivileged_userns_clone",
-        "0",
-        "as root: sysctl -w kernel.unprivileged_userns_clone=1",
-    ),
-    (
-        "kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "AppArmor keeps programs from making user namespaces: as root, give bwrap a profile that may "
-        "(docs/howto/sandbox.md), or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-    ),
+ADVICE = (
+    "user namespaces seem to be off: start a container with `--privileged`, or with `--cap-add SYS_ADMIN "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; for other machines see "
+    "docs/howto/sandbox.md"
 )
-
 START_SECONDS = 60.0
 """Timeout for starting a jail on a busy machine."""
 GRACE_SECONDS = 10.0
@@ -304,6 +281,8 @@ STDERR = 2000
 """Bytes of a jail's stderr to keep."""
 CLOSE_SECONDS = 10.0
 """Timeout for the end of a killed jail."""
+MAX_BYTES = 4
+"""Bytes of the longest character in UTF-8."""
 Request = Job | Opening | Cell | Closing
 
 
@@ -318,11 +297,13 @@ class Worker:
         self.user = user
         self.seconds = 0.0
         """Seconds of the last job, without the time it waited for a CPU."""
+        self.pid = process.pid
         self._process = process
+        self._in = cast(StreamWriter, process.stdin)
+        self._out = cast(StreamReader, process.stdout)
 
     @classmethod
     async def start(cls, jail: Sequence[str]) -> "Worker":
-        """Start a jail. Raises ``UserError`` if it does not start."""
         user = claim_user()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -335,10 +316,10 @@ class Worker:
         try:
             ready = await asyncio.wait_for(worker._out.readexactly(5), START_SECONDS)
             if ready != b"ready":
-                raise UserError("the sandbox did not start: its first reply is invalid", advice())
+                raise UserError("the sandbox did not start: its first reply is invalid", ADVICE)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             text = (await worker.close()) or f"{jail[0]} printed nothing ({type(error).__name__})"
-            raise UserError(f"the sandbox did not start: {text}", advice()) from error
+            raise UserError(f"the sandbox did not start: {text}", ADVICE) from error
         except BaseException:
             await worker.close()
             raise
@@ -373,23 +354,9 @@ class Worker:
             raise ValueError("the reply is too long")
         return await self._out.readexactly(size)
 
-    @property
-    def pid(self) -> int:
-        """Process id of the jail's outermost process."""
-        return self._process.pid
-
-    @property
-    def _in(self) -> StreamWriter:
-        return cast(StreamWriter, self._process.stdin)
-
-    @property
-    def _out(self) -> StreamReader:
-        return cast(StreamReader, self._process.stdout)
-
     def kill(self) -> None:
-        """Kill the jail and all its processes, even while it starts."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> str:
         """Kill the jail and wait for its end; return its stderr.
@@ -413,8 +380,14 @@ class Worker:
         return stderr.decode(errors="replace").strip()
 
 
+def request(kind: type[Any], of: SandboxSettings, user: User, **own: Any) -> Any:
+    """Return a ``Job``, ``Opening`` or ``Cell`` with the limits of the settings."""
+    kept_bytes = MAX_BYTES * of.shown_characters
+    values = {**dict(of), "uid": user.uid, "kept_bytes": kept_bytes, **own}
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
+
+
 def pack(request: Request) -> bytes:
-    """Serialize a request for the supervisor, without its nonce."""
     body = json.dumps(asdict(request)).encode()
     return HEAD.pack(request.kind, len(body)) + body
 
@@ -429,9 +402,9 @@ async def _drain(pipe: StreamReader) -> bytes:
 def _records(reply: bytes, count: int) -> list[JobRecord]:
     records, at = [], 0
     for _ in range(count):
-        kind, size = struct.unpack_from(">BI", reply, at)
-        at += 5 + size
-        records.append((kind, reply[at - size : at]))
+        by, size = RECORD.unpack_from(reply, at)
+        at += RECORD.size + size
+        records.append((by, reply[at - size : at]))
     if at != len(reply):
         raise ValueError("the reply has extra bytes")
     return records
@@ -464,22 +437,25 @@ class WorkerPool:
         self._closed = False
 
     async def run(
-        self,
-        source: str,
-        calls: Sequence[str],
-        *,
-        legacy: bool,
-        limits: SandboxSettings | None = None,
+        self, source: str, calls: Sequence[str], legacy: bool, limits: SandboxSettings
     ) -> tuple[list[JobRecord], float]:
-        """Run calls; return a record for each, and the seconds they took. ``limits`` override the pool's settings.
+        """Run calls; return a record for each, and the seconds they took.
 
         Raises :class:`SandboxFailed` if workers are lost for another reason than this answer.
         """
+        own = {"source": source, "calls": list(calls), "legacy": legacy}
         for _ in range(TRIES):
+            worker = await self.take()
             try:
-                return await self._run(source, list(calls), legacy, limits or self.settings)
-            except WorkerLost as error:
+                records = await worker.run(request(Job, limits, worker.user, **own))
+            except BaseException as error:
+                await self.drop(worker)
+                if not isinstance(error, WorkerLost):
+                    raise
                 why = error
+            else:
+                self.give_back(worker)
+                return records, worker.seconds
         await self.check(why)
         record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
         return [record] * len(calls), 0.0
@@ -490,7 +466,7 @@ class WorkerPool:
             worker = await self._start()
             try:
                 ((_, record),) = await worker.run(
-                    job_of(self.settings, "", ["1"], False, worker.user)
+                    request(Job, self.settings, worker.user, source="", calls=["1"], legacy=False)
                 )
             finally:
                 await worker.close()
@@ -500,18 +476,6 @@ class WorkerPool:
             raise SandboxFailed(
                 f"the sandbox cannot run a trivial answer: {record.decode()}"
             ) from why
-
-    async def _run(
-        self, source: str, calls: list[str], legacy: bool, limits: SandboxSettings
-    ) -> tuple[list[JobRecord], float]:
-        worker = await self.take()
-        try:
-            records = await worker.run(job_of(limits, source, calls, legacy, worker.user))
-        except BaseException:
-            await self.drop(worker)
-            raise
-        self.give_back(worker)
-        return records, worker.seconds
 
     @property
     def has_room(self) -> bool:
@@ -570,20 +534,3 @@ class WorkerPool:
         workers = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
         started = [worker for worker in (*workers, *self.busy) if worker is not None]
         await asyncio.gather(*(worker.close() for worker in started))
-
-
-def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, user: User) -> Job:
-    return Job(
-        source=source,
-        calls=calls,
-        legacy=legacy,
-        wall_seconds=of.wall_seconds,
-        cpu_seconds=of.cpu_seconds,
-        total_seconds=of.total_seconds,
-        memory_mib=of.memory_mib,
-        processes=of.processes,
-        file_mib=of.file_mib,
-        output_kib=of.output_kib,
-        uid=user.uid,
-        gid=user.uid,
-    )

@@ -183,12 +183,10 @@ def end_first() -> None:
 
 
 def processes() -> int:
-    """Return the descriptor of ``/proc``."""
     return _proc
 
 
 def threads(process: str) -> list[str]:
-    """List the thread ids of a process."""
     folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=_proc)
     try:
         return os.listdir(folder)
@@ -197,16 +195,15 @@ def threads(process: str) -> list[str]:
 
 
 def process_file(name: str) -> BinaryIO:
-    """Open a file in ``/proc``."""
     return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
 
 
-def clean_folder(mebibytes: int, uid: int, gid: int) -> None:
+def clean_folder(mebibytes: int, uid: int) -> None:
     """Mount a new, empty folder for the next answer over the last answer's."""
     global _mounted
     if _mounted:
         _must(_libc.umount2(WORK.encode(), MNT_DETACH), f"unmount {WORK}")
-    options = f"size={mebibytes}m,nr_inodes=4096,mode=700,uid={uid},gid={gid}"
+    options = f"size={mebibytes}m,nr_inodes=4096,mode=700,uid={uid},gid={uid}"
     _mount(WORK, MS_NOSUID | MS_NODEV | MS_NOATIME, options)
     _mounted = True
 
@@ -238,11 +235,11 @@ def limits(
         resource.setrlimit(name, (value, value))
 
 
-def give_up_rights(uid: int, gid: int) -> None:
+def give_up_rights(uid: int) -> None:
     """Become ``uid``, enter its folder, drop all capabilities, and refuse system calls that no answer needs."""
     if os.getuid() != uid:
         os.setgroups([])
-        os.setresgid(gid, gid, gid)
+        os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     os.chdir(WORK)
     _must(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
@@ -257,7 +254,6 @@ def give_up_rights(uid: int, gid: int) -> None:
 
 @cache
 def system_calls() -> bytes:
-    """Return the filter for this machine."""
     return filter_program(*NUMBERS[platform.machine()])
 
 

@@ -2,8 +2,6 @@
 
 An answer or a cell can reach everything here, so nothing here is trusted. No expected value is here: the process
 reports results as plain data, and the host compares them.
-
-For honest cells there is a syntax check before anything runs, the value of the last expression, and short tracebacks.
 """
 
 import ast
@@ -41,17 +39,14 @@ OURS = 2
 """Number of our own processes in the jail; they count against the limit if the answer runs as our user."""
 
 
-def answer(job: int, results: int) -> NoReturn:
-    """Read the job, confine this process, run the calls and exit. Never returns."""
-    try:
-        os.setsid()  # a signal to its group is for its own processes only
-        content = os.pread(job, os.fstat(job).st_size, 0)
-        os.dup2(results, RESULTS)
-        os.closerange(RESULTS + 1, 256)
-        open_nothing()
-        _run_confined(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
-    finally:
-        os._exit(0)
+def _confine(of: Job | Opening, cpu_seconds: int | None = None) -> None:
+    confine.limits(
+        memory_mib=of.memory_mib,
+        file_mib=of.file_mib,
+        processes=of.processes + OURS * (os.getuid() == of.uid),
+        cpu_seconds=cpu_seconds,
+    )
+    confine.give_up_rights(of.uid)
 
 
 def open_nothing() -> None:
@@ -62,26 +57,29 @@ def open_nothing() -> None:
     os.close(nowhere)
 
 
-def _run_confined(job: Job, first: int) -> None:
+def answer(job: int, results: int) -> NoReturn:
+    """Read the job, confine this process, run the calls and exit. Never returns."""
     try:
-        confine.limits(
-            memory_mib=job.memory_mib,
-            file_mib=job.file_mib,
-            processes=job.processes + OURS * (os.getuid() == job.uid),
-            cpu_seconds=int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1,
-        )
-        confine.give_up_rights(job.uid, job.gid)
-    except OSError as error:
-        return _send(_json({"failed": "open", "why": str(error)}))
-    _send(CONFINED)
-    return run(job, first)
+        os.setsid()  # a signal to its group is for its own processes only
+        content = os.pread(job, os.fstat(job).st_size, 0)
+        os.dup2(results, RESULTS)
+        os.closerange(RESULTS + 1, 256)
+        open_nothing()
+        _run(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
+    finally:
+        os._exit(0)
 
 
-def run(job: Job, first: int) -> None:
-    """Write a frame when the source has run, then one for each call from ``first`` on.
+def _run(job: Job, first: int) -> None:
+    """Write a frame when the process is confined, when the source has run, and for each call from ``first`` on.
 
     The source runs again before each call, so that no call changes the definitions of the next.
     """
+    try:
+        _confine(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+    except OSError as error:
+        return _send(json.dumps({"failed": "open", "why": str(error)}).encode())
+    _send(CONFINED)
     try:
         code = compile(job.source, f"<{NAME}>", "exec")
         spaces = _define(code, job.legacy)
@@ -93,7 +91,7 @@ def run(job: Job, first: int) -> None:
             if index > first:
                 spaces = _define(code, job.legacy)
             value = eval(job.calls[index], *spaces)
-            frame = _json({"value": encode(value, job.max_record)})
+            frame = json.dumps({"value": encode(value, job.max_record)}).encode()
             if len(frame) > job.max_record:
                 raise TooLarge(f"{len(frame):,} bytes, and {job.max_record:,} are allowed")
         except BaseException as error:
@@ -120,14 +118,10 @@ def _failure(error: BaseException) -> bytes:
         text = ""
     kind = _KINDS.get(type(error), "error")
     why = text if kind == "output" else f"{type(error).__name__}: {text}"
-    return _json({"failed": kind, "why": why[:MAX_MESSAGE]})
+    return json.dumps({"failed": kind, "why": why[:MAX_MESSAGE]}).encode()
 
 
 _KINDS: dict[type, str] = {NotPlain: "not plain", TooLarge: "output"}
-
-
-def _json(record: dict[str, Any]) -> bytes:
-    return json.dumps(record).encode()
 
 
 def _send(frame: bytes) -> None:
@@ -156,12 +150,7 @@ def serve(cells: int, statuses: int, output: int) -> NoReturn:
         _place(statuses, cells, output)
         opening = Opening(**json.loads(_next()))
         try:
-            confine.limits(
-                memory_mib=opening.memory_mib,
-                file_mib=opening.file_mib,
-                processes=opening.processes + OURS * (os.getuid() == opening.uid),
-            )
-            confine.give_up_rights(opening.uid, opening.gid)
+            _confine(opening)
         except OSError as error:
             _say(str(error))
             os.write(STATUS, NOT_OPENED)
@@ -179,7 +168,6 @@ class Interpreter:
 
     def __init__(self, seed: int) -> None:
         self.count = 0
-        """Number of cells that ran."""
         self._pid = os.getpid()
         self._stream = _stream()
         module = ModuleType(MODULE)
@@ -193,7 +181,6 @@ class Interpreter:
         vars(secrets)["randbits"] = random.Random(seed).getrandbits  # numpy draws its seeds there
 
     def run(self, source: bytes) -> bytes:
-        """Run a cell; return its status byte."""
         self._begin()
         name = f"<cell {self.count + 1}>"
         try:
@@ -235,7 +222,6 @@ class Interpreter:
         return b"k"
 
     def _value(self, last: CodeType | None) -> str:
-        """Return the value of the last expression as output."""
         value = None if last is None else eval(last, self._space)
         if value is None:
             return ""
@@ -256,7 +242,6 @@ class Interpreter:
         sys.stdout = sys.stderr = self._stream
 
     def _flush(self) -> None:
-        """Flush our stream and its replacements."""
         for stream in (self._stream, sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
@@ -318,7 +303,6 @@ def _place(*files: int) -> None:
 
 
 def _next() -> bytes:
-    """Read the next cell from the supervisor."""
     (size,) = SIZE.unpack(read_exactly(CELLS, SIZE.size))
     return read_exactly(CELLS, size)
 

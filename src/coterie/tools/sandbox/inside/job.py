@@ -11,12 +11,27 @@ from typing import ClassVar
 
 BY_ANSWER, BY_SUPERVISOR = 0, 1
 """Author of a record: the answer's process or the supervisor."""
+JobRecord = tuple[int, bytes]
+"""``BY_ANSWER`` or ``BY_SUPERVISOR``, and JSON with a value or a failure."""
 MAX_FAILURE = 4000
 """Bytes of a record that reports a failure; every limit on results leaves room for it."""
 HEAD = struct.Struct(">cI")
 """Header of a request: its kind and length."""
 REPLY = struct.Struct(">Id")
 """Header of a reply, after the nonce: its length, and the seconds a job took without waiting for a CPU."""
+RECORD = struct.Struct(">BI")
+"""Header of a record: its author and length."""
+PATIENCE = 4
+"""Factor on a job's limit of seconds that bounds its wall time while others use the CPUs."""
+STATUSES: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
+"""Status bytes of a cell, with how the cell failed; empty for success."""
+NOT_OPENED = b"f"
+"""Status byte of a process that could not be confined."""
+GONE = "gone"
+"""Status of a session whose process ended through no action of a cell."""
+CONTINUATION = bytes(range(0x80, 0xC0))
+SECONDS = 10.0
+"""Timeout for a new process to confine itself, and for ending all processes of a session."""
 
 
 def read_exactly(file: int, size: int) -> bytes:
@@ -32,17 +47,9 @@ def read_exactly(file: int, size: int) -> bytes:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write all data, in several calls if necessary."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
-
-
-PATIENCE = 4
-"""Factor on a job's limit of seconds that bounds its wall time while others use the CPUs."""
-
-JobRecord = tuple[int, bytes]
-"""``BY_ANSWER`` or ``BY_SUPERVISOR``, and JSON with a value or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,6 @@ class Job:
     wall_seconds: float
     """Wall time of one call, without the time its process waits for a CPU."""
     cpu_seconds: float
-    """CPU time of one call."""
     total_seconds: float
     """Wall time of all calls, without waiting for a CPU."""
     memory_mib: int
@@ -63,14 +69,11 @@ class Job:
     processes: int
     file_mib: int
     output_kib: int
-    """Size of the result of one call."""
     uid: int
-    gid: int
     kind: ClassVar[bytes] = b"j"
 
     @property
     def records(self) -> int:
-        """Number of records in the reply."""
         return len(self.calls)
 
     @property
@@ -85,49 +88,13 @@ class Job:
 
     @property
     def max_reply(self) -> int:
-        """Bytes of all records, including a header of 5 bytes each."""
-        return len(self.calls) * (self.max_record + 5)
-
-
-STATUSES: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
-"""Status bytes of a cell, with how the cell failed; empty for success."""
-NOT_OPENED = b"f"
-"""Status byte of a process that could not be confined."""
-GONE = "gone"
-"""Status of a session whose process ended through no action of a cell."""
-CONTINUATION = bytes(range(0x80, 0xC0))
-"""Continuation bytes of UTF-8."""
-OPENING_SECONDS = 10.0
-"""Timeout for a new process to confine itself, without the time it waits for a CPU."""
-CLOSING_SECONDS = 10.0
-"""Timeout for ending all processes of a session."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Request to open a session; ends the current one."""
-
-    seed: int
-    memory_mib: int
-    """Address space of one process."""
-    processes: int
-    file_mib: int
-    uid: int
-    gid: int
-    kind: ClassVar[bytes] = b"o"
-    records: ClassVar[int] = 3
-    longest_seconds: ClassVar[float] = PATIENCE * OPENING_SECONDS
-    max_reply: ClassVar[int] = 3 * MAX_FAILURE + 15
-
-    @property
-    def limits(self) -> "Limits":
-        """Limits while the process starts."""
-        return Limits(OPENING_SECONDS, OPENING_SECONDS, self.memory_mib, MAX_FAILURE)
+        """Limit on the bytes of all records with their headers."""
+        return len(self.calls) * (self.max_record + RECORD.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one cell."""
+    """Limits of one cell. The reply has three records: a verdict, and the beginning and end of the output."""
 
     wall_seconds: float
     """Wall time, without the time its process waits for a CPU."""
@@ -137,25 +104,36 @@ class Limits:
     """Resident memory of all processes together."""
     kept_bytes: int
     """Bytes of the beginning of the output, and of its end."""
+    records: ClassVar[int] = 3
 
     @property
     def longest_seconds(self) -> float:
         """Upper bound of the wall time on a busy machine."""
         return PATIENCE * self.wall_seconds
 
+    @property
+    def max_reply(self) -> int:
+        """Limit on the bytes of all records with their headers."""
+        return MAX_FAILURE + 2 * self.kept_bytes + 3 * RECORD.size
+
 
 @dataclass(frozen=True, slots=True)
 class Cell(Limits):
-    """Request to run one cell. The reply has three records: a verdict, and the beginning and end of the output."""
+    """Request to run one cell."""
 
     source: str
     kind: ClassVar[bytes] = b"c"
-    records: ClassVar[int] = 3
 
-    @property
-    def max_reply(self) -> int:
-        """Bytes of all records, including a header of 5 bytes each."""
-        return MAX_FAILURE + 2 * self.kept_bytes + 15
+
+@dataclass(frozen=True, slots=True)
+class Opening(Limits):
+    """Request to open a session, after the current one has ended. The limits are those of a cell."""
+
+    seed: int
+    processes: int
+    file_mib: int
+    uid: int
+    kind: ClassVar[bytes] = b"o"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +142,5 @@ class Closing:
 
     kind: ClassVar[bytes] = b"x"
     records: ClassVar[int] = 0
-    longest_seconds: ClassVar[float] = CLOSING_SECONDS
+    longest_seconds: ClassVar[float] = PATIENCE * SECONDS
     max_reply: ClassVar[int] = 0

@@ -7,7 +7,6 @@ the list of its items.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -38,24 +37,15 @@ def encode(value: object, max_length: int | None = None) -> Wire:
 
     With ``max_length``, raises ``TooLarge`` as soon as its JSON has more bytes, so that infinite iterators end.
     """
-    return _Encoder(max_length).encode(value, DEPTH)
+    count = 0
 
-
-class _Encoder:
-    def __init__(self, max_length: int | None) -> None:
-        self.max_length = max_length
-        self.values = 0
-
-    def encode(self, value: object, depth: int) -> Wire:
-        self.values += 1
-        if self.max_length is not None and self.values * SHORTEST > self.max_length:
-            raise TooLarge(
-                f"more than {self.values - 1:,} values, and {self.max_length:,} bytes are allowed"
-            )
-        if value is None:
-            return ["none", None]
-        if value is True or value is False:
-            return ["bool", value]
+    def plain(value: Any, depth: int) -> Wire:
+        nonlocal count
+        count += 1
+        if max_length is not None and count * SHORTEST > max_length:
+            raise TooLarge(f"more than {count - 1:,} values, and {max_length:,} bytes are allowed")
+        if value is None or value is True or value is False:
+            return ["none" if value is None else "bool", value]
         if depth == 0:
             raise NotPlain("a value nested more deeply than can be compared")
         kind = type(value)
@@ -65,49 +55,36 @@ class _Encoder:
                 return [tag, write(value)]
             if base in _SERIES:
                 tag, items = _SERIES[base]
-                return [tag, [self.encode(item, depth - 1) for item in items(value)]]
+                return [tag, [plain(item, depth - 1) for item in items(value)]]
             if base is dict:
-                return ["dict", self._pairs(dict.items(value), depth - 1)]  # type: ignore[arg-type]
+                pairs = dict.items(value)
+                return ["dict", [[plain(part, depth - 1) for part in pair] for pair in pairs]]
             if base is Enum:
                 name, member = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
-                return ["enum", [str(name), self.encode(member, depth - 1)]]
+                return ["enum", [str(name), plain(member, depth - 1)]]
         if kind.__module__ == "numpy" and hasattr(kind, "tolist"):  # a number, or an array
-            return self.encode(value.tolist(), depth - 1)  # type: ignore[attr-defined]
+            return plain(value.tolist(), depth - 1)
         if hasattr(kind, "__next__"):
-            return ["iterator", [self.encode(item, depth - 1) for item in _iterated(value)]]
+            return ["iterator", [plain(item, depth - 1) for item in iter(value)]]
         raise NotPlain(f"a value of type {kind.__name__} is not plain data")
 
-    def _pairs(self, items: Iterable[tuple[object, object]], depth: int) -> list[list[Wire]]:
-        return [[self.encode(key, depth), self.encode(item, depth)] for key, item in items]
+    return plain(value, DEPTH)
 
 
-def _iterated(value: Any) -> Iterable[object]:
-    return iter(value)
+def _zoned(kind: Any) -> Any:
+    """Return a function that writes a date and time, or a time, with its offset in microseconds."""
+
+    def write(value: Any) -> list[str | None]:
+        offset = kind.utcoffset(value)
+        bare = kind.isoformat(kind.replace(value, tzinfo=None))
+        return [bare, None if offset is None else f"{offset // _MICROSECOND:x}"]
+
+    return write
 
 
 def _complex(value: complex) -> list[str]:
     parts = (complex.__getattribute__(value, name) for name in ("real", "imag"))
     return [float.hex(part) for part in parts]
-
-
-def _fraction(value: Fraction) -> list[str]:
-    return [f"{value._numerator:x}", f"{value._denominator:x}"]  # type: ignore[attr-defined]
-
-
-def _offset(value: datetime | time, offset: timedelta | None) -> str | None:
-    return None if offset is None else f"{offset // _MICROSECOND:x}"
-
-
-def _datetime(value: datetime) -> list[str | None]:
-    bare = datetime.isoformat(datetime.replace(value, tzinfo=None))
-    return [bare, _offset(value, datetime.utcoffset(value))]
-
-
-def _time(value: time) -> list[str | None]:
-    return [
-        time.isoformat(time.replace(value, tzinfo=None)),
-        _offset(value, time.utcoffset(value)),
-    ]
 
 
 _SCALARS: dict[type, tuple[str, Any]] = {
@@ -119,18 +96,14 @@ _SCALARS: dict[type, tuple[str, Any]] = {
     bytearray: ("bytearray", bytearray.hex),
     range: ("range", lambda value: [f"{part:x}" for part in (value.start, value.stop, value.step)]),
     Decimal: ("decimal", Decimal.__str__),
-    Fraction: ("fraction", _fraction),
-    datetime: ("datetime", _datetime),
+    Fraction: ("fraction", lambda value: [f"{value._numerator:x}", f"{value._denominator:x}"]),
+    datetime: ("datetime", _zoned(datetime)),
     date: ("date", date.isoformat),
-    time: ("time", _time),
+    time: ("time", _zoned(time)),
     timedelta: ("timedelta", lambda value: f"{timedelta.__floordiv__(value, _MICROSECOND):x}"),
 }
 _SERIES: dict[type, tuple[str, Any]] = {
-    list: ("list", list.__iter__),
-    tuple: ("tuple", tuple.__iter__),
-    set: ("set", set.__iter__),
-    frozenset: ("frozenset", frozenset.__iter__),
-    deque: ("deque", deque.__iter__),
+    **{kind: (kind.__name__, kind.__iter__) for kind in (list, tuple, set, frozenset, deque)},
     type({}.keys()): ("keys", iter),
     type({}.values()): ("values", iter),
     type({}.items()): ("items", iter),

@@ -61,7 +61,6 @@ def _read_ends(file: int, most: int) -> str:
 
 
 def _file(content: bytes = b"") -> int:
-    """Create an unlinked file."""
     file = os.open("stream", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink("stream")
     with open(file, "wb", closefd=False) as stream:

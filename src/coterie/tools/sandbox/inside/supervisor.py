@@ -1,18 +1,19 @@
 """First process in the jail. For each answer it requests a forked process, watches it, ends it and reports.
 
-It reads requests from standard input and writes replies to standard output. An answer's process has neither.
-
-* ready: ``b"ready"``;
-* request: 1 byte (its kind: ``job`` or one of ``cell``), 4 bytes length, JSON, then a nonce of 16 bytes, which is read
-  when the processes of the answer have ended, or the processes of the session have ended or stopped;
-* reply: the nonce, 4 bytes length, 8 bytes seconds that a job took without waiting for a CPU, then a record for each
-  call: 1 byte (``BY_ANSWER`` or ``BY_SUPERVISOR``), 4 bytes length, bytes. Records of an answer's process are passed
-  on unread.
-
-This process holds sources and results, so answers are forked from another process (``forker``), which was started
-before the first job. An answer is the first process of its own pid namespace, so all its children end with it. The
-same holds for a session (``session``), which occupies the jail until it ends.
+A request is one byte for its kind, 4 bytes length and JSON (``job``). A reply is the nonce that follows the request, 4
+bytes length, 8 bytes seconds that a job took without waiting for a CPU, and for each record 1 byte (``BY_ANSWER`` or
+``BY_SUPERVISOR``), 4 bytes length and its bytes, which are passed on unread.
 """
+
+# This process holds sources and results. A forked process can read all memory of its parent, also freed memory, so
+# another process, the forker, which was started before the first job, forks answers and sessions. It only forks: it
+# passes descriptors on unread, and clears the buffer in which it reports how a process ended. The nonce is read after
+# the processes of an answer have ended, or those of a session have ended or stopped.
+#
+# The process of an answer or a session is the first of its own pid namespace, so all its children end with it. At the
+# end of a cell the processes of a session are stopped until the next cell, so nothing runs in between. A process that
+# still runs can resume a stopped one, so we wait for a moment at which all are stopped, or end the session after a
+# timeout.
 
 import gc
 import importlib
@@ -20,32 +21,40 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple, NoReturn
 
 from coterie.tools.sandbox.inside import confine, interpreter
-from coterie.tools.sandbox.inside.forker import (
-    ANSWER,
-    TICK,
-    Forker,
-    describe_ending,
-    processes_use,
-    start_forker,
-)
 from coterie.tools.sandbox.inside.job import (
     BY_ANSWER,
     BY_SUPERVISOR,
+    CONTINUATION,
+    GONE,
     HEAD,
     MAX_FAILURE,
+    NOT_OPENED,
+    RECORD,
     REPLY,
+    STATUSES,
+    Cell,
     Job,
     JobRecord,
+    Limits,
+    Opening,
     read_exactly,
     write_all,
 )
-from coterie.tools.sandbox.inside.session import SessionSlot
 
+TICK = 0.02
+"""Seconds between two measurements."""
+STOPPING_SECONDS = 5.0
+"""Timeout for stopping all processes of a session after a cell, on a busy machine."""
+ENDING_SECONDS = 1.0
+"""Timeout for a process that closed its channel to be reported as ended."""
 WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
@@ -53,6 +62,169 @@ WARM = (
     "traceback", "types", "typing", "unicodedata", "coterie.tools.sandbox.inside.program",
 )  # fmt: skip
 """Modules that are imported before answers are forked."""
+
+# -- forker ---------------------------------------------------------------------------------------
+
+ANSWER, SESSION = b"a", b"s"
+"""Kinds of processes to fork."""
+_FORKED: dict[bytes, Callable[..., NoReturn]] = {
+    ANSWER: interpreter.answer,
+    SESSION: interpreter.serve,
+}
+NUMBER = struct.Struct("=I")
+
+
+class Forker:
+    """Handle of the forker, which closes ``files``."""
+
+    def __init__(self, *files: int) -> None:
+        self._channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = os.open("/proc/self/ns/pid", os.O_RDONLY)  # before the supervisor hides it
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for file in (*files, self._channel.detach()):
+                    os.close(file)
+                _serve(its, own)
+            finally:
+                os._exit(1)
+        its.close()
+        os.close(own)
+
+    def fork(self, what: bytes, *files: int) -> int:
+        """Fork a process that gets the descriptors; return its pid."""
+        socket.send_fds(self._channel, [what], files)
+        return self._number()
+
+    def ending(self) -> int:
+        """Wait until the process ends; return its status as ``os.waitpid`` does."""
+        return self._number()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Return True if the process ends within ``seconds``."""
+        return bool(select.select([self._channel], [], [], seconds)[0])
+
+    def _number(self) -> int:
+        data = self._channel.recv(NUMBER.size)
+        if len(data) != NUMBER.size:
+            raise OSError("the forker has ended")
+        return int(NUMBER.unpack(data)[0])
+
+
+def _serve(channel: socket.socket, own: int) -> None:
+    """Fork for each request; send the pid and then the exit status, until the channel is closed.
+
+    ``own`` is a descriptor of our pid namespace.
+    """
+    while True:
+        request, files, _, _ = socket.recv_fds(channel, 1, 3)
+        if request not in _FORKED:
+            return
+        confine.new_process_tree()
+        pid = os.fork()
+        if pid == 0:
+            _FORKED[request](*files)
+        confine.enter_namespace(own)
+        for file in files:
+            os.close(file)
+        channel.send(NUMBER.pack(pid))
+        confine.pass_ending(pid, channel.fileno())
+
+
+def describe_ending(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"by signal {os.WTERMSIG(status)}"
+    return f"with status {os.WEXITSTATUS(status)}"
+
+
+# -- resources ------------------------------------------------------------------------------------
+
+_CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
+_SWITCHES = (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
+
+
+class Use(NamedTuple):
+    """Resource use of an answer's processes."""
+
+    processes: int
+    seconds: float
+    resident: int
+    waited: float
+    """Seconds that the first process waited for a CPU; 0 if the kernel does not report it."""
+
+
+class Meter:
+    """Resource use of the processes of an answer or a session, compared with the limits of a call or a cell."""
+
+    def __init__(self, pid: int, forker: Forker, limits: Limits | Job) -> None:
+        self.pid, self.forker, self.limits = pid, forker, limits
+        self.use = Use(0, 0.0, 0, 0.0)
+        self.waited = 0.0
+        """Seconds that its only process waited for a CPU."""
+        self.restart()
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = time.monotonic(), self.waited, self.use.seconds
+
+    def measure(self) -> None:
+        processes, seconds, resident = 0, 0.0, 0
+        for name in _processes(self.forker):
+            with suppress(OSError):
+                fields = _read(f"{name}/stat").rpartition(b")")[2].split()
+                seconds += sum(map(int, fields[11:15])) / _CLOCK
+                resident += int(fields[21]) * _PAGE
+                processes += 1
+        waited = self.use.waited
+        with suppress(OSError):  # an ended process reports 0
+            waited = max(waited, int(_read(f"{self.pid}/schedstat").split()[1]) / 1e9)
+        if processes == 1:  # else it may wait for its own children
+            self.waited += waited - self.use.waited
+        self.use = Use(processes, seconds, resident, waited)
+
+    def over(self) -> str:
+        """Return the limit that is exceeded, or an empty string."""
+        began, waited, seconds = self._start
+        took = time.monotonic() - began
+        if took - (self.waited - waited) > self.limits.wall_seconds:
+            return "timeout"
+        if (
+            took > self.limits.longest_seconds
+            or self.use.seconds - seconds > self.limits.cpu_seconds
+        ):
+            return "timeout"
+        return "memory" if self.use.resident > self.limits.memory_mib << 20 else ""
+
+
+def _processes(forker: Forker) -> list[str]:
+    ours = ("1", str(forker.pid))
+    return [one for one in os.listdir(confine.processes()) if one.isdigit() and one not in ours]
+
+
+def _read(name: str) -> bytes:
+    with confine.process_file(name) as file:
+        return file.read()
+
+
+def _standing(forker: Forker) -> list[tuple[bytes, ...]] | None:
+    """Return each thread of a session with its context switches; ``None`` if one may run.
+
+    If two results are equal, no thread ran at some moment between them, since running and stopping adds a switch.
+    """
+    threads: list[tuple[bytes, ...]] = []
+    for process in _processes(forker):
+        with suppress(OSError):
+            for thread in confine.threads(process):
+                lines = _read(f"{process}/task/{thread}/status").splitlines()
+                status = dict(line.partition(b":\t")[::2] for line in lines)
+                # D: in the kernel, before a pending stop signal
+                if status[b"State"][:1] not in b"TZXD":
+                    return None
+                threads.append((status[b"Pid"], *(status[name] for name in _SWITCHES)))
+    return threads
+
+
+# -- answers --------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -65,11 +237,9 @@ class Clock:
         self._began = time.monotonic()
 
     def used(self) -> float:
-        """Return the seconds the job used."""
         return time.monotonic() - self._began - self.waited
 
     def over(self) -> bool:
-        """Return True if the job has no time left."""
         used = self.used()
         return used > self.job.total_seconds or used + self.waited > self.job.longest_seconds
 
@@ -85,20 +255,15 @@ class Attempt:
         self.failed_to_load: bytes | None = None
         self.records: list[JobRecord] = []
         self._buffer = bytearray()
-        self._seconds = 0.0
-        """CPU seconds at the last frame of the process."""
-        self._waited = 0.0
-        """Seconds of waiting for a CPU that the clock counts."""
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         os.pwrite(content, interpreter.FIRST.pack(first), 0)
-        self.pid = forker.fork(ANSWER, content, pipe)
+        self._meter = Meter(forker.fork(ANSWER, content, pipe), forker, job)
         os.close(pipe)
 
     def watch(self) -> str | None:
         """Read until all frames are complete; return why the process must end early, or ``None``."""
-        started = self.clock.used()
-        poll = select.poll()
+        poll, meter = select.poll(), self._meter
         while True:
             # wakes when the process ends, and for each part of a long frame, but not for each frame
             poll.register(self._pipe, select.POLLIN if self._buffer else 0)
@@ -111,25 +276,18 @@ class Attempt:
                 return None
             if over:
                 return "ended"
-            use = processes_use(self.pid, self.forker.pid)
-            waited = max(use.waited, self._waited)  # an ended process reports 0
-            if use.processes == 1:  # else it may wait for its own children
-                self.clock.waited += waited - self._waited
-            self._waited = waited
-            now = self.clock.used()
+            waited = meter.waited
+            meter.measure()
+            self.clock.waited += meter.waited - waited
             if self._frame_count() > before:
-                started, self._seconds = now, use.seconds
-            if self.clock.over() or now - started > self.job.wall_seconds:
-                return "timeout"
-            if use.seconds - self._seconds > self.job.cpu_seconds:
-                return "timeout"
-            if use.resident > self.job.memory_mib << 20:
-                return "memory"
+                meter.restart()
+            if reason := "timeout" if self.clock.over() else meter.over():
+                return reason
 
     def end(self) -> str:
         """Kill every process of the answer; describe how the first one ended."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self._meter.pid, signal.SIGKILL)
         os.close(self._pipe)
         return describe_ending(self.forker.ending())
 
@@ -177,40 +335,200 @@ def run(job: Job, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
         os.pwrite(content, body, interpreter.FIRST.size)
         while len(records) < len(job.calls):
             if clock.over():
-                return _rest(records, job, "timeout", "no time was left for this call")
-            confine.clean_folder(job.file_mib, job.uid, job.gid)
+                why = "no time was left for this call"
+                return records + _failures(len(job.calls) - len(records), "timeout", why)
+            confine.clean_folder(job.file_mib, job.uid)
             attempt = Attempt(job, content, len(records), forker, clock)
-            records = _finish(attempt, records, job)
+            records = _finish(attempt, records, len(job.calls))
         return records
     finally:
         os.close(content)
 
 
-def _finish(attempt: Attempt, records: list[JobRecord], job: Job) -> list[JobRecord]:
-    """Wait for an attempt; return ``records`` with its records and, if it ended early, the reason."""
+def _finish(attempt: Attempt, records: list[JobRecord], count: int) -> list[JobRecord]:
     reason = attempt.watch()
     ending = attempt.end()
     if not attempt.confined and not attempt.clock.over():
-        return _rest([], job, "open", f"its process ended {ending} before it was confined")
+        return _failures(count, "open", f"its process ended {ending} before it was confined")
     if reason == "garbled":
-        return _rest([], job, "garbled", "its process wrote to the channel of results")
+        return _failures(count, "garbled", "its process wrote to the channel of results")
     if attempt.failed_to_load is not None:
-        return [(BY_ANSWER, attempt.failed_to_load)] * len(job.calls)
+        return [(BY_ANSWER, attempt.failed_to_load)] * count
     records = records + attempt.records
     if reason is None:
         return records
     why = f"the process ended {ending}" if reason == "ended" else ""
     if not attempt.loaded:
-        return _rest([], job, reason, why)
-    return [*records, _failure(reason, why)]
+        return _failures(count, reason, why)
+    return records + _failures(1, reason, why)
 
 
-def _failure(reason: str, why: str) -> JobRecord:
-    return BY_SUPERVISOR, json.dumps({"failed": reason, "why": why}).encode()
+def _failures(count: int, reason: str, why: str) -> list[JobRecord]:
+    return [(BY_SUPERVISOR, json.dumps({"failed": reason, "why": why}).encode())] * count
 
 
-def _rest(records: list[JobRecord], job: Job, reason: str, why: str) -> list[JobRecord]:
-    return records + [_failure(reason, why)] * (len(job.calls) - len(records))
+# -- sessions -------------------------------------------------------------------------------------
+
+
+class OutputEnds:
+    """Beginning and end of a cell's output."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        """Bytes of each part."""
+        self.head = self.tail = b""
+        self.left_out: int | None = None
+        """Characters between the two parts; ``None`` if nothing is missing."""
+
+    def add(self, data: bytes) -> None:
+        room = self.most - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:]
+        if len(self.tail) > self.most:
+            missing = self.tail[: -self.most].translate(None, CONTINUATION)
+            self.left_out = (self.left_out or 0) + len(missing)
+            self.tail = self.tail[-self.most :]
+
+    def records(self, failed: str, why: str = "") -> list[JobRecord]:
+        verdict = json.dumps({"failed": failed, "why": why, "left_out": self.left_out})
+        return [(BY_SUPERVISOR, verdict.encode()), (BY_ANSWER, self.head), (BY_ANSWER, self.tail)]
+
+
+class Session:
+    """The processes of one session."""
+
+    def __init__(self, opening: Opening, forker: Forker) -> None:
+        confine.clean_folder(opening.file_mib, opening.uid)
+        self.forker = forker
+        cells, self._cells = os.pipe()
+        self._statuses, statuses = os.pipe()
+        self._output, output = os.pipe()
+        for file in (self._cells, self._statuses, self._output):
+            os.set_blocking(file, False)
+        self.pid = forker.fork(SESSION, cells, statuses, output)
+        for file in (cells, statuses, output):
+            os.close(file)
+        self.ended = ""
+        """How its process ended; empty while it exists."""
+        self.opened = False
+        """True once the process is confined; no cell runs before."""
+
+    def exchange(self, body: bytes, limits: Limits) -> list[JobRecord]:
+        """Send a cell or the opening, and wait until it is done or exceeds a limit."""
+        output, meter = OutputEnds(limits.kept_bytes), Meter(self.pid, self.forker, limits)
+        meter.measure()
+        meter.restart()
+        if self.forker.has_ended(0):  # between two cells
+            failed, why = self._ending()
+        else:
+            os.kill(-1, signal.SIGCONT)
+            failed, why = self._watch(interpreter.SIZE.pack(len(body)) + body, meter, output)
+        if failed in STATUSES.values():
+            self.opened = True
+            is_stopped = self._stop()
+            self._drain(output)
+            meter.measure()
+            if self._read(self._statuses):
+                failed, why = "garbled", ""
+            elif not is_stopped:
+                failed = "restless"
+            elif meter.use.resident > limits.memory_mib << 20:
+                failed = "memory"
+        if failed not in STATUSES.values():
+            self.end()
+            self._drain(output)
+        return output.records(failed, why)
+
+    def end(self) -> None:
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.ended = describe_ending(self.forker.ending())
+
+    def close(self) -> None:
+        self.end()
+        for file in (self._cells, self._statuses, self._output):
+            os.close(file)
+
+    def _stop(self) -> bool:
+        """Stop all processes but ours. Return True if all are stopped at one moment."""
+        began, pause, before = time.monotonic(), 0.0001, None
+        while time.monotonic() - began < STOPPING_SECONDS:
+            os.kill(-1, signal.SIGSTOP)
+            os.kill(self.forker.pid, signal.SIGCONT)
+            seen = _standing(self.forker)
+            if seen is not None and seen == before:
+                return True
+            before = seen
+            if seen is None:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.01)
+        return False
+
+    def _watch(self, rest: bytes, meter: Meter, output: OutputEnds) -> tuple[str, str]:
+        """Wait for the byte that ends a cell; return how the cell failed, with details."""
+        poll, measured = select.poll(), time.monotonic()
+        poll.register(self._cells, select.POLLOUT)
+        poll.register(self._statuses, select.POLLIN)
+        poll.register(self._output, select.POLLIN)
+        while True:
+            for file, _ in poll.poll(TICK * 1000):
+                if file == self._cells:
+                    rest = self._send(rest)
+                    if not rest:
+                        poll.unregister(file)
+                elif file == self._output:
+                    data = self._read(file)
+                    if data == b"":  # every writer has ended or closed it
+                        poll.unregister(file)
+                    output.add(data or b"")
+                else:
+                    return self._status()
+            if time.monotonic() - measured >= TICK:
+                meter.measure()
+                measured = time.monotonic()
+                if failed := meter.over():
+                    return failed, ""
+
+    def _send(self, rest: bytes) -> bytes:
+        try:
+            return rest[os.write(self._cells, rest) :]
+        except BlockingIOError:
+            return rest
+        except BrokenPipeError:
+            return b""
+
+    def _status(self) -> tuple[str, str]:
+        status = self._read(self._statuses)
+        if status == NOT_OPENED and not self.opened:
+            return "open", ""
+        if status in STATUSES:
+            return STATUSES[status], ""
+        if status:
+            return "garbled", ""
+        if not self.forker.has_ended(ENDING_SECONDS):
+            return "ended", "it closed its channel"
+        return self._ending()
+
+    def _ending(self) -> tuple[str, str]:
+        """Return how the process ended, and whether a cell caused it.
+
+        A cell cannot send SIGKILL to the first process of its namespace: the machine ran out of memory.
+        """
+        status = self.forker.ending()
+        self.ended = describe_ending(status)
+        return (GONE if status == signal.SIGKILL else "ended"), self.ended
+
+    def _read(self, file: int) -> bytes | None:
+        """Read from a pipe; empty if every writer closed it, ``None`` if it has no data."""
+        try:
+            return os.read(file, 1 << 16)
+        except BlockingIOError:
+            return None
+
+    def _drain(self, output: OutputEnds) -> None:
+        while data := self._read(self._output):
+            output.add(data)
 
 
 def main(code: str) -> None:
@@ -226,20 +544,30 @@ def main(code: str) -> None:
     confine.end_first()
     gc.collect()
     gc.freeze()
-    forker = start_forker(jobs, replies)
+    forker = Forker(jobs, replies)
     confine.hide_processes()
     confine.hide(code)
     write_all(replies, b"ready")
-    slot = SessionSlot(forker)
+    session: Session | None = None
     while True:
         kind, size = HEAD.unpack(read_exactly(jobs, HEAD.size))
         body, seconds = read_exactly(jobs, size), 0.0
-        if kind == Job.kind:
-            slot.end()
-            clock = Clock(Job(**json.loads(body)))
-            records, seconds = run(clock.job, body, forker, clock), clock.used()
+        content = json.loads(body)
+        if kind == Cell.kind:
+            cell = Cell(**content)
+            source = cell.source.encode("utf-8", "surrogatepass")
+            records = session.exchange(source, cell) if session else OutputEnds(0).records(GONE)
         else:
-            records = slot.answer(kind, body)
-        reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
+            if session is not None:
+                session.close()
+            session, records = None, []
+            if kind == Job.kind:
+                clock = Clock(Job(**content))
+                records, seconds = run(clock.job, body, forker, clock), clock.used()
+            elif kind == Opening.kind:
+                opening = Opening(**content)
+                session = Session(opening, forker)
+                records = session.exchange(body, opening)
+        reply = b"".join(RECORD.pack(by, len(data)) + data for by, data in records)
         nonce = read_exactly(jobs, 16)
         write_all(replies, nonce + REPLY.pack(len(reply), seconds) + reply)

@@ -1,0 +1,584 @@
+"""Files with plans: Lumos' plan and ground files, and Mind2Web's tasks on web pages.
+
+A line of Lumos has the keys ``dataset``, ``id`` and ``messages`` (https://github.com/allenai/lumos). Dialogues have two
+forms. In ``onetime`` files, one message requests the full plan or all actions. ``iterative`` files have one turn per
+subgoal, and may be ``unrolled`` into one line per step. Instructions around a task are ignored.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from html.parser import HTMLParser
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.datasets.files import read_rows, user_splits
+from coterie.datasets.load import DatasetSettings
+from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
+from coterie.datasets.rows import Frozen, LeftOut, SetRow, Text, parsed_json, question_key
+from coterie.errors import UserError
+
+STOP = "Yes, I will stop planning."
+GO_ON = "No, I will keep planning."
+PLAN_GIVEN = "Subgoals to be grounded:"
+STEP_GIVEN = "Subgoal to be grounded:"
+
+_TASK = re.compile(r"^Task:", re.MULTILINE)
+_DESCRIPTION = re.compile(r";?\s*Initial Environment Description:")
+_GROUNDED = re.compile(r"\s*Subgoals? to be grounded:")
+_SUBGOAL = re.compile(r"(?:^|(?<=[;.?!\s]))\s*Subgoal\s+(\d+):\s*")
+_ACTION = re.compile(r";\s*(?=(?:R\d+(?:\s*,\s*R\d+)*|Output)\s*=)")
+_OUTPUT = re.compile(r"\bOutput\b(?=\s*=)")
+_NAMES = re.compile(r"(R\d+(?:\s*,\s*R\d+)*)\s*=")
+_RESULT = re.compile(
+    r"The executed result for Subgoal\s+(\d+) is (.*)\. Should we stop planning\?\s*$", re.S
+)
+
+
+class Request(NamedTuple):
+    """Parts of a first message."""
+
+    task: str
+    description: str
+    subgoals: str
+    """Text after ``Subgoal(s) to be grounded:``; empty in a plan file."""
+
+
+def parse_request(text: str) -> Request:
+    """Parse a first message, with any instruction before the task. Raise ``ValueError`` without a task."""
+    match = _TASK.search(text) or re.search("Task:", text)
+    if match is None:
+        raise ValueError("has no 'Task:'")
+    rest = text[match.end() :]
+    description = subgoals = ""
+    if marker := _GROUNDED.search(rest):
+        rest, subgoals = rest[: marker.start()], rest[marker.end() :]
+    elif marker := _DESCRIPTION.search(rest):
+        rest, description = rest[: marker.start()], rest[marker.end() :]
+        description = description.strip().removesuffix(".")
+        description = "" if description.casefold() == "none" else description
+    if not rest.strip():
+        raise ValueError("has an empty task")
+    return Request(rest.strip(), description.strip(), subgoals.strip())
+
+
+def split_subgoals(text: str, first: int = 1) -> list[str]:
+    """Split ``Subgoal 1: ...; Subgoal 2: ...`` into texts without numbers.
+
+    A later ``Subgoal 1:`` is part of the surrounding text. Raises ``ValueError`` if the text does not begin with
+    subgoal ``first`` or skips a number.
+    """
+    starts: list[re.Match[str]] = []
+    for match in _SUBGOAL.finditer(text):
+        number = int(match[1])
+        if number == first + len(starts):
+            starts.append(match)
+        elif number > first + len(starts) and text[: match.start()].rstrip().endswith(";"):
+            raise ValueError(f"has Subgoal {number} where Subgoal {first + len(starts)} should be")
+    if not starts or text[: starts[0].start()].strip():
+        raise ValueError(f"does not begin with 'Subgoal {first}:'")
+    ends = [match.start() for match in starts[1:]] + [len(text)]
+    parts = [text[match.end() : end] for match, end in zip(starts, ends, strict=True)]
+    texts = [one_line(part.rstrip().removesuffix(";")) for part in parts[:-1]]
+    texts.append(one_line(parts[-1]))
+    if not all(texts):
+        raise ValueError("has a subgoal without text")
+    return texts
+
+
+def split_actions(text: str, last: int = 0) -> list[str]:
+    """Split ``R1 = ...; R2 = ...`` into actions.
+
+    ``Output`` becomes the next name, as in upstream. ``last`` is the number of the last name before the text.
+    """
+    parts = []
+    for part in _ACTION.split(text):
+        action = one_line(part).removesuffix(";").rstrip()
+        if not action:
+            continue
+        action = _OUTPUT.sub(f"R{last + 1}", action) if action.startswith("Output") else action
+        last = _last_number(action) or last
+        parts.append(action)
+    return parts
+
+
+def _last_number(action: str) -> int:
+    """Return the number of the last name that an action assigns; 0 without a name."""
+    names = _NAMES.match(action)
+    return int(names[1].rsplit("R", 1)[1]) if names else 0
+
+
+DOMAINS: Mapping[str, Domain] = {"maths": "maths", "complex_qa": "complex_qa", "web_agent": "web"}
+
+
+class LumosMessage(Frozen):
+    """Turn of a dialogue."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class LumosLine(SetRow):
+    """Line of a plan file or ground file."""
+
+    dataset: Literal["maths", "complex_qa", "web_agent"]
+    id: Text
+    messages: tuple[LumosMessage, ...] = Field(min_length=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """Parsed line of a plan file or ground file."""
+
+    id: str
+    request: Request
+    subgoals: tuple[str, ...]
+    """Subgoals; in iterative ground files the requests with their numbers."""
+    results: tuple[str, ...] = ()
+    """Result of each subgoal; empty in one-time plans and ground files."""
+    actions: tuple[tuple[str, ...], ...] = ()
+    """Actions of each subgoal in a ground file; a single group in one-time files."""
+    at_once: bool = False
+    """True for one-time ground files."""
+
+    @property
+    def task(self) -> str:
+        return one_line(self.request.task)
+
+
+def parse_plan(id_: str, asked: Sequence[str], replies: Sequence[str]) -> Dialogue:
+    """Parse a line of a plan file. Raise ``ValueError`` for unparsable text."""
+    request = parse_request(asked[0])
+    if len(replies) == 1:
+        return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
+    *turns, end = replies
+    if end.strip().casefold().rstrip(".") != STOP.casefold().rstrip("."):
+        raise ValueError("has a plan without an end")
+    texts = []
+    for number, text in enumerate(turns, 1):
+        texts += split_subgoals(text.strip().removeprefix(GO_ON).strip(), number)
+    if len(texts) != len(turns):
+        raise ValueError("has several subgoals in one turn")
+    matches = map(_RESULT.search, asked[1:])
+    results = tuple(match[2].strip() if match else "" for match in matches)
+    return Dialogue(id_, request, tuple(texts), results)
+
+
+def parse_ground(id_: str, asked: Sequence[str], replies: Sequence[str]) -> Dialogue:
+    """Parse a line of a ground file. Raise ``ValueError`` for unparsable text."""
+    request = parse_request(asked[0])
+    at_once = PLAN_GIVEN in asked[0]
+    if at_once:
+        subgoals = split_subgoals(request.subgoals)
+    else:
+        later = (one.partition(STEP_GIVEN)[2].strip() for one in asked[1:])
+        subgoals = [request.subgoals, *later]
+    groups, last = [], 0
+    for text in replies:
+        group = tuple(split_actions(text, last))
+        if not group:
+            raise ValueError(NO_ACTIONS)
+        last = _last_number(group[-1]) or last
+        groups.append(group)
+    return Dialogue(id_, request, tuple(subgoals), (), tuple(groups), at_once)
+
+
+NO_ACTIONS = "has a subgoal without actions"
+NO_PARTNER = "has no line with its id or task in the other file"
+JOINED = 0.5
+"""Minimum share of the longer file's dialogues that must join."""
+_PREPARING = ("KnowledgeQuery", "ParagraphRetrieve", "SetEquation", "Define")
+"""Tools whose actions are not the last of their subgoal."""
+
+
+def join(files: Sequence[Path]) -> Iterator[PlanRow | LeftOut]:
+    """Yield the rows of a plan file and a ground file, in any order, and then the lines without a row.
+
+    Raises ``UserError`` for a broken line, for files of other kinds, and if less than half of the lines join.
+    """
+    read = {file: list(read_rows(file, LumosLine)) for file in files}
+    grounds = [file for file, lines in read.items() if _is_ground(lines[0])]
+    plans = [file for file in read if file not in grounds]
+    if len(plans) != 1 or len(grounds) != 1:
+        names = ", ".join(file.name for file in files)
+        raise UserError(
+            f"{len(plans)} plan files and {len(grounds)} ground files are given ({names})",
+            "give a folder with one of each as dataset.source",
+        )
+    (plan,), (ground,) = plans, grounds
+    plan_lines, ground_lines = read[plan], read[ground]
+    if len(plan_lines[0].messages) == 2 and any(len(one.messages) > 2 for one in plan_lines):
+        plan_lines, ground_lines = _last_steps(plan_lines), _last_steps(ground_lines)
+    left_out: list[LeftOut] = []
+    dialogues = _parsed(plan_lines, parse_plan, left_out)
+    actions = _parsed(ground_lines, parse_ground, left_out)
+    domain = DOMAINS[plan_lines[0].dataset]
+    made = [_row(*two, domain) for two in _pairs(dialogues, actions, left_out)]
+    rows = [one for one in made if isinstance(one, PlanRow)]
+    left_out += [one for one in made if isinstance(one, LeftOut)]
+    if len(rows) < JOINED * max(len(plan_lines), len(ground_lines)):
+        examples = "; ".join(f"{one.where} {one.reason}" for one in left_out[:3])
+        raise UserError(
+            f"only {len(rows):,} rows can be made of {plan.name} and {ground.name}; {len(left_out):,} lines "
+            f"make none: {examples}",
+            "give a plan file and a ground file of the same data set and form",
+        )
+    yield from rows
+    yield from left_out
+
+
+def _is_ground(line: LumosLine) -> bool:
+    text = next((one.content for one in line.messages if one.role == "user"), "")
+    return PLAN_GIVEN in text or STEP_GIVEN in text
+
+
+def _last_steps(lines: Iterable[LumosLine]) -> list[LumosLine]:
+    """Keep the last line of each unrolled dialogue, which contains all steps, with the dialogue's id."""
+    last: dict[str, LumosLine] = {}
+    for line in lines:
+        base = line.id.rpartition("_")[0]
+        if base not in last or len(line.messages) > len(last[base].messages):
+            last[base] = line.model_copy(update={"id": base})
+    return list(last.values())
+
+
+def _parsed(
+    lines: Iterable[LumosLine],
+    parse: Callable[[str, Sequence[str], Sequence[str]], Dialogue],
+    left_out: list[LeftOut],
+) -> list[Dialogue]:
+    """Parse lines. Append unparsable lines and duplicate ids to ``left_out``."""
+    by_id: dict[str, Dialogue] = {}
+    for line in lines:
+        turns = [one for one in line.messages if one.role != "system"]
+        roles, texts = [one.role for one in turns], [one.content for one in turns]
+        try:
+            if roles != ["user", "assistant"] * (len(roles) // 2) or not roles:
+                raise ValueError("has no alternating turns of user and assistant")
+            if line.id in by_id:
+                raise ValueError("has a duplicate id")
+            by_id[line.id] = parse(line.id, texts[::2], texts[1::2])
+        except ValueError as error:
+            left_out.append(LeftOut(str(error), line.id))
+    return list(by_id.values())
+
+
+def _pairs(
+    plans: Sequence[Dialogue], grounds: Sequence[Dialogue], left_out: list[LeftOut]
+) -> Iterator[tuple[Dialogue, Dialogue]]:
+    """Pair lines with equal id and task, then lines with a task that occurs once in each file.
+
+    Upstream dropped lines before it numbered each file.
+    """
+    by_id = {one.id: one for one in grounds}
+    partners = {
+        plan.id: by_id[plan.id]
+        for plan in plans
+        if plan.id in by_id and by_id[plan.id].task == plan.task
+    }
+    alone, free = ([one for one in some if one.id not in partners] for some in (plans, grounds))
+    once, once_free = _by_task(alone), _by_task(free)
+    partners |= {once[task].id: once_free[task] for task in once.keys() & once_free.keys()}
+    used = {one.id for one in partners.values()}
+    yield from ((plan, partners[plan.id]) for plan in plans if plan.id in partners)
+    left_out += [LeftOut(NO_PARTNER, one.id) for one in alone if one.id not in partners]
+    left_out += [LeftOut(NO_PARTNER, one.id) for one in free if one.id not in used]
+
+
+def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
+    """Return the dialogues whose task occurs once."""
+    counts = Counter(one.task for one in dialogues)
+    return {one.task: one for one in dialogues if counts[one.task] == 1}
+
+
+def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
+    count = len(plan.subgoals)
+    if count != len(ground.subgoals):
+        return LeftOut("differs in its number of subgoals from its line in the other file", plan.id)
+    numbered = [f"Subgoal {number}: {text}" for number, text in enumerate(plan.subgoals, 1)]
+    groups, aligned = ground.actions, True
+    for ours, theirs in zip(
+        plan.subgoals if ground.at_once else numbered, ground.subgoals, strict=True
+    ):
+        if not one_line(theirs).startswith(ours):
+            return LeftOut("differs in its subgoals from its line in the other file", plan.id)
+    if ground.at_once:
+        groups, aligned = _group_actions(groups[0], count)
+    if len(groups) != count:
+        return LeftOut(NO_ACTIONS, plan.id)
+    results = plan.results if len(plan.results) == count else ("",) * count
+    return PlanRow(
+        id=plan.id,
+        question=plan.request.task,
+        answer=groups[-1][-1] if domain == "web" else results[-1],
+        steps=tuple(
+            PlanStep(subgoal=subgoal, actions=group, result=result)
+            for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
+        ),
+        domain=domain,
+        description=plan.request.description,
+        aligned=aligned,
+    )
+
+
+def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """Group the actions of a full plan by subgoal. Return the groups and True if the assignment is certain.
+
+    It is certain if there is one action per subgoal, or if the tools show which actions end a subgoal. Too few actions
+    give too few groups.
+    """
+    if len(flat) <= count:
+        return tuple((one,) for one in flat), len(flat) == count
+    groups: list[tuple[str, ...]] = [()]
+    for action in flat:
+        groups[-1] += (action,)
+        if not action.partition("=")[2].strip().startswith(_PREPARING):
+            groups.append(())
+    if not groups[-1] and len(groups) == count + 1:
+        return tuple(groups[:-1]), True
+    return (*((one,) for one in flat[: count - 1]), tuple(flat[count - 1 :])), False
+
+
+# -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
+
+MOST = 50
+"""Maximum number of elements of a page."""
+MAX_TEXT = 200
+"""Maximum characters of the text of an element."""
+DEPTH = 512
+"""Maximum depth of nodes, as in browsers. Deeper nodes count as part of the last one."""
+_SAYING = (
+    "aria_label", "aria-label", "label", "placeholder", "title", "alt", "name", "value", "input_value",
+)  # fmt: skip
+_VOID = frozenset(
+    {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+)
+_SILENT = frozenset({"script", "style"})
+"""Tags with invisible text."""
+_ID = "backend_node_id"
+_WORD = re.compile(r"[^\W_]+")
+_REPR = re.compile(r"\s*\[([^\]]*)\]\s*(.*?)\s*->\s*([A-Z]+)(?::\s?(.*))?", re.DOTALL)
+_DIVIDES = re.compile(r"[\[\]{};\"`]+")
+_SUBGOALS = {
+    "CLICK": "Click the {tag} {text}",
+    "TYPE": "Type {value} into the {tag} {text}",
+    "SELECT": "Select {value} in the {tag} {text}",
+}
+
+
+class Mind2WebSettings(DatasetSettings):
+    """Source of Mind2Web rows."""
+
+    source: str = key(
+        "",
+        "A file (JSONL, a JSON list as upstream's, or Parquet), or a folder with one for each split, such as "
+        "train.jsonl and heldout.jsonl. It must be given.",
+    )
+    heldout: float = key(0.2, "Of one file: the share of its tasks that is held out.", gt=0, lt=1)
+
+
+class Mind2WebRow(ConvertedRow):
+    """Task of Mind2Web as a plan, with one subgoal, one action and one page per step.
+
+    Upstream's keys are ``annotation_id``, ``confirmed_task``, ``website``, ``action_reprs``, and ``actions`` with
+    ``operation``, ``pos_candidates``, ``neg_candidates`` and ``cleaned_html``. Candidates may have a ``rank``, a
+    ``score`` and a ``text``. Rows that are already plans with ``pages`` are read unchanged.
+    """
+
+    @classmethod
+    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        task, reprs, actions = map(raw.get, ("confirmed_task", "action_reprs", "actions"))
+        if (
+            not isinstance(task, str)
+            or not isinstance(reprs, list)
+            or not isinstance(actions, list)
+        ):
+            raise ValueError("expected a text confirmed_task, and lists action_reprs and actions")
+        website = str(raw.get("website") or "")
+        known = {
+            "id": raw.get("annotation_id") or question_key(task),
+            "question": one_line(task),
+            "answer": "",
+            "domain": "web",
+            "description": f"a page of {website}" if website else "",
+        }
+        if len(reprs) != len(actions):
+            return {**known, "left_out": "has different numbers of action_reprs and actions"}
+        steps = []
+        for number, (text, action) in enumerate(zip(reprs, actions, strict=True), 1):
+            operation = action.get("operation") or {}
+            read = _REPR.fullmatch(one_line(str(text)))
+            if operation.get("op") not in _SUBGOALS or read is None:
+                return {**known, "left_out": "has an action other than CLICK, TYPE and SELECT"}
+            if operation["op"] != "CLICK" and not _plain(str(operation.get("value") or "")):
+                return {**known, "left_out": "has an action without the text to type or select"}
+            steps.append(_step(number, read, action, operation, task))
+        last = steps[-1]["actions"][-1] if steps else ""
+        return {**known, "answer": last, "steps": steps}
+
+
+class Mind2Web:
+    """Data set of Mind2Web files. A single file is divided by hashes of its tasks."""
+
+    settings_type = Mind2WebSettings
+    row = Mind2WebRow
+
+    def __init__(self, settings: Mind2WebSettings) -> None:
+        self.settings = settings
+
+    def rows(self, split: Split) -> list[Mind2WebRow]:
+        return self._splits[split]
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Mind2WebRow]]:
+        return user_splits("mind2web", self.settings.source, _usable, self.settings.heldout)
+
+
+def _usable(file: Path) -> list[Mind2WebRow]:
+    rows = [row for row in read_rows(file, Mind2WebRow) if row.usable]
+    if not rows:
+        raise UserError(f"{file} has no task with known actions", "give another file")
+    return rows
+
+
+def _step(
+    number: int, read: re.Match[str], action: Any, operation: Any, task: str
+) -> dict[str, Any]:
+    kind, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
+    value = "" if kind == "CLICK" else value
+    tag, text = _plain(read[1]), _plain(read[2])
+    what, before = text or tag, f"R{number - 1}" if number > 1 else "Env"
+    typed = f", TEXT: {_plain(value)}" if kind != "CLICK" else ""
+    subgoal = _SUBGOALS[kind].format(tag=tag, text=text, value=value)
+    right, others = (_candidates(action, name) for name in ("pos_candidates", "neg_candidates"))
+    page = {
+        "elements": elements([*right, *others], str(action.get("cleaned_html") or ""), task),
+        "right": frozenset(str(one[_ID]) for one in right),
+        "kind": kind,
+        "value": value,
+    }
+    call = f"R{number} = {kind}({before}, QUERY: {what}{typed})"
+    return {"subgoal": one_line(subgoal), "actions": (call,), "pages": (page,)}
+
+
+def _candidates(action: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Parse candidates and their attributes, which upstream stores as JSON text."""
+    if not isinstance(candidates := action.get(name) or [], list):
+        raise ValueError(f"{name} must be a list")
+    parsed = []
+    for raw in candidates:
+        read = parsed_json(raw, "a candidate")
+        if not isinstance(read, Mapping) or not str(read.get(_ID) or "").strip():
+            raise ValueError(f"a candidate has no {_ID}")
+        attributes = parsed_json(read.get("attributes") or {}, "the attributes of a candidate")
+        parsed.append({**read, "attributes": attributes if isinstance(attributes, Mapping) else {}})
+    return parsed
+
+
+def _plain(text: str) -> str:
+    """Remove separators of actions from a text, and parentheses unless they are balanced."""
+    words, depth, lowest = _DIVIDES.sub(" ", text), 0, 0
+    for sign in words:
+        depth += (sign == "(") - (sign == ")")
+        lowest = min(lowest, depth)
+    return one_line(words if depth == lowest == 0 else re.sub(r"[()]", " ", words))
+
+
+def elements(
+    candidates: Iterable[Mapping[str, Any]], page: str, task: str
+) -> tuple[PageElement, ...]:
+    """Return the best candidates in order of ``rank`` (0 is best), else ``score``, else words in common with the task.
+
+    Word overlap finds fewer right elements than a trained ranker. ``page`` is HTML whose nodes have a
+    ``backend_node_id``; it may be empty. Equal candidates are ordered by a hash, since upstream lists the right
+    elements separately.
+    """
+    texts = texts_of(page) if page else {}
+    by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
+    ordered = sorted(
+        by_id.values(),
+        key=lambda two: (
+            *_place(two[1], two[0], task),
+            hashlib.sha256(two[0].id.encode()).hexdigest(),
+        ),
+    )
+    return tuple(one for one, _ in ordered[:MOST])
+
+
+def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
+    node, attributes = str(raw[_ID]), raw["attributes"]
+    own = [str(raw["text"])] if raw.get("text") else [texts.get(node, "")]
+    own += [str(attributes[name]) for name in _SAYING if attributes.get(name)] * (not own[0])
+    text = one_line(" ".join(own))[:MAX_TEXT]
+    return PageElement(id=node, tag=str(raw.get("tag") or ""), text=text)
+
+
+def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[float, float]:
+    for place, name in enumerate(("rank", "score")):
+        with suppress(TypeError, ValueError):
+            number = float(raw[name]) if name in raw else float("nan")
+            if isfinite(number):
+                return place, -number if name == "score" else number
+    words, known = (set(_WORD.findall(text.casefold())) for text in (element.text, task))
+    return 2, -len(words & known)
+
+
+def texts_of(page: str) -> dict[str, str]:
+    """Return the text of each node and its descendants by id, cut after about ``MAX_TEXT`` characters.
+
+    For a broken page, return the text before the error.
+    """
+    reader = _Reader()
+    with suppress(AssertionError):  # html.parser raises it for unknown declarations
+        reader.feed(page)
+        reader.close()
+    return {node: one_line(" ".join(parts)) for node, parts in reader.texts.items()}
+
+
+class _Reader(HTMLParser):
+    """Parser that collects texts and descriptive attributes for all open nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, list[str]] = {}
+        self._length: Counter[str] = Counter()
+        self._open: list[tuple[str, str]] = []
+        """Tags and ids of the open nodes."""
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        self._begin(tag, attrs, ends=tag in _VOID)
+
+    def handle_startendtag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        self._begin(tag, attrs, ends=True)
+
+    def handle_endtag(self, tag: str) -> None:
+        places = [place for place, (name, _) in enumerate(self._open) if name == tag]
+        if places:
+            del self._open[places[-1] :]
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1][0] not in _SILENT:
+            self._add(data)
+
+    def _begin(self, tag: str, attrs: Sequence[tuple[str, str | None]], *, ends: bool) -> None:
+        attributes = dict(attrs)
+        self._open.append((tag, attributes.get(_ID) or ""))
+        self._add(*(attributes.get(name) or "" for name in _SAYING))
+        if ends or len(self._open) > DEPTH:
+            self._open.pop()
+
+    def _add(self, *texts: str) -> None:
+        parts = [text.strip() for text in texts if text.strip()]
+        for _, node in self._open if parts else ():
+            if node and self._length[node] < MAX_TEXT:
+                self.texts.setdefault(node, []).extend(parts)
+                self._length[node] += sum(map(len, parts))

@@ -1,1 +1,0 @@
-"""Inference servers as one engine: a pool of child processes or of external servers."""

@@ -1,1 +1,0 @@
-"""Client of MCP servers, and a server of our tools (package ``mcp``)."""

@@ -1,0 +1,586 @@
+"""Tools that search: ``wiki_search`` in passages or at a retrieval server, and ``web_search``.
+
+tool = RetrieverTool(RetrieverSettings(corpus="passages"))
+async with tool.open() as functions:
+    text = await functions["wiki_search"]({"query": "capital of Norway"})
+"""
+
+import asyncio
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+from weakref import WeakValueDictionary
+
+import httpx2
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from coterie.config.folders import expanded, sha256
+from coterie.config.settings import Settings, key, server_url
+from coterie.datasets.files import numbered
+from coterie.engines.endpoint import Limits, find_key, retry_after
+from coterie.engines.protocol import EngineGone
+from coterie.errors import UserError
+from coterie.record.turn import Tool, digest
+from coterie.tools.calls import Function, ToolError, ToolUnavailable
+from coterie.tools.retrieval import (
+    IndexSettings,
+    Passage,
+    Retriever,
+    SearchSettings,
+    best,
+    check_index,
+    index_of,
+    known_words,
+    need_bm25s,
+)
+from coterie.tools.tags import Tag
+
+T = TypeVar("T")
+CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 2.0
+"""Less than a server's timeout of idle connections (uvicorn: 5 s)."""
+MAX_REQUESTS = 16
+RETRY_STATUSES = (408, 425, 429)
+"""Temporary failures with a status below 500."""
+REFUSAL_STATUSES = (400, 413, 422)
+"""Statuses of a refused query."""
+FIRST_PAUSE, MAX_PAUSE = 0.2, 30.0
+"""Seconds between two attempts; the pause doubles."""
+MAX_QUOTE = 300
+"""Characters of a server's message in an error."""
+NOTHING = "No passages were found."
+QUERY = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What to search for."}},
+    "required": ["query"],
+}
+_HEADER = re.compile(r'^Doc \d+ \(Title: "(.*)"\)$', re.MULTILINE)
+Answer = list[Passage] | ToolError
+Search = Callable[[Sequence[str]], Awaitable[Sequence[Answer]]]
+
+
+class RetrieverSettings(SearchSettings):
+    """Settings of a tool that searches passages at ``url`` or in ``corpus``."""
+
+    name: str = key("wiki_search", "The tool's name.", pattern=r"^[A-Za-z0-9_-]+$")
+    description: str = key(
+        "Finds passages of an encyclopedia that fit a query.", "Description of the tool in prompts."
+    )
+    url: str | None = key(
+        None, "A retrieval server, such as http://127.0.0.1:8000/retrieve (Search-R1's protocol)."
+    )
+    corpus: str | None = key(
+        None,
+        "Local passages: a folder of `coterie data index`, or a JSONL file of rows with `contents`, or `title` and "
+        "`text`, which is indexed once.",
+    )
+    topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=100)
+    seconds: float = key(8.0, "For `url`: time limit of one attempt, in seconds.", gt=0)
+    tries: int = key(3, "For `url`: attempts of a request after temporary failures.", ge=1)
+    window_ms: float = key(2.0, "Milliseconds that a call waits to be batched with others.", ge=0)
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is not None and not server_url(url).path.strip("/"):
+            raise ValueError(f"must be the full address, such as {url}/retrieve")
+        return url
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.url is None) == (self.corpus is None):
+            raise ValueError("give one of url and corpus")
+        if self.url is not None and self.search == "dense":
+            raise ValueError("search is for corpus; configure the server instead")
+        return self
+
+    @property
+    def place(self) -> Path:
+        return expanded(self.corpus or "")
+
+    def of_index(self, folder: Path) -> IndexSettings:
+        return IndexSettings(
+            index=str(folder), search=self.search, vectors=self.vectors, encoder=self.encoder
+        )
+
+
+class RetrieverTool:
+    """Source of one tool. Raises ``UserError`` if the passages can't be searched or no server answers."""
+
+    settings_type = RetrieverSettings
+
+    def __init__(self, settings: RetrieverSettings) -> None:
+        self.settings = settings
+        self.tools = (Tool(settings.name, settings.description, QUERY),)
+        self.tags: Mapping[str, Tag] = {settings.name: Tag("query", "|")}
+        self.identity = digest("retriever", settings.name, str(settings.topk), self._content())
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        s = self.settings
+        async with self._open_search() as search:
+            batches = Batches(search, s.window_ms / 1000, MAX_REQUESTS if s.url else 1)
+
+            async def do(arguments: Mapping[str, Any]) -> str:
+                query = str(arguments["query"]).strip()
+                if not query:
+                    raise ToolError("the query is empty")
+                answer = await batches.ask(query)
+                if isinstance(answer, ToolError):
+                    raise ToolError(str(answer))
+                return format_passages(answer)
+
+            try:
+                yield {s.name: do}
+            finally:
+                await batches.close()
+
+    def _content(self) -> str:
+        """Return a hash of the passages; empty for a server."""
+        s = self.settings
+        if s.url is not None:
+            try:
+                httpx2.get(s.url, timeout=CONNECT_SECONDS, trust_env=False)
+            except (httpx2.HTTPError, OSError) as error:
+                raise UserError(
+                    f"no retrieval server answers at {s.url}: {error}",
+                    "start it, or correct the address",
+                ) from error
+            return ""
+        if not s.place.is_file():
+            return check_index(s.of_index(s.place))
+        if s.search == "dense":
+            raise UserError(
+                f"{s.place} has no vectors",
+                f"make an index: coterie data index {s.place} FOLDER --dense MODEL",
+            )
+        return sha256(s.place)
+
+    @asynccontextmanager
+    async def _open_search(self) -> AsyncIterator[Search]:
+        s = self.settings
+        if s.url is not None:
+            async with httpx2.AsyncClient(
+                timeout=httpx2.Timeout(s.seconds, connect=min(s.seconds, CONNECT_SECONDS)),
+                limits=httpx2.Limits(keepalive_expiry=IDLE_SECONDS),
+                trust_env=False,
+            ) as http:
+                yield partial(_ask_server, http, s)
+            return
+        index = s.of_index(await asyncio.to_thread(index_of, s.place))
+        retriever = await asyncio.to_thread(Retriever, index)
+
+        async def here(queries: Sequence[str]) -> list[Answer]:
+            hits = await asyncio.to_thread(retriever.search, queries, s.topk)
+            return [[hit.passage for hit in one] for one in hits]
+
+        yield here
+
+
+def format_passages(passages: Sequence[Passage]) -> str:
+    blocks = []
+    for number, one in enumerate(passages, 1):
+        title = f' (Title: "{one.title}")' if one.title else ""
+        blocks.append(f"Doc {number}{title}\n{one.text}")
+    return "\n\n".join(blocks) or NOTHING
+
+
+def titles_in(text: str) -> tuple[str, ...]:
+    """Return the titles in a text of :func:`format_passages`, which may be truncated."""
+    return tuple(_HEADER.findall(text))
+
+
+class Batches:
+    """Batches of queries that arrive within ``window`` seconds; equal queries are searched once. For one event loop."""
+
+    def __init__(self, search: Search, window: float, at_once: int) -> None:
+        self._search, self._window = search, window
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._room = asyncio.Semaphore(at_once)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, query: str) -> Answer:
+        """Return the answer to one query. Raises the exceptions of its search."""
+        if not self._waiting:
+            task = asyncio.create_task(self._run(self._waiting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        future = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._waiting.setdefault(query, future))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, batch: dict[str, "asyncio.Future[Answer]"]) -> None:
+        try:
+            await asyncio.sleep(self._window)
+            self._waiting = {}  # the batch is complete
+            async with self._room:
+                answers = await self._search(list(batch))
+            for future, answer in zip(batch.values(), answers, strict=True):
+                future.set_result(answer)
+        except Exception as error:
+            for future in batch.values():
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # a canceled caller does not read it
+        finally:
+            for future in batch.values():
+                future.cancel()
+
+
+# -- servers ------------------------------------------------------------------------------------
+
+
+async def post(
+    http: httpx2.AsyncClient,
+    url: str,
+    body: object,
+    tries: int,
+    read: Callable[[bytes], T],
+    redact: Callable[[str], str] = str,
+) -> T | httpx2.Response:
+    """Post JSON; return what ``read`` makes of the answer, or a response whose status is a permanent refusal.
+
+    Temporary failures and answers for which ``read`` raises ``ValueError`` are tried again. Raises ``ToolUnavailable``
+    after the last try. ``redact`` removes secrets from a server's message.
+    """
+    fault, pause = "", FIRST_PAUSE
+    for number in range(tries):
+        if number:
+            await asyncio.sleep(min(pause, MAX_PAUSE))
+            pause *= 2
+        try:
+            answer = await http.post(url, json=body)
+        except (httpx2.HTTPError, OSError) as error:
+            fault = f"no answer from {url}: {error!r}"
+            continue
+        status, quote = answer.status_code, redact(answer.text)[:MAX_QUOTE]
+        if status >= 500 or status in RETRY_STATUSES:
+            fault = f"{url} answered {status}: {quote}"
+            wait = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"))
+            pause = max(pause, wait or 0.0)
+        elif not answer.is_success:
+            return answer
+        else:
+            try:
+                return read(answer.content)
+            except ValueError:
+                fault = f"{url} gave a broken answer: {quote}"
+    raise ToolUnavailable(fault)
+
+
+class _Document(BaseModel):
+    contents: str
+    id: str | int = ""
+
+
+class _Scored(BaseModel):
+    document: _Document
+
+
+class _Reply(BaseModel):
+    """Reply of a retrieval server, with or without scores."""
+
+    result: list[list[_Scored | _Document]]
+
+
+async def _ask_server(
+    http: httpx2.AsyncClient, s: RetrieverSettings, queries: Sequence[str]
+) -> list[Answer]:
+    """Search at a server of Search-R1's protocol. Return passages or the refusal of each query.
+
+    Raises ``ToolUnavailable`` if the server is unreachable or its replies are invalid.
+    """
+
+    def read(content: bytes) -> list[Answer]:
+        rows = _Reply.model_validate_json(content).result
+        if len(rows) != len(queries):
+            raise ValueError(f"{len(rows)} results for {len(queries)} queries")
+        documents = [
+            [one.document if isinstance(one, _Scored) else one for one in row[: s.topk]]
+            for row in rows
+        ]
+        return [[Passage(str(one.id), one.contents) for one in row] for row in documents]
+
+    assert s.url is not None
+    body = {"queries": list(queries), "topk": s.topk, "return_scores": True}
+    answer = await post(http, s.url, body, s.tries, read)
+    if not isinstance(answer, httpx2.Response):
+        return answer
+    quote = answer.text[:MAX_QUOTE]
+    if answer.status_code not in REFUSAL_STATUSES:
+        raise ToolUnavailable(f"{s.url} answered {answer.status_code}: {quote}")
+    if len(queries) == 1:
+        return [ToolError(f"the query was refused: {quote}")]
+    alone = await asyncio.gather(*(_ask_server(http, s, [query]) for query in queries))
+    return [one for (one,) in alone]
+
+
+# -- web_search ---------------------------------------------------------------------------------
+
+MAX_QUERY = 2000
+"""Characters."""
+SNIPPET = 300
+"""Characters of the snippet of a local page."""
+KEY_STATUSES = (401, 402, 403)
+"""Statuses of a wrong key or missing credit, which fail all queries."""
+WEB_TOOL = Tool(
+    "web_search",
+    "Searches the web; gives titles, links and snippets of the pages that fit best.",
+    {**QUERY, "additionalProperties": False},
+)
+
+
+class WebSearchSettings(Settings):
+    """Settings of the tool: backend and cache."""
+
+    backend: Literal["serper", "corpus"] = key(
+        ..., "Backend: serper (Google's results, needs a key), or corpus (a file of pages)."
+    )
+    num: int = key(10, "Maximum hits of a query.", ge=1, le=100, source="GAP's code")
+    upstream: str = key(
+        "https://google.serper.dev/search", "For serper: URL of the server.", quiet=True
+    )
+    key_variable: str = key(
+        "SERPER_API_KEY",
+        "For serper: environment variable (or name in `.env`) that holds the key. Not the key itself.",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        quiet=True,
+    )
+    requests_per_minute: float | None = key(
+        None, "For serper: maximum queries in any minute.", ge=1
+    )
+    upstream_concurrency: int = key(8, "For serper: concurrent queries.", ge=1)
+    upstream_seconds: float = key(60.0, "For serper: time limit of one attempt, in seconds.", gt=0)
+    upstream_retries: int = key(3, "For serper: retries after temporary failures.", ge=0, le=20)
+    pages: str = key(
+        "", "For corpus: a JSONL file of rows with url, title, text and optional date."
+    )
+    cache: str = key("", "Cache file for answers; empty: no cache. Not for corpus.")
+    cache_seconds: float = key(
+        3600.0, "Seconds that an answer stays in the cache.", gt=0, source="GAP's search server"
+    )
+
+    @field_validator("upstream")
+    @classmethod
+    def _check_upstream(cls, url: str) -> str:
+        if server_url(url).userinfo:
+            raise ValueError("must not hold a password or key")
+        return url.rstrip("/")
+
+
+class WebHit(BaseModel):
+    """Hit of a web search."""
+
+    title: str = ""
+    link: str
+    snippet: str = ""
+    date: str | None = None
+    source: str | None = None
+
+
+class SearchAnswer(BaseModel):
+    """Serper's answer: hits, best first."""
+
+    organic: list[WebHit] = Field(default_factory=list)
+
+
+class WebSearch:
+    """Source of the tool. Raises ``UserError`` for a missing key, package or file of pages."""
+
+    settings_type = WebSearchSettings
+
+    def __init__(self, settings: WebSearchSettings) -> None:
+        self._settings = s = settings
+        backend = s.backend
+        if s.backend == "serper":
+            self._key = find_key(s.key_variable, Path())
+        else:
+            need_bm25s()
+            if not s.pages:
+                raise UserError("there are no pages to search", "give the file: pages=FILE.jsonl")
+            pages = PageFile(Path(s.pages))
+            self._rows = list(pages.rows.values())
+            backend = f"corpus-{pages.identity}"  # type: ignore[assignment]
+        self.tools = (WEB_TOOL,)
+        self.tags: Mapping[str, Tag] = {WEB_TOOL.name: Tag("query", "|")}
+        self.identity = digest("web_search", s.num, backend)
+        self._cache: Cache | None = None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """Open the backend and the cache. Raises ``UserError`` for a cache that can't be used."""
+        s = self._settings
+        async with AsyncExitStack() as stack:
+            if s.backend == "serper":
+                limits = Limits(s.requests_per_minute, None)
+                self._room = asyncio.Semaphore(s.upstream_concurrency)
+                client = httpx2.AsyncClient(
+                    headers=self._key.in_header("X-API-KEY"),
+                    timeout=s.upstream_seconds,
+                    event_hooks={"request": [lambda _: limits.admit(0)]},
+                )
+                self._client = await stack.enter_async_context(client)
+                if s.cache:
+                    self._cache = Cache(Path(s.cache), s.cache_seconds)
+                    stack.callback(self._cache.close)
+            else:
+                texts = [f"{row.title} {row.text}" for row in self._rows]
+                self._index = need_bm25s().BM25()
+                tokens = need_bm25s().tokenize(texts, show_progress=False)
+                await asyncio.to_thread(self._index.index, tokens, show_progress=False)
+            yield {WEB_TOOL.name: self._run}
+
+    async def _run(self, arguments: Mapping[str, Any]) -> str:
+        query = " ".join(str(arguments["query"]).split())
+        if not query:
+            raise ToolError("the query is empty")
+        if len(query) > MAX_QUERY:
+            raise ToolError(f"the query is longer than {MAX_QUERY} characters")
+        return observation(query, await self.search(query))
+
+    async def search(self, query: str) -> list[WebHit]:
+        """Return hits, from the cache if they are there. Concurrent equal queries share one request."""
+        if self._settings.backend == "corpus":
+            return self._search_pages(query)
+        if self._cache is None:
+            return await self._ask_serper(query)
+        key = f"serper {self._settings.num}\n{query}"
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if (entry := await self._cache.get(key)) is not None:
+                return SearchAnswer.model_validate_json(entry).organic
+            hits = await self._ask_serper(query)
+            await self._cache.put(key, SearchAnswer(organic=hits).model_dump_json())
+        return hits
+
+    async def _ask_serper(self, query: str) -> list[WebHit]:
+        """Return hits. Raises ``ToolUnavailable`` after the last retry, ``ToolError`` for a refused query."""
+        s = self._settings
+
+        def read(content: bytes) -> list[WebHit]:
+            return SearchAnswer.model_validate_json(content).organic[: s.num]
+
+        body, tries = {"q": query, "num": s.num}, s.upstream_retries + 1
+        async with self._room:
+            answer = await post(self._client, s.upstream, body, tries, read, self._key.redact)
+        if not isinstance(answer, httpx2.Response):
+            return answer
+        quote = self._key.redact(answer.text)[:MAX_QUOTE]
+        if answer.status_code in KEY_STATUSES:
+            raise EngineGone(f"web search at {s.upstream}: status {answer.status_code}: {quote}")
+        raise ToolError(f"the query is refused: {quote}")
+
+    def _search_pages(self, query: str) -> list[WebHit]:
+        """Return the best pages that share a word with the query, ties in the file's order."""
+        words = known_words(self._index, query)
+        if not words:
+            return []
+        hits = []
+        for place in best(self._index.get_scores(words), self._settings.num).tolist():
+            row = self._rows[place]
+            lines = [line.strip() for line in row.text.splitlines() if line.strip()]
+            line = max(lines, key=lambda line: sum(word in line.lower() for word in words))
+            snippet = line[:SNIPPET]
+            hits.append(WebHit(title=row.title, link=row.url, snippet=snippet, date=row.date))
+        return hits
+
+
+def observation(query: str, hits: Sequence[WebHit]) -> str:
+    if not hits:
+        return f"No results found for query: {query}"
+    blocks = []
+    for place, hit in enumerate(hits, 1):
+        lines = [
+            f"{place}. [{hit.title}]({hit.link})",
+            *([f"Date published: {hit.date}"] if hit.date else []),
+            *([f"Source: {hit.source}"] if hit.source else []),
+            hit.link,
+            hit.snippet,
+        ]
+        blocks.append("\n".join(lines).rstrip())
+    return f"Found {len(hits)} results:\n\n## Web Results\n" + "\n\n".join(blocks)
+
+
+class PageRow(BaseModel):
+    """Row of a page: ``{"url": "https://example.org/oslo", "title": "Oslo", "text": "..."}``. ``date`` is optional."""
+
+    url: str = Field(min_length=1)
+    title: str
+    text: str = Field(min_length=1)
+    date: str | None = None
+
+
+class PageFile:
+    """Pages of a file that replaces the web, in memory. Raises ``UserError`` for a bad row, and for equal URLs."""
+
+    def __init__(self, file: Path) -> None:
+        self.rows: dict[str, PageRow] = {}
+        for place, fields in numbered(file):
+            try:
+                row = PageRow.model_validate(fields)
+            except ValidationError as error:
+                raise UserError(
+                    f"{file}, {place}, is not a page: {error.errors()[0]['msg']}",
+                    'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
+                ) from error
+            if row.url in self.rows:
+                raise UserError(f"{file} has two pages of {row.url}", "remove one of them")
+            self.rows[row.url] = row
+        self.identity = sha256(file)[:16]
+
+
+class Cache:
+    """Cache of texts by key in a SQLite file, which processes may share. Entries expire after ``seconds``.
+
+    Close it after use. Raises ``UserError`` for an unusable file.
+    """
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._base = sqlite3.connect(
+                file, timeout=30.0, check_same_thread=False, isolation_level=None
+            )
+            tables = self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if {name for (name,) in tables} - {"kept"}:
+                raise sqlite3.DatabaseError("it is the file of another program")
+            self._base.execute("PRAGMA journal_mode=WAL")
+            self._base.execute(
+                "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, at REAL NOT NULL, text TEXT NOT NULL)"
+            )
+            self._base.execute("DELETE FROM kept WHERE at <= ?", (time.time() - seconds,))
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(
+                f"the cache {file} can't be used: {error}", "give another file, or remove it"
+            ) from error
+
+    async def get(self, key: str) -> str | None:
+        """Return the text of a key, or None if it is missing or expired."""
+        query = "SELECT text FROM kept WHERE key = ? AND at > ?"
+        rows = await asyncio.to_thread(self._execute, query, key, time.time() - self._seconds)
+        return rows[0][0] if rows else None
+
+    async def put(self, key: str, text: str) -> None:
+        """Store a text; replaces the previous one."""
+        add = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
+        await asyncio.to_thread(self._execute, add, key, time.time(), text)
+
+    def close(self) -> None:
+        with self._lock:
+            self._base.close()
+
+    def _execute(self, statement: str, *values: object) -> list[Any]:
+        with self._lock:
+            return self._base.execute(statement, values).fetchall()

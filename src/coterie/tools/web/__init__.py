@@ -1,1 +1,0 @@
-"""Tools that search the web and read pages."""
