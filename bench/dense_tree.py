@@ -50,8 +50,8 @@ from coterie.environments.babyai import BabyAI, Game
 from coterie.environments.protocol import Shared
 from coterie.models.loading import load
 from coterie.models.prefix_trie import CostRule
-from coterie.recipes.dense_tree.recipe import by_score
-from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.recipes.dense_tree import by_score
+from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, prompts
 from coterie.record.tree import Credit, Tree

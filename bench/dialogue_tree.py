@@ -47,8 +47,8 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import Shared, agents_of
 from coterie.models.loading import LoadedModel, load
-from coterie.recipes.optima.recipe import TreeJudge
-from coterie.recipes.optima.settings import OptimaDPOSettings
+from coterie.recipes.optima import TreeJudge
+from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.registry import settings
 from coterie.record.rows import view
 from coterie.record.tree import Credit, Tree

@@ -44,7 +44,7 @@ from coterie.environments.protocol import agents_of
 from coterie.environments.registry import task_word
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import quickstart_sizes, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.record.rows import Row, prompts

@@ -32,7 +32,7 @@ WORDS = (
 
 def make_part(folder: Path, shard: tuple[int, int]) -> None:
     """A run that has sampled and value_tree its part of the trees."""
-    from coterie.recipes.dense_tree.recipe import DenseTree
+    from coterie.recipes.dense_tree import DenseTree
     from coterie.recipes.registry import recipe as recipe_of
     from coterie.recipes.registry import settings
     from coterie.record.tree import ItemKey
@@ -117,15 +117,14 @@ def measure(folder: Path) -> None:
     """Merge, then select; print the seconds, and this process's peak memory."""
     began = time.perf_counter()
     from coterie.progress import Silent
-    from coterie.recipes.dense_tree.recipe import DenseTree
-    from coterie.recipes.recorded_run import recorded_run
-    from coterie.recipes.registry import recipe as recipe_of
+    from coterie.recipes.base import recorded_run
+    from coterie.recipes.dense_tree import DenseTree
     from coterie.recipes.sweep import merge
 
     imported = time.perf_counter()
     merge([folder / "0", folder / "1"], folder / "whole", lambda _: None, Silent())
     merged = time.perf_counter()
-    with recorded_run(folder / "whole", recipe_of) as (recipe, run):
+    with recorded_run(folder / "whole") as (recipe, run):
         assert isinstance(recipe, DenseTree), "it is that recipe"
         chosen, counts = recipe.select_pairs(run, 0)
     ended = time.perf_counter()

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from coterie.environments.talk import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.record.rows import Pair, View, recontext, trajectory_pair
 from coterie.runs.folder import Step, open_run

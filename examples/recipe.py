@@ -19,10 +19,9 @@ class BestOfN(Recipe):
     settings_type = BestOfNSettings
 
     def stages(self):
-        s = self.settings
-        rollout = self.stage(0, "rollout", self.sample, [], [s.tasks])
+        rollout = self.stage(0, "rollout", self.sample, uses=["tasks"])
         select = self.stage(0, "select", self.choose, [rollout])
-        train = self.stage(0, "train", self.learn, [select], [s.train.identity()], trains="policy")
+        train = self.stage(0, "train", self.learn, [select], uses=["train"], trains="policy")
         return [self.evaluation(0), rollout, select, train, self.evaluation(1, [train])]
 
     async def sample(self, run, i, progress):

@@ -21,7 +21,7 @@ answers, before and after.
 
 from statistics import fmean
 
-from coterie.recipes.dense_tree.recipe import DenseTree
+from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode

@@ -29,9 +29,9 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
-from coterie.runs.evaluation_results import STAGE, HeldOutResult, grade_means, held_out_results
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import fork, run_steps
+from coterie.runs.items import HeldOutResult, grade_means, held_out_results
+from coterie.runs.loop import EVALUATION, fork, run_steps
 from coterie.terminal import ConsoleProgress, results
 
 NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-sft")
@@ -186,7 +186,7 @@ class Experiment:
         steps = [Step(i, stage) for i in range(version) for stage in trainings]
         done = [run.metrics(step) for step in steps if run.is_finished(step)]
         store = store or run.store
-        means = grade_means(store, version, STAGE)
+        means = grade_means(store, version, EVALUATION)
         tasks = held_out_results(store, version)
         self.add(method, run.settings.seed, version, tasks, means, done)
 

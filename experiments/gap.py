@@ -27,13 +27,13 @@ from statistics import fmean
 
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.trainings import STAGE
+from coterie.recipes.gap import Gap
 from coterie.record.tree import Metrics, Selection
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import summary
-from coterie.runs.reinforce.loop import DRAWS, step_records
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import DRAWS, step_records
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"
@@ -115,7 +115,7 @@ def reproduce(x: Experiment) -> list[Claim]:
         words.append(f"model={x.path('SFT', seed)}")
         trained: list[str] = []
         for method in (DAPO, GRPO, *((PPO,) if seed == x.seeds[0] else ())):
-            equal = run_method(x, method, tiny(words, method), STAGE)
+            equal = run_method(x, method, tiny(words, method), REINFORCE)
             trained = trained or equal
         for method in CONTROLS:
             run_method(x, method, control(words, method, trained), "train")
@@ -157,11 +157,11 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
     """
     with x.run(method, recipe, steps=recipe.steps()[1:]) as run:
         x.add_run(method, run, 1, (training,))
-        if training != STAGE:
+        if training != REINFORCE:
             return []
-        records = step_records(run.store, 0, STAGE)
+        records = step_records(run.store, 0, REINFORCE)
         questions = int(records[max(records)][DRAWS]) * recipe.settings.rl.rollout.draw_count
-        tokens = int(run.metrics(Step(0, STAGE))["trained_tokens"])
+        tokens = int(run.metrics(Step(0, REINFORCE))["trained_tokens"])
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 
 

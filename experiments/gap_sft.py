@@ -31,13 +31,12 @@ import yaml
 from coterie.config.folders import whole_file
 from coterie.environments.registry import ENCYCLOPEDIA, make_environment
 from coterie.errors import UserError
-from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap import Gap
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
-from coterie.runs.actors import open_actors
-from coterie.runs.evaluation_results import STAGE, HeldOutResult
 from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import run_steps
+from coterie.runs.items import HeldOutResult, open_actors
+from coterie.runs.loop import EVALUATION, run_steps
 from experiments.experiment import (
     Claim,
     Experiment,
@@ -117,7 +116,7 @@ def count_rounds(run: Run) -> Measured:
     """Return the number of messages that called, by held-out question."""
     return {
         key.task: float(one["rounds"]) if "rounds" in one else None
-        for key, one in run.store.metrics(1, STAGE).items()
+        for key, one in run.store.metrics(1, EVALUATION).items()
         if key.task
     }
 

@@ -25,19 +25,16 @@ from coterie.config.folders import make_folder
 from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.problems import Problems, ProblemsSettings
 from coterie.progress import Progress
-from coterie.recipes.moat.data import DATA, HALF, WHOLE
-from coterie.recipes.moat.recipe import Moat
-from coterie.recipes.moat.settings import MoatSettings
+from coterie.recipes.moat import DATA, HALF, WHOLE, Moat
+from coterie.recipes.moat_settings import MoatSettings
 from coterie.recipes.trainings import train_role
 from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.rollout.samplers import Sampler
-from coterie.runs.actors import open_actors
-from coterie.runs.evaluation_results import HeldOutResult
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import play
+from coterie.runs.items import HeldOutResult, open_actors, play
 from coterie.runs.loop import Stage
 from experiments.experiment import (
     Claim,
@@ -71,11 +68,13 @@ class ContinuedSFT(Moat):
         self.counts = counts
         """Rows of each role in each iteration."""
 
-    def supervised(self, i: int, before: Sequence[Stage], depends: Sequence[object]) -> list[Stage]:
+    def supervised(
+        self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
+    ) -> list[Stage]:
         """After the start it depends on the rows of joint alignment, too."""
         s = self.settings.align.train
         own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
-        return super().supervised(i, before, (*depends, *own))
+        return super().supervised(i, before, uses, (*depends, *own))
 
     def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role on as many right rows as it had in joint alignment, in as many steps."""

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from coterie.environments.registry import make_environment, played_type
 from coterie.evaluation.self_consistency import task_curve
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.record.store import Store
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, sampler_per_agent
-from coterie.runs.evaluation_results import HeldOutResult, held_out_draws, held_out_results
 from coterie.runs.folder import open_run
+from coterie.runs.items import HeldOutResult, held_out_draws, held_out_results
 from experiments.experiment import Claim, Experiment, above, brief, longer, make_recipe
 
 METHODS = ("isft", "idpo", "isft_dpo")

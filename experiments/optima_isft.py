@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie.models.loading import LoadedModel
-from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.settings import OptimaSettings
+from coterie.recipes.optima import Optima
+from coterie.recipes.optima_settings import OptimaSettings
 from coterie.record.rows import Row
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage

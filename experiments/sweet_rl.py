@@ -15,7 +15,7 @@ judge is the base itself, asked about a tenth of the candidates (it compares the
 for each); if none of its verdicts can be read there is no pair, and its row is the base's.
 """
 
-from coterie.recipes.sweet_rl.recipe import SECOND, SweetRL
+from coterie.recipes.sweet_rl import SECOND, SweetRL
 from coterie.runs.folder import Step
 from coterie.runs.loop import run_steps
 from experiments.experiment import Claim, Experiment, make_recipe

@@ -7,11 +7,10 @@ from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
-from coterie.runs.loop import run_steps
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.reinforce import step_records
 from coterie.training.checkpoint import weight_hash
 
 SMALL = (
@@ -44,7 +43,7 @@ class Killing(Silent):
 
     def advance(self, n: int, **fields: float) -> None:
         self.count += n
-        here = self.stage_.startswith(f"{STAGE}/{self.step:05d}")
+        here = self.stage_.startswith(f"{REINFORCE}/{self.step:05d}")
         if here and self.sampled is not None and self.count >= self.sampled:
             raise Killed
 
@@ -63,7 +62,7 @@ def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> d
             run_steps(recipe, run, progress or Silent())
         finally:
             recipe.close()
-        return step_records(run.store, 0, STAGE)
+        return step_records(run.store, 0, REINFORCE)
 
 
 def final(folder: Path, role: str = "policy") -> str:

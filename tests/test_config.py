@@ -7,7 +7,7 @@ import pytest
 
 from coterie.config.resolve import keys, read_yaml
 from coterie.errors import UserError
-from coterie.recipes.optima.settings import OptimaSettings
+from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import names, settings
 
 PHRASES = re.compile(

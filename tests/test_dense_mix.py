@@ -7,7 +7,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.dense_tree.recipe import DenseTree
+from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step

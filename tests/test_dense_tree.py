@@ -7,8 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree.recipe import GROWN, DenseTree
-from coterie.recipes.dense_tree.report import dense_tree_report, histogram
+from coterie.recipes.dense_tree import GROWN, DenseTree, dense_tree_report, histogram
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -18,7 +17,6 @@ from coterie.runs.items import rollouts
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import load_selections
 from experiments.dense_tree import SPARSE
-from tests import games
 
 SMALL = (
     "rollout.tasks=6", "search.runs=30", "search.window=6", "search.pairs=12", "pairs.margin=0.2",
@@ -83,16 +81,6 @@ def test_selected_pairs_are_siblings_that_differ_by_the_margin(run: Run) -> None
     for tree in run.store.trees(0, "rollout"):
         pairs = recipe.tree_pairs(run, tree)
         assert all(pair.difference >= s.pairs.margin for pair in pairs)
-
-
-def test_pairs_are_trained_on_in_the_context_that_they_have_in_common(run: Run) -> None:
-    for pair, (tree, one) in zip(dense().train_pairs(run, 0), load_selections(run, 0), strict=True):
-        (chosen,), (rejected,) = pair.chosen, pair.rejected
-        (mine,), (its,) = chosen.targets, rejected.targets
-        assert chosen.ids[: mine.start] == rejected.ids[: its.start]
-        assert chosen.ids[mine.start : mine.stop] == tree.turns[one.leaf].ids
-        assert mine.stop == len(chosen.ids) and its.stop == len(rejected.ids)
-        assert pair.group == tree.task
 
 
 def controlled(grown: Path, folder: Path, learns: str) -> list[tuple[str, str | None]]:
@@ -189,35 +177,9 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
     assert "right answer" not in page, "a game has none"
 
 
-def test_trees_without_pairs_are_refused_with_what_to_do(grown: Path, tmp_path: Path) -> None:
-    recipe = dense("pairs.margin=1.0", "pairs.max_visits=1000")
-    words = ["pairs.margin=1.0", "pairs.max_visits=1000", "search.runs=6", "rollout.tasks=1"]
-    recipe = dense(*words)
-    with pytest.raises(UserError, match="have no pairs"):
-        played(recipe, tmp_path / "run")
-
-
-def test_parts_of_the_tasks_are_disjoint_and_whole_together() -> None:
-    whole = [task.id for task in dense().train_tasks(0)]
-    parts = [[t.id for t in dense(f"rollout.shard=[{n},3]").train_tasks(0)] for n in range(3)]
-    assert sorted(task for part in parts for task in part) == sorted(whole)
-    with pytest.raises(UserError, match="there is no part 3 of 3"):
-        dense("rollout.shard=[3,3]")
-
-
 def test_a_part_without_tasks_is_refused_before_anything_is_done() -> None:
     with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks"):
         dense("rollout.shard=[6,7]").plan()
-
-
-def test_temperatures_below_zero_are_refused() -> None:
-    with pytest.raises(UserError, match="must be at least 0"):
-        dense("search.temperatures=[1.0, -1.0]")
-
-
-def test_an_environment_of_several_agents_is_refused() -> None:
-    with pytest.raises(UserError, match="needs one agent"):
-        recipe_of(settings("dense_tree/tiny", [f"environment={games.__file__}:Rounds"]))
 
 
 def test_bins_of_a_histogram_hold_every_count() -> None:

@@ -4,11 +4,10 @@ import pytest
 
 from coterie.environments.registry import task_word
 from coterie.environments.settings import draws
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Task
-from coterie.runs.folder import Step
 from tests.played import talk_in
 
 METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")
@@ -66,14 +65,6 @@ def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) 
     drawn = ids([task for tasks in found for task in tasks])
     assert len(set(drawn)) == len(drawn)
     assert not set(drawn) & set(ids(recipe.heldout_tasks()))
-
-
-def test_counts_of_earlier_draws_are_a_part_of_what_a_rollout_depends_on() -> None:
-    words = ["iterations=4", "rollout.tasks=9"]
-    one, other = (Optima(settings("optima/isft_dpo", [*words, f"dpo.tasks={n}"])) for n in (9, 15))
-    for i, equal in enumerate((True, False, False, False)):
-        rollout = Step(i, "rollout")
-        assert (one.fingerprint(rollout) == other.fingerprint(rollout)) == equal
 
 
 def ids(tasks: list[Task]) -> list[str]:

@@ -85,15 +85,6 @@ def test_a_trial_is_smaller_and_tells_no_tracker(name: str) -> None:
     assert plan.heldout <= 8 and plan.dialogues < recipe(own).plan().dialogues
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("rl/grpo", ""), ("gap/tiny", "rl.")])
-def test_a_trial_has_no_more_minibatches_than_tasks(name: str, prefix: str) -> None:
-    method = ["method=sft_rl"] if prefix else []
-    own = [f"{prefix}steps.minibatches=16", f"{prefix}rollout.tasks=32"]
-    small = execution._smaller(recipe(settings(name, [*method, *own])), 8).settings
-    found = getattr(small, "rl", small)
-    assert (found.steps.minibatches, found.rollout.tasks) == (8, 8)
-
-
 @pytest.mark.parametrize(("name", "models"), [("rl/grpo", 1), ("rl/ppo", 2)])
 def test_memory_of_reinforcement_learning_is_that_of_all_models_in_training(
     name: str, models: int

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.record.store import Store
-from coterie.runs.evaluation_results import STAGE
+from coterie.runs.loop import EVALUATION
 from tests.conftest import Cli
 from tests.published_templates import published
 from tests.templates import random_model
@@ -41,8 +41,8 @@ def test_prompts_of_benchmarks_hold_the_whole_task(family: str, cli: Cli, tmp_pa
     prompts = 0
     for file in tmp_path.rglob("*.sqlite"):
         with Store.open(file, read_only=True) as store:
-            (name,) = store.tasks_of(0, STAGE)
-            tree, task = store.tree(0, STAGE, name), store.task(name)
+            (name,) = store.tasks_of(0, EVALUATION)
+            tree, task = store.tree(0, EVALUATION, name), store.task(name)
         for request in tree.requests.values():
             if request.previous is None:
                 prompts += 1

@@ -80,11 +80,6 @@ def test_the_roles_of_a_run_play_their_own_agents_by_their_newest_versions(
         assert texts(said[name]) == texts(own[name]) != []
 
 
-def test_each_checkpoint_has_the_roles_as_they_were_then(cli: Cli, run: Path) -> None:
-    found = rows(cli("evaluate", SET, f"policy={run}", *FEW, "--checkpoints", "all"))
-    assert [row["version"] for row in found] == [0, 1, 2]
-
-
 def test_two_models_play_an_agent_each(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "runs/evaluations"
     alone = {}
@@ -124,13 +119,6 @@ def test_a_role_of_a_run_may_play_with_a_model(cli: Cli, run: Path, tmp_path: Pa
         for name, some in turns(tmp_path / "runs/evaluations").items()
     }
     assert versions[PLANNER] == {"0"} and versions.get(GROUNDER, {"2"}) == {"2"}
-
-
-@pytest.mark.parametrize("benchmark", ["gsm8k", "svamp", "hotpot_qa"])
-def test_benchmarks_without_plans_are_played(cli: Cli, run: Path, benchmark: str) -> None:
-    words = ("environment=plan_ground", "dataset.source=sample", f"policy={run}", *FEW)
-    (found,) = rows(cli("evaluate", benchmark, *words))
-    assert (found["n"], found["failed"], found["version"]) == (2, 0, 2)
 
 
 def test_what_cannot_play_is_refused(cli: Cli, run: Path) -> None:

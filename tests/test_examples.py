@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.protocol import Shared, State, openers_of
-from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe
+from coterie.recipes.base import recorded_run
+from coterie.recipes.optima import Optima
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.tools.registry import Toolbox
 from tests.conftest import Cli, once
@@ -109,7 +108,7 @@ def test_the_tool_is_called_and_its_result_is_seen() -> None:
 def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:
     terms = f"{{{EXAMPLES}/reward.py:asks: 0.5, {EXAMPLES}/reward.py:thrift: 2}}"
     assert "thrift" in ran(cli, *ISFT, f"reward.terms={terms}")
-    with recorded_run(Path("run"), recipe) as (found, run):
+    with recorded_run(Path("run")) as (found, run):
         assert isinstance(found, Optima)
         rewards = {one.leaf: one.terms for some in found.rewards(run, 0).values() for one in some}
         assert rewards

@@ -7,7 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.runs.evaluation_results import HeldOutResult
+from coterie.runs.items import HeldOutResult
 from experiments import moat
 from experiments.experiment import (
     Experiment,
@@ -15,7 +15,6 @@ from experiments.experiment import (
     Results,
     above,
     brief,
-    longer,
     print_claims,
     token_ratio,
 )
@@ -59,12 +58,6 @@ def test_a_claim_holds_only_where_chance_is_unlikely() -> None:
     assert not found.holds
 
 
-def test_longer_compares_tokens_alone() -> None:
-    found = longer("a", "a", alike(0.1, 120), BASE)
-    assert found.holds and found.effect == pytest.approx(20)
-    assert not longer("a", "a", alike(0.9, 100), BASE).holds
-
-
 def test_brief_needs_few_tokens_and_hardly_a_lower_score() -> None:
     found = brief("b", "b", alike(0.48, 40), BASE, share=0.5, loss=0.05)
     assert found.holds and found.effect == pytest.approx(-0.6)
@@ -73,18 +66,6 @@ def test_brief_needs_few_tokens_and_hardly_a_lower_score() -> None:
         assert not found.holds and found.p == 1
     ours, theirs = results([(0, 30), (0, 10)], [(0, 20)]), results([(0, 40), (0, 40)], [(0, 40)])
     assert token_ratio(ours, theirs) == 0.5
-
-
-def test_tasks_are_paired_by_name_and_seed() -> None:
-    ours = results([(1.0, 1), (0.0, 1)] * 10, [(0.0, 1), (1.0, 1)] * 10)
-    theirs: Results = {
-        seed: {
-            task: HeldOutResult(one.score - 0.5, 1) for task, one in reversed(list(tasks.items()))
-        }
-        for seed, tasks in reversed(list(ours.items()))
-    }
-    found = above("a", "a", ours, theirs, margin=0.49)
-    assert found.holds and "interval of the effect 0.500 to 0.500" in found.tried
 
 
 def measured(parallel: float, failed: int = 0) -> BySeed:

@@ -18,7 +18,6 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
-from tests.conftest import Cli
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
@@ -237,35 +236,6 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         assert context.index("RES1") < context.index("RES2")
 
 
-def test_only_the_completion_of_a_prompt_is_trained(tmp_path: Path) -> None:
-    chat = sums(4)[0]["messages"]
-    lines(tmp_path, [{"prompt": chat[:3], "completion": chat[3]["content"]}] * 2 + [
-        {"prompt": "2+2?", "completion": "Yes."}
-    ])  # fmt: skip
-    recipe = recipe_of(
-        settings("sft", [f"dataset.source={tmp_path / 'rows.jsonl'}", "model=tiny-exchange"])
-    )
-    assert {text.strip() for row in recipe.examples() for text, on in row if on} == {"Yes.<|end|>"}
-
-
-def test_held_out_rows_have_room_too(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text(json.dumps(sums(1)[0]))
-    long = {
-        "messages": [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "word " * 1200},
-        ]
-    }
-    (folder / "heldout.jsonl").write_text(json.dumps(long))
-    own = [f"dataset.source={folder}", "model=tiny-exchange"]
-    with pytest.raises(UserError, match="1 held-out rows have more than 1,024 tokens: line 1"):
-        recipe_of(settings("sft", own)).check()
-    with pytest.raises(UserError, match="no held-out row is left"):
-        recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
-
-
 def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None:
     own = ["model=tiny-exchange", "dataset.source=sample", "train.max_length=1000"]
     recipe = recipe_of(settings("sft", ["dataset=gsm8k", *own]))
@@ -301,21 +271,3 @@ def test_other_data_sets_are_refused(name: str, words: list[str], said: str) -> 
 )  # fmt: skip
 def test_a_bare_word_names_the_data(recipe: str, word: str, setting: str) -> None:
     assert read_arguments(recipe, [word], None).words == [setting]
-
-
-def test_a_run_on_a_set_of_the_catalogue_is_evaluated_as_single_questions(
-    tmp_path: Path, cli: Cli
-) -> None:
-    tiny = (
-        "rows=4",
-        "evaluate.tasks=1",
-        "evaluate.rows=1",
-        "evaluate.max_tokens=8",
-        "model=tiny-exchange",
-    )
-    source = ("dataset.source=sample", "long_rows=drop")
-    said = cli("run", "sft", "gsm8k", *source, *tiny, "--folder", "run")
-    assert said.code == 0, said.err
-    said = cli("evaluate", "gsm8k", "policy=run", "tasks=1")
-    assert said.code == 0, said.err
-    assert "gsm8k as in run: environment=question max_tokens=8" in said.err

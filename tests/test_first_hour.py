@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,10 @@ import pytest
 from coterie.cli.errors import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
-from coterie.recipes.registry import recipe, settings
 from coterie.record.store import Store
 from coterie.runs import loop
-from coterie.training import trackers
 from tests.conftest import FEW, Cli, refused
 
-SAMPLE = Path(str(resources.files("coterie") / "assets/data/gsm8k"))
 SERVER = ("endpoint.url=http://127.0.0.1:9/v1", "endpoint.model=x")
 
 
@@ -65,28 +61,6 @@ def test_a_place_that_cannot_be_written_is_named(
     assert (tmp_path / "file").read_bytes() == b""
 
 
-def test_evaluations_that_have_no_place_are_refused_before_a_policy_is_loaded(
-    cli: Cli, tmp_path: Path
-) -> None:
-    (tmp_path / "runs").touch()
-    assert "runs/evaluations" in refused(cli, "evaluate", "exchange", "policy=tiny-exchange")
-    said = refused(cli, "evaluate", "gsm8k", "policy=http://127.0.0.1:9/v1", SERVER[1],
-                   "dataset.source=sample")  # fmt: skip
-    assert "runs/evaluations" in said
-
-
-def test_what_is_there_already_is_refused_before_the_work(
-    cli: Cli, run: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "out").mkdir()
-    assert "out already exists" in refused(
-        cli, "export", "data", "run", "--to", "trl", "--out", "out"
-    )
-    assert "out already exists" in refused(
-        cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
-    )
-
-
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.parquet"])
 def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     for file in (name, name.replace("train", "test")):
@@ -105,36 +79,15 @@ def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     assert "empty.jsonl is empty" in refused(cli, *check)
 
 
-def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "rows").mkdir()
-    for split in ("train", "heldout"):
-        text = (SAMPLE / f"{split}.jsonl").read_text(encoding="utf-8")
-        (tmp_path / f"rows/{split}.jsonl").write_text(text, encoding="utf-8-sig")
-    (tmp_path / "pool.yaml").write_text("- Speak in numbers.\n", encoding="utf-8-sig")
-    words = ("dataset.source=rows", "environment.format_pool_file=pool.yaml", "model=tiny-exchange",
-             "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
-             "train.tokens_per_microbatch=1024")  # fmt: skip
-    assert recipe(settings("optima/isft", ["dataset=gsm8k", *words])).plan().dialogues
-
-
 NAMES = (
     ("run optima/isft model=tiny-exchang", "did you mean 'tiny-exchange'?"),
     ("evaluate exchange policy=smolm2", "did you mean 'smollm2'?"),
     ("serve model tiny_exchange --port 0", "did you mean 'tiny-exchange'?"),
-    ("quickstart --model tiny-exchang", "did you mean 'tiny-exchange'?"),
     ("run optima/isft model=gpt2", "OWNER/NAME"),
     ("run optima/isft model=./x", "there is no folder x"),
-    ("run optima/isft model=/x", "there is no folder /x"),
-    ("run optima/isft model=~/nowhere/x", "/nowhere/x"),
-    ("run optima/isft model=x/y/z", "there is no folder x/y/z"),
-    ("run optima/isft model=runs/mine", "there is no folder runs/mine"),
     ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
     ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: there is no such user"),
-    (
-        "evaluate gsm8k policy=tiny-exchange dataset.source=~nobody-at-all/x",
-        "there is no such user",
-    ),
     ("run optima/isft model=note.txt", "note.txt is a file"),
     ("run optima/isft model=", "no model is named"),
     (
@@ -142,13 +95,9 @@ NAMES = (
         "user_simulator=smolm2: there is no model 'smolm2'",
     ),
     ("run sweet_rl/backend user_simulator=scrpt", "did you mean 'script'?"),
-    ("run sweet_rl/backend critic.kind=judge critic.judge=polcy", "critic.judge=polcy"),
-    ("evaluate persona policy=tiny-persona user_simulator=smolm2", "did you mean 'smollm2'?"),
     ("run optima/isft dataset=gsm9k", "did you mean 'gsm8k'?"),
-    ("quickstart --task hotpotqa", "did you mean 'hotpot_qa'?"),
     ("data download gsm9k", "did you mean 'gsm8k'?"),
     ("evaluate hotpotqa", "did you mean 'hotpot_qa'?"),
-    ("evaluate exchang policy=tiny-exchange", "did you mean 'exchange'?"),
     ("models get smolm2", "did you mean 'smollm2'?"),
     ("reproduce optim", "did you mean 'optima'?"),
     ("reward beside/finishd", "did you mean beside/finished?"),
@@ -169,9 +118,6 @@ def test_a_misspelt_name_is_refused_at_once_with_the_nearest(
 
 SETTINGS = (
     ("run optima/isft train.max_length=8", "train.max_length=8 leaves nothing to train on"),
-    ("run optima/idpo dpo.train.max_length=9", "dpo.train.max_length=9 leaves nothing"),
-    ("run sweet_rl/backend policy.train.max_length=9", "policy.train.max_length=9 leaves nothing"),
-    ("run optima/isft select.threshold=2.1 reward.lambda_loss=0", "select.threshold=2.1 is above"),
     ("run optima/isft select.threshold=1e7", "select.threshold=1e+07 is above"),
     (
         "run optima/idpo dpo.select.theta_filter=2 dpo.reward.lambda_loss=0.5 "
@@ -179,10 +125,6 @@ SETTINGS = (
         "dpo.select.theta_filter=2 is not below",
     ),
     ("run optima/isft seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
-    (
-        "run sweet_rl/backend user_simulator=script user_simulator.model=x",
-        "user_simulator.model is given twice",
-    ),
     ("quickstart --model tiny-exchange model=tiny-exchange", "the model is given twice"),
     ("quickstart dataset=gsm8k", "--task"),
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
@@ -202,13 +144,6 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(
     assert "Input should" not in told and "Value error" not in told
 
 
-def test_names_in_brackets_survive_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    said = refused(cli, "run", "optima/isft", "tracker=wandb")
-    assert "pip install -e '.[wandb]'" in said and "tracker=wandb needs" in said
-    assert "[/red]x" in refused(cli, "run", "optima/isft", "model=[/red]x")
-
-
 def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> None:
     for path in run.glob("store.sqlite*"):
         path.unlink()
@@ -223,22 +158,6 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
     assert not (run / "store.sqlite").exists()
     Store.open(run / "store.sqlite").close()
     assert "is empty" in refused(cli, "run", "optima/isft", "--folder", "run")
-
-
-def test_a_run_with_trainings_in_no_folder_of_a_role_is_refused(cli: Cli, run: Path) -> None:
-    (run / "training/policy/iteration-00").rename(run / "training/iteration-00")
-    (run / "training/policy").rmdir()
-    before = sorted(run.rglob("*"))
-    for words in (
-        ("run", "optima/isft", "--folder", "run"),
-        ("run", "optima/isft", "--folder", "run", "--fork", "new"),
-        ("train", "run"),
-        ("report", "run"),
-        ("run", "optima/isft", "model=run", *FEW),
-    ):
-        said = refused(cli, *words)
-        assert "earlier version" in said and "iteration-00" in said and "in a new folder" in said
-    assert sorted(run.rglob("*")) == before and not Path("new").exists()
 
 
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
@@ -257,16 +176,6 @@ def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) ->
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
     assert "the report" in refused(cli, "run", "optima/isft", *none, "--folder", "none")
     assert Path("none/report.html").is_file(), "the error points to it"
-
-
-def test_settings_that_a_run_refuses_leave_its_report_as_it_is(cli: Cli, run: Path) -> None:
-    page = (run / "report.html").read_bytes()
-    letters = Path(__file__).parents[1] / "examples/letters.py"
-    own = (f"environment={letters}:Letters", "model=tiny-exchange", "train.max_length=512", *FEW)
-    for words in (("seed=5",), own):
-        for command in (("run", "optima/isft", "--folder", "run"), ("evaluate", "run")):
-            assert "under other settings" in refused(cli, *command, *words)
-    assert (run / "report.html").read_bytes() == page
 
 
 def test_a_run_that_is_stopped_before_its_settings_are_written_can_begin_again(

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
 
 import coterie
-from coterie import recipes
+from coterie.recipes.registry import BUILT_IN
 
 FLOORS = [
     "errors",
@@ -39,7 +38,7 @@ FLOORS = [
 PACKAGE = Path(coterie.__file__).parent
 PLAIN = ("rl", "sft", "dpo")
 """Recipes that are called by a word of the field, which others use too: only their methods and modules are names."""
-RECIPES = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
+RECIPES = [one.name for one in BUILT_IN]
 
 
 def floor(module: str) -> str:
@@ -110,13 +109,14 @@ def test_selection_is_over_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_nothing_outside_a_recipes_folder_names_it(name: str) -> None:
+def test_nothing_outside_a_recipes_files_names_it(name: str) -> None:
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE)
-        if place.is_relative_to(f"recipes/{name}"):
+        if place.name.startswith(name) or place == Path("recipes/registry.py"):
             continue
-        found = {one for one in imports(path) if f"{one}.".startswith(f"coterie.recipes.{name}.")}
+        own = rf"coterie\.recipes\.{name}(_\w+)?\b"
+        found = {one for one in imports(path) if re.match(own, one) and name not in PLAIN}
         found |= {word for word in words(path) if is_name(word, name)}
         wrong += [f"{place}: {one}" for one in sorted(found)]
     assert not wrong, "\n".join(wrong)
@@ -132,7 +132,7 @@ def test_nothing_below_recipes_gives_a_method_of_one_as_an_example() -> None:
 def test_the_rule_about_names_tells_names_from_sentences() -> None:
     assert is_name("optima", "optima") and is_name("optima/isft", "optima")
     assert is_name("OptimaFileKind", "optima") and is_name("to_optima", "optima")
-    assert is_name("SweetRL", "sweet_rl") and is_name("coterie.recipes.sweet_rl.data", "sweet_rl")
+    assert is_name("SweetRL", "sweet_rl") and is_name("coterie.recipes.sweet_rl", "sweet_rl")
     assert not is_name("optimal_tokens", "optima") and not is_name("such as optima/isft", "optima")
 
 

@@ -8,17 +8,17 @@ from pyarrow.parquet import read_table
 
 from coterie.cli.export_data import export
 from coterie.environments.workflow.code import tests_of as all_tests_of
-from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.recipe import Gap, format_row
+from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.row_files import jsonl
-from tests.row_programs import EXAMS, LIVE
+from tests.row_programs import LIVE
+from tests.test_gap import bracketed
 
 pytestmark = pytest.mark.usefixtures("own_home")
 FENCE = "```"
@@ -70,29 +70,13 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         renderer, _ = load_renderer(recipe.settings.model)
         task, one = next(iter(run.store.selections(0, "select")))
         (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
-        text = format_row(renderer, row)
+        text = bracketed(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(run.folder, "llamafactory", tmp_path / "files")
     recipe.close()
     _, asked, trace = json.loads((tmp_path / "files/rows.jsonl").read_text())["messages"]
     assert trace["content"].count("<observation>") == 1 and QUESTION in asked["content"]
-
-
-def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
-    try:
-        told = dict(made(tmp_path).plan().lines())
-    except UserError as error:
-        told = {"refused": error.what}
-    assert told.get("held-out tasks") == "1 of 1 requested", told
-
-
-def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="livecodebench has no expert"):
-        made(tmp_path, traces="expert")
-    source = str(jsonl(tmp_path / "aime.jsonl", EXAMS["aime24"]))
-    with pytest.raises(UserError, match="aime24 has no expert"):
-        made(tmp_path, "dataset=aime24", source=source, traces="expert")
 
 
 PLUGIN = """

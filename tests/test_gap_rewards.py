@@ -20,17 +20,16 @@ from coterie.environments.answers import gold_answer
 from coterie.environments.workflow.environment import AnswerJudge
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.rewards.path_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
-from coterie.runs.actors import open_actors
 from coterie.runs.folder import open_run
-from coterie.runs.items import play
-from coterie.runs.reinforce.sampling import AgentPath, paths_of
+from coterie.runs.items import open_actors, play
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce_batch import AgentPath, paths_of
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 
@@ -54,7 +53,7 @@ def paths(
     """A path of the first held-out task for each script, with its reward."""
     renderer, _ = load_renderer("tiny-exchange")
     (task,) = recipe.environment.tasks("heldout", 1, 0)
-    stage = f"{STAGE}/00000"
+    stage = f"{REINFORCE}/00000"
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Any]:
@@ -106,7 +105,6 @@ def says(answer: str) -> str:
 
 
 SEARCH = "<think>first</think><wiki_search>Margaret of Holland</wiki_search>"
-OTHER = "<think>then</think><wiki_search>William of Henneberg</wiki_search>"
 
 
 def test_exact_match_is_1_if_every_part_of_the_last_answer_is_right(
@@ -225,32 +223,6 @@ def test_a_path_out_of_form_is_worth_what_the_run_says(
     assert found == [1, 0, worth, worth, worth]
 
 
-def test_a_program_that_is_run_without_fences_is_out_of_form(tmp_path: Path) -> None:
-    """Table: every call of code is <code> with one block of Python between fences."""
-    recipe = programs("livecodebench", LIVE, tmp_path, "rl.reward.malformed=0")
-    ended = f"<reflection>good</reflection>{program(ADD)}"
-    body = f"\n{FENCE}py\n{ADD}\n{FENCE}\n{FENCE}sh\n1 2\n{FENCE}\n"
-    first = f"{PLAN}<think>try</think><code>"
-    found = rewards(
-        recipe, tmp_path, [f"{first}{body}</code>", ended], [f"{first}{ADD}</code>", ended]
-    )
-    assert found == [1, 0]
-
-
-def test_a_query_that_is_asked_again_costs(corpus: Path, tmp_path: Path) -> None:
-    """Table: judge + (0, or -0.5 if something is repeated)."""
-    recipe = questions(corpus, "rl.reward.repeats=0.5")
-    gold = gold_of(recipe)
-    found = rewards(
-        recipe,
-        tmp_path,
-        [SEARCH, OTHER, says(gold)],
-        [SEARCH, SEARCH.upper().replace("WIKI_SEARCH", "wiki_search"), says(gold)],
-        [SEARCH, SEARCH, SEARCH, says("Ben")],
-    )
-    assert found == [1, 0.5, -1]
-
-
 def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path: Path) -> None:
     """Table: T = 7/8 L; p = min(0, -(length - T) / (L - T)), and what was cut off costs all of it."""
     script = [SEARCH, says(gold_of(questions(corpus)))]
@@ -265,13 +237,3 @@ def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path:
         assert reward == pytest.approx(1 + told)
         found.append(reward)
     assert found[0] == 1 and 0 < found[1] < 1 and found[2] == 0
-
-
-def test_rounds_cost_only_where_the_answer_is_right(corpus: Path, tmp_path: Path) -> None:
-    """Ours, for GAP has none: a share for each round, gated by the answer."""
-    recipe = questions(corpus, "rl.reward.measures={rounds: -0.1}")
-    gold = gold_of(recipe)
-    found = rewards(
-        recipe, tmp_path, [SEARCH, OTHER, says(gold)], [SEARCH, says(gold)], [says("Ben")], [SEARCH, says("Ben")]
-    )  # fmt: skip
-    assert found == [pytest.approx(0.8), pytest.approx(0.9), 0, 0]

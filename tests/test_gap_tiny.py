@@ -11,19 +11,13 @@ from coterie.environments.encyclopedia import (
     EncyclopediaSearch,
     EncyclopediaSearchSettings,
 )
-from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.trainings import STAGE
 from coterie.runs.folder import open_run
-from coterie.runs.loop import run_steps
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.reinforce import step_records
 from coterie.tools.search import titles_in
-
-FEW = [
-    "traces.tasks=24", "evaluate.tasks=8", "train.epochs=1", "train.batch_rows=8", "rollout.max_tokens=96",
-]  # fmt: skip
 
 
 def test_a_task_is_a_question_whose_entries_are_found_by_the_tool() -> None:
@@ -46,29 +40,6 @@ def test_a_task_is_a_question_whose_entries_are_found_by_the_tool() -> None:
         assert all(len(titles_in(one)) == 2 for one in results)
 
 
-def test_tasks_of_a_later_draw_go_on_and_splits_share_nothing() -> None:
-    environment = EncyclopediaQuestions()
-    first, second = environment.tasks("train", 4, 0), environment.tasks("train", 4, 0, [4])
-    both = environment.tasks("train", 8, 0)
-    assert [task.id for task in (*first, *second)] == [task.id for task in both]
-    held_out = environment.tasks("heldout", 50, 0)
-    asked = {str(task.public["question"]) for task in environment.tasks("train", 200, 0)}
-    assert not asked & {str(task.public["question"]) for task in held_out}
-
-
-def test_a_call_takes_its_delay() -> None:
-    source = EncyclopediaSearch(EncyclopediaSearchSettings(delay=0.3))
-
-    async def took() -> float:
-        loop = asyncio.get_running_loop()
-        async with source.open() as functions:
-            began = loop.time()
-            await asyncio.gather(*(functions["wiki_search"]({"query": "x"}) for _ in range(4)))
-            return loop.time() - began
-
-    assert asyncio.run(took()) >= 0.3
-
-
 @pytest.mark.slow
 def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path) -> None:
     words = ["traces.tasks=16", "train.epochs=1", "train.batch_rows=8", "evaluate.tasks=2", "method=sft_rl",
@@ -77,16 +48,13 @@ def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent())
         assert recipe.versions(run) == [0, 1, 2]
-        (record,) = step_records(run.store, 1, STAGE).values()
-        turns = [t for tree in run.store.trees(1, f"{STAGE}/00000") for t in tree.turns.values()]
+        (record,) = step_records(run.store, 1, REINFORCE).values()
+        turns = [
+            t for tree in run.store.trees(1, f"{REINFORCE}/00000") for t in tree.turns.values()
+        ]
         assert {turn.writer for turn in turns if turn.sample} == {"policy@1"}
         assert record["samples"] >= 8 and record["policy/updates"] == 1
         titles = [section.title for section in run_report(recipe, run).sections]
         groups = "Groups: which rollouts were made more likely"
         assert {"Traces", "Steps of reinforcement learning", groups} <= set(titles)
     recipe.close()
-
-
-def test_fine_tuning_and_reinforcement_learning_train_the_same_weights() -> None:
-    with pytest.raises(UserError, match="continues from the fine-tuned weights"):
-        settings("gap/tiny", ["method=sft_rl", "rl.update.method=lora"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.recipes.gap.traces import flaw, observations, read_traces
+from coterie.recipes.gap_traces import flaw, observations, read_traces
 
 TRACE = "<plan>\nT1: look\n</plan>\n<observation>\nÖslo\n</observation>\n\n<answer>Oslo</answer>"
 ROWS = [
@@ -22,10 +22,10 @@ def sft(file: Path, rows: Any) -> Path:
 
 
 def test_traces_are_read_with_their_questions(tmp_path: Path) -> None:
-    found = read_traces(sft(tmp_path / "a.json", ROWS))
-    assert [row.question for row in found.rows] == ["Where?", "When?"]
-    assert found.rows[1].prompt == "Use tools.\nWhen?" and found.numbers == (1, 2)
-    assert found.rows[1].output == TRACE
+    rows, _ = read_traces(sft(tmp_path / "a.json", ROWS))
+    assert {number: row.question for number, row in rows.items()} == {1: "Where?", 2: "When?"}
+    assert rows[2].prompt == "Use tools.\nWhen?"
+    assert rows[2].output == TRACE
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_traces_that_can_not_be_trained_on_are_told_with_their_numbers(
     trace: str, reason: str, tmp_path: Path
 ) -> None:
     broken = {"instruction": "Q", "output": trace}
-    found = read_traces(sft(tmp_path / "a.json", [ROWS[0], broken, ROWS[1]]))
-    assert found.numbers == (1, 3) and [one.row for one in found.broken] == [2]
-    assert reason in found.broken[0].reason and reason in flaw(trace)
+    rows, left_out = read_traces(sft(tmp_path / "a.json", [ROWS[0], broken, ROWS[1]]))
+    assert [*rows] == [1, 3] and [*left_out] == [2]
+    assert reason in left_out[2] and reason in flaw(trace)
     with pytest.raises(UserError, match="no trace of"):
         read_traces(sft(tmp_path / "b.json", [broken]))
 

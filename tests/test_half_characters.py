@@ -11,7 +11,7 @@ from coterie.environments.formats import read_pool
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.optima.settings import OptimaSettings
+from coterie.recipes.optima_settings import OptimaSettings
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Speaker, make_turn
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
-from coterie.runs.evaluation_results import evaluation, held_out_draws
-from coterie.runs.items import summary
+from coterie.runs.items import evaluation, held_out_draws, summary
 
 SCORES = {"a": 1.0, "b": 0.5, "c": None}
 

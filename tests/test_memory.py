@@ -17,7 +17,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.recipes import plan as plan_of_run
 from coterie.record.rows import Row, Target
-from coterie.runs.reinforce.settings import UpdateSettings
+from coterie.runs.reinforce_settings import UpdateSettings
 from coterie.training.losses import SFT, Objective
 from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
 from coterie.training.policy_gradient import PolicyGradient

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from coterie.progress import Silent
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.tree import Selection, Tree
@@ -53,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[Recipe, Run]]:
-    with recorded_run(folder, recipe_of) as found:
+    with recorded_run(folder) as found:
         yield found
 
 
@@ -125,13 +124,6 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
         assert not run.is_finished(Step(0, "rollout"))
     make(Path("merged"), stages=TRAINED[:3])
     assert record(Path("merged")) == record(made.whole)
-
-
-def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, cli: Cli) -> None:
-    shutil.copytree(made.parts[1], "one")
-    make(Path("one"), "rollout.shard=[1,3]", stages=("evaluate",))
-    assert cli("merge", made.parts[0], "one", made.parts[2], "--folder", "merged").code == 0
-    assert measured(Path("merged"), "evaluate") == measured(Path("one"), "evaluate") != {}
 
 
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:

@@ -1,30 +1,24 @@
 """``moat`` through its recipe, on a few word problems and a tiny model: rewards, pairs, corrections, J, roles."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, whole_task
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.moat import data
-from coterie.recipes.moat import recipe as moat_recipe
-from coterie.recipes.moat.data import HALF, WHOLE
-from coterie.recipes.moat.recipe import Candidate, Moat
+from coterie.recipes import moat as moat_recipe
+from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import prompts
-from coterie.record.tree import Ending, Outcome, Task, Tree
+from coterie.record.tree import Ending, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
-from coterie.rewards.critics import Correction
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
@@ -101,18 +95,6 @@ def test_a_plan_is_worth_what_the_grounder_makes_of_the_right_actions(done):
                 assert abs(found[plan.id] - other) > 1e-3, "by the grounder, not by the planner"
 
 
-def test_empty_plans_and_repeated_ones_have_no_reward_and_are_counted(done):
-    recipe, run = done
-    found, counts = rewards(recipe, run), run.metrics(Step(1, "reward"))
-    plans = [plan for tree in trees(run) for plan in tree.children(tree.root)]
-    assert len(plans) == 16
-    assert counts["plans"] == len(found)
-    assert sum(counts[name] for name in ("plans", "empty", "truncated", "equal", "leaks")) == 16
-    for tree in trees(run):
-        texts = [plan.text for plan in tree.children(tree.root) if plan.id in found]
-        assert len(set(texts)) == len(texts) and all(text.strip() for text in texts)
-
-
 def test_a_pair_is_the_best_and_the_worst_plan_of_a_task(done):
     recipe, run = done
     found = rewards(recipe, run)
@@ -144,10 +126,10 @@ def test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out
         tree.add(turn)
     for sample, (turn, score) in enumerate(zip(acts, (1.0, 0.5), strict=True)):
         tree.end(Outcome(turn.id, sample, Ending("answered"), None, score))
-    assert [data._success(tree, plan) for plan in plans] == [0.75, 0.0]
-    found, counts = data.valid_plans(tree, task, leak_guard=True)
+    assert [moat_recipe._success(tree, plan) for plan in plans] == [0.75, 0.0]
+    found, counts = moat_recipe.valid_plans(tree, task, leak_guard=True)
     assert found == plans[:1] and counts["leaks"] == 1
-    assert data.valid_plans(tree, task, leak_guard=False)[0] == plans
+    assert moat_recipe.valid_plans(tree, task, leak_guard=False)[0] == plans
 
 
 def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows(done):
@@ -192,120 +174,6 @@ def test_j_is_measured_after_each_half_with_what_was_trained_by_then(done):
         assert one["standard_error"] > 0 and one["n"] == 3
 
 
-def test_each_half_trains_its_own_role(done):
-    _, run = done
-    trained = {step: run.metrics(Step(1, step))["weights"] for step in ("align", "improve")}
-    before = {step: run.metrics(Step(0, step))["weights"] for step in ("align", "improve")}
-    assert len({*trained.values(), *before.values()}) == 4
-    assert run.metrics(Step(0, "align"))["rows"] == run.metrics(Step(0, "improve"))["rows"] == 6
-
-
-def test_a_run_that_was_cut_goes_on_to_the_same_end(done, tmp_path):
-    recipe, run = done
-    stages = recipe.steps()
-    for stop in (4, 6):
-        whole(tmp_path / "run", steps=stages[:stop])
-    again = whole(tmp_path / "run")
-    with open_run(tmp_path / "run", again.name, again.settings, write=False) as other:
-        for step in (Step(1, "align"), Step(1, "improve"), Step(2, WHOLE)):
-            names = ("weights", "rows", "j")
-            assert [run.metrics(step).get(n) for n in names] == [
-                other.metrics(step).get(n) for n in names
-            ]
-
-
-@pytest.mark.slow
-def test_each_half_goes_on_from_the_newest_version_of_its_role(tmp_path):
-    """With a rate of nearly 0 a training ends where it began."""
-    recipe = whole(
-        tmp_path / "run", "align.train.learning_rate=1e-12", "improve.train.learning_rate=1e-12"
-    )
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
-        for role in (PLANNER, GROUNDER):
-            base, start, end = (
-                torch.cat(
-                    [w.flatten() for w in recipe.load_policy(run, v, role).model.parameters()]
-                )
-                for v in (0, 1, 2)
-            )
-            assert (end - start).abs().max() < 1e-5 < (start - base).abs().max()
-
-
-def test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checked(
-    done, tmp_path, monkeypatch
-):
-    """A fork in which what the grounder's actions gave counts, and a critic who writes what can't be read."""
-    recipe, run = done
-    other = made("reward.success=10")
-    fork(other, run.folder, tmp_path / "fork", other.settings)
-    monkeypatch.setattr(data, "_success", lambda tree, plan: float(plan.draw == 1))
-
-    class Babbles:
-        name = "critic:test"
-
-        async def review(self, task: Task, candidate: Candidate) -> Correction:
-            return Correction("corrected", "Subgoal 1: x", "R1 = Guess(7)")
-
-    @asynccontextmanager
-    async def babbler(*_: object) -> AsyncIterator[Babbles]:
-        yield Babbles()
-
-    monkeypatch.setattr(moat_recipe, "open_critic", babbler)
-    steps = [Step(1, "reward"), Step(1, "correct")]
-    with open_run(tmp_path / "fork", other.name, other.settings) as forked:
-        run_steps(other, forked, Silent(), steps)
-        found = rewards(other, forked)
-        plain = rewards(other, forked, "loglikelihood")
-        assert plain == pytest.approx(rewards(recipe, run))
-        for tree in trees(forked):
-            for plan in tree.children(tree.root):
-                if plan.id in found:
-                    extra = 10.0 if plan.draw == 1 else 0.0
-                    assert found[plan.id] == pytest.approx(plain[plan.id] + extra)
-        counts = forked.metrics(Step(1, "correct"))
-        assert counts["corrected"] == 0 and counts["unreadable"] > 1
-        learnt = {turn.text for tree in trees(forked, "correct") for turn in tree.leaves()}
-        assert "R1 = Guess(7)" not in learnt
-
-
-def test_what_carried_out_gives_the_right_answer_is_kept(done, tmp_path, monkeypatch):
-    recipe, run = done
-    other = made("correct.candidates=all")
-    fork(other, run.folder, tmp_path / "fork", other.settings)
-    candidates = moat_recipe._candidates
-
-    def right(*given: Any) -> list[Candidate]:
-        return [replace(one, score=float(n == 0)) for n, one in enumerate(candidates(*given))]
-
-    monkeypatch.setattr(moat_recipe, "_candidates", right)
-    monkeypatch.setattr(moat_recipe, "_validate", lambda recipe, task, said, candidate: said)
-    with open_run(tmp_path / "fork", other.name, other.settings) as forked:
-        run_steps(other, forked, Silent(), [Step(1, "correct")])
-        counts = forked.metrics(Step(1, "correct"))
-        found = rewards(recipe, run)
-        accepted = [one for one in trees(forked, "correct") if len(one.leaves()) > 1]
-        assert counts["accepted"] == len(accepted) > 1
-        for tree in accepted:
-            kept = [turn for turn in tree.leaves() if turn.author.startswith("grounder@")]
-            (sampled,) = [one for one in trees(forked) if one.task == tree.task]
-            plans = [one for one in sampled.children(sampled.root) if one.id in found]
-            best = max(plans, key=lambda one: found[one.id])
-            assert [turn.ids for turn in kept] == [sampled.children(best.id)[0].ids]
-            assert len(tree.leaves()) == len(plans) + 1
-
-
-@pytest.mark.parametrize(
-    ("parts", "trained"),
-    [("planner", [2, 1]), pytest.param("grounder", [1, 2], marks=pytest.mark.slow)],
-)
-def test_an_ablation_trains_one_role_and_the_control_both(tmp_path, parts, trained):
-    recipe = whole(tmp_path / "run", f"parts={parts}")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
-        assert [recipe.newest(run, role, 2) for role in (PLANNER, GROUNDER)] == trained
-        last = run.metrics(Step(2, WHOLE))
-        assert [last[PLANNER], last[GROUNDER]] == trained
-
-
 @pytest.mark.parametrize("parts", ["planner", "grounder"])
 def test_an_ablation_takes_over_what_is_the_same_and_no_figure_of_both_halves(
     done, tmp_path, parts
@@ -319,15 +187,6 @@ def test_an_ablation_takes_over_what_is_the_same_and_no_figure_of_both_halves(
     assert not {Step(2, "evaluate"), Step(2, WHOLE)} & set(kept), "they are of two trained halves"
     assert Step(1, "evaluate") in kept
     assert ablation.fingerprint(Step(1, "rollout")) == joint.fingerprint(Step(1, "rollout"))
-
-
-@pytest.mark.slow
-def test_the_control_goes_on_with_right_rows(tmp_path):
-    recipe = whole(tmp_path / "run", "parts=sft")
-    assert not any(step.stage == "rollout" for step in recipe.steps())
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
-        assert [recipe.newest(run, role, 2) for role in (PLANNER, GROUNDER)] == [2, 2]
-        assert run.metrics(Step(1, "align"))["rows"] == 4
 
 
 @pytest.mark.slow
@@ -378,19 +237,6 @@ def test_what_a_critic_says_that_cannot_be_read_is_counted(tmp_path, unreadable,
 def test_what_cannot_work_is_refused_before_anything_runs(words, says):
     with pytest.raises(UserError, match=says):
         made(*words).check()
-
-
-def test_a_step_of_a_held_out_task_is_refused_as_a_training_task(monkeypatch):
-    recipe = made("environment.form=iterative", "rollout.tasks=60")
-    (row, *_) = recipe.environment.rows.split("train")
-    rest = recipe.environment.tasks
-    monkeypatch.setattr(
-        recipe.environment,
-        "tasks",
-        lambda split, *words: [whole_task(row)] if split == "heldout" else rest(split, *words),
-    )
-    with pytest.raises(UserError, match=f"held-out task {row.id} is also a training task"):
-        recipe.plan()
 
 
 def test_plans_that_are_all_alike_are_said(tmp_path):

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coterie.environments.plan_domains import Web
 from coterie.environments.plan_ground import known_results
 from coterie.progress import Silent
-from coterie.recipes.moat import recipe as moat_recipe
-from coterie.recipes.moat.recipe import Moat
-from coterie.recipes.registry import names, played_by, preset, settings
+from coterie.recipes import moat as moat_recipe
+from coterie.recipes.moat import Moat
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
 from coterie.record.tree import Task
 from coterie.rewards.critics import Correction
 from coterie.runs.folder import Step, open_run
@@ -22,43 +20,7 @@ from coterie.tools.retrieval import build_index
 from tests.test_moat import SMALL
 from tests.web_tasks import write
 
-METHODS = ("moat/maths", "moat/complex_qa", "moat/web")
 SIZES = tuple(word for word in SMALL if not word.startswith("dataset="))
-TRAINED = {
-    "align": {"learning_rate": 4e-7, "batch_rows": 96, "max_length": 4096},
-    "improve": {"learning_rate": 2e-5, "batch_rows": 128, "max_length": 1024},
-    "start": {"learning_rate": 2e-5, "batch_rows": 128, "max_length": 1024},
-}
-"""Sections A4 and B5 of what the released scripts do, typed in by hand."""
-
-
-def test_methods_have_the_released_values() -> None:
-    assert [name for name in names() if name.startswith("moat/")] == list(METHODS)
-    assert played_by("moat/complex_qa") == ["lumos_complex_qa", "strategyqa_plans"]
-    assert played_by("moat/web") == ["lumos_web", "shop"]
-    for method in METHODS:
-        for played in set(played_by(method)) - {"problems"}:
-            found = preset(method, played)
-            assert (found["iterations"], found["rollout"]["samples"]) == (2, 15)
-            assert (found["pairs"]["margin"], found["align"]["objective"]["beta"]) == (0.1, 0.2)
-            for stage, expected in TRAINED.items():
-                own = found[stage]["train"]
-                common = {
-                    "schedule": "cosine",
-                    "warmup_ratio": 0.05,
-                    "weight_decay": 1e-4,
-                    "epochs": 1,
-                }
-                assert {name: own[name] for name in (*expected, *common)} == {**expected, **common}
-
-
-def test_web_pages_are_gone_through_step_by_step_and_the_form_can_be_chosen(tmp_path: Path) -> None:
-    def form(*words: str) -> str:
-        return str(settings("moat/web", words).environment.model_dump()["form"])
-
-    assert form() == form("environment=shop") == "iterative"
-    assert form("dataset=mind2web", f"dataset.source={tmp_path}") == "iterative"
-    assert form("environment.form=onetime") == "onetime"
 
 
 def run(folder: Path, method: str, words: Sequence[str]) -> Moat:
@@ -123,19 +85,3 @@ def test_a_run_on_questions_over_pages(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as opened:
         assert opened.metrics(Step(1, "correct"))["corrected"] == 1
         assert opened.metrics(Step(2, "evaluate"))["n"] == 1
-
-
-@pytest.mark.slow
-def test_a_run_in_the_shop(tmp_path: Path) -> None:
-    words = ("environment=shop", "parts=grounder", "start.train.max_length=1024")
-    recipe = run(tmp_path / "run", "moat/web", words)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as opened:
-        last = opened.metrics(Step(2, "evaluate"))
-        assert (last["n"], last["failed"], last["bought"]) == (2, 0, 0.0)
-
-
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_every_preset_resolves(method: str) -> None:
-    for played in played_by(method):
-        word = "environment" if played == "shop" else "dataset"
-        assert settings(method, [f"{word}={played}"]).recipe == method

@@ -3,11 +3,8 @@
 Policies 1 and 2 are the base, moved a little by chance; of a training, what it would be given is kept.
 """
 
-import asyncio
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +17,16 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.recipe import PROBE, Optima, probe
+from coterie.recipes.optima import PROBE, Optima
 from coterie.recipes.registry import recipe, settings
-from coterie.record.rows import Pair, Row, view
-from coterie.record.tree import ItemKey, Tree
-from coterie.rollout.episodes import Episode
+from coterie.record.rows import Pair, view
+from coterie.record.tree import Tree
 from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
 from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
-from tests.by_hand import distance, turn_losses
+from tests.by_hand import turn_losses
 from tests.conftest import SMALL, once
 
 WORDS = once(
@@ -142,23 +138,6 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
 # -- trainings --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("from_initial", [False, True])
-@pytest.mark.parametrize("iteration", [0, 1, 2])
-def test_training_starts_from_the_last_policy_and_sft_from_the_base_where_asked(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, iteration: int, from_initial: bool
-) -> None:
-    words = (f"from_initial={str(from_initial).lower()}",)
-    given = walk.training(iteration, monkeypatch, "optima/isft_dpo", *words)
-    start = 0 if from_initial and KINDS[iteration] == "sft" else iteration
-    found = [moved(given.model, policy.model) for policy in walk.policies]
-    assert [version for version, far in enumerate(found) if far == 0] == [start]
-
-
-def moved(one: Any, other: Any) -> float:
-    both = zip(one.parameters(), other.parameters(), strict=True)
-    return sum(float((a - b).detach().abs().sum()) for a, b in both)
-
-
 def test_the_reference_of_dpo_is_the_last_policy(
     walk: Walk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,43 +159,6 @@ def test_the_reference_of_dpo_is_the_last_policy(
     assert max(apart) > 0.1, "told apart"
 
 
-@pytest.mark.parametrize(("method", "nll"), [("optima/idpo", 1.0), ("optima/isft_dpo", 0.0)])
-def test_the_objective_is_dpo_with_the_settings_beta_and_idpos_nll(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, method: str, nll: float
-) -> None:
-    given = walk.training(1, monkeypatch, method)
-    (pair, *_) = given.items
-    (chosen,), (rejected,) = pair.chosen, pair.rejected
-    assert pair.reference is not None
-    n = chosen.target_count
-    better = torch.full((n,), pair.reference[0] / n + 0.1)
-    worse = torch.full((rejected.target_count,), pair.reference[1] / rejected.target_count)
-    (loss,) = given.objective.losses([pair], [[better, worse]]).tolist()
-    expected = math.log1p(math.exp(-0.3 * 0.1 * n)) - nll * (pair.reference[0] / n + 0.1)
-    assert loss == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("iteration", [0, 2])
-def test_sft_is_of_both_agents_own_turns_of_each_selected_dialogue(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, iteration: int
-) -> None:
-    given = walk.training(iteration, monkeypatch)
-    assert given.objective is None, "the loop's own: SFT"
-    trees = {tree.task: tree for tree in walk.trees(iteration)}
-    rewards = walk.recipe.rewards(walk.run, iteration)
-    expected = set()
-    for task, found in rewards.items():
-        best = max(found, key=lambda reward: (reward.total, -reward.sample))
-        expected |= {turn.id for turn in trees[task].path(best.leaf)}
-    rows: list[Row] = given.items
-    trained = [target.turn for row in rows for target in row.targets]
-    assert sorted(trained) == sorted(expected), "each turn once"
-    for row in rows:
-        agent = row.origin.split("/")[1]
-        tree = next(t for t in trees.values() if row.targets[0].turn in t.turns)
-        assert {tree.turns[target.turn].speaker.name for target in row.targets} == {agent}
-
-
 def test_each_iterations_training_has_its_own_settings_and_seed(
     walk: Walk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,13 +174,6 @@ def test_each_iterations_training_has_its_own_settings_and_seed(
 
 
 # -- rollouts ---------------------------------------------------------------------------------
-
-
-def test_each_iterations_dialogues_are_by_its_policy_at_its_temperature(walk: Walk) -> None:
-    assert set(walk.samplers) == {(0, 0.8, 0.99), (1, 1.4, 0.99), (2, 0.9, 0.99)}
-    for iteration in range(3):
-        turns = [turn for tree in walk.trees(iteration) for turn in tree.turns.values()]
-        assert {turn.writer for turn in turns} == {f"policy@{iteration}"}
 
 
 def test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone(walk: Walk) -> None:
@@ -274,13 +209,6 @@ def test_tasks_are_drawn_once(walk: Walk) -> None:
     assert len({task for tasks in drawn for task in tasks}) == 10
 
 
-def test_an_iteration_of_sft_has_so_many_dialogues_a_task(walk: Walk) -> None:
-    for iteration in (0, 2):
-        assert walk.run.metrics(Step(iteration, "rollout"))["n"] == 3 * 2
-        for tree in walk.trees(iteration):
-            assert sorted(o.sample for o, _ in tree.trajectories()) == [0, 1]
-
-
 def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
     found = walk.run.store.metrics(1, PROBE).values()
     lengths = [int(one["tokens"]) for one in found]
@@ -295,31 +223,6 @@ def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
             if tree.outcomes[reward.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(reward.leaf))
                 assert reward.terms["tokens"] == pytest.approx(-LAMBDA_TOKEN * said / limit)
-
-
-def test_the_probe_of_an_iteration_leaves_those_of_others_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record has probes of three iterations, of different lengths; none is played anew."""
-    played: list[Episode] = []
-
-    async def play(self: Any, run: Run, episodes: list[Episode], *_: Any) -> dict[str, int]:
-        played.extend(episodes)
-        return {}
-
-    monkeypatch.setattr(Recipe, "play", play)
-    lengths = {1: [10, 20, 30], 3: [1000, 2000, 3000], 5: [1, 2, 3]}
-    own = made("optima/isft_dpo", "iterations=6", "dpo.percentile=50")
-    with open_run(tmp_path / "run", own.name, own.settings) as run:
-        for iteration, tokens in lengths.items():
-            for number, count in enumerate(tokens):
-                key = ItemKey(iteration, PROBE, f"task-{number}", "0")
-                run.store.finish(key, metrics={"tokens": count})
-        found = [asyncio.run(probe(own, run, iteration, Silent())) for iteration in lengths]
-    assert found == [20 + 1, 2000 + 1, 2 + 1]
-    assert [(one.iteration, one.stage) for one in played] == [
-        (iteration, PROBE) for iteration in lengths for _ in range(3)
-    ]
 
 
 # -- rewards ----------------------------------------------------------------------------------
@@ -390,15 +293,6 @@ def test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_bette
 # -- selection --------------------------------------------------------------------------------
 
 
-def test_the_gate_of_sft_takes_only_dialogues_that_were_right(walk: Walk) -> None:
-    rights = [
-        any(outcome.score == 1 for outcome in tree.outcomes.values()) for tree in walk.trees(2)
-    ]
-    assert walk.recipe.demonstrate(walk.run, 2, Silent())["selected"] == 3
-    gated = made("optima/isft_dpo", "select.min_score=1").demonstrate(walk.run, 2, Silent())
-    assert gated["selected"] == sum(rights) < 3, "some are right and some are wrong"
-
-
 def test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer(walk: Walk) -> None:
     right = every = 0
     for tree in walk.trees(1):
@@ -415,11 +309,6 @@ def test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer(walk
     assert walk.recipe.pair(walk.run, 1, Silent())["selected"] == every
     gated = made("optima/isft_dpo", "dpo.select.min_score=1").pair(walk.run, 1, Silent())
     assert gated["selected"] == right < every, "some are right and some are wrong"
-
-
-def test_moved_policies_are_told_apart(walk: Walk) -> None:
-    base, one, two = walk.policies
-    assert min(distance(base, one), distance(base, two), distance(one, two)) > 0.1
 
 
 def test_samples_of_a_task_have_their_own_random_numbers(walk: Walk) -> None:

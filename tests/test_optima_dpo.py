@@ -12,8 +12,8 @@ from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.settings import OptimaDPOSettings
+from coterie.recipes.optima import Optima
+from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.record.rows import view
 from coterie.rollout.tree_search import Rollout
@@ -21,7 +21,7 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps
 from tests.by_hand import distance, turn_losses
-from tests.conftest import SMALL, Cli, once
+from tests.conftest import SMALL, once
 
 WORDS = once(
     *SMALL, "iterations=2", "dpo.tasks=3", "dpo.probe=4", "dpo.search.searches=3",
@@ -29,7 +29,6 @@ WORDS = once(
     "dpo.train.learning_rate=1e-6",
 )  # fmt: skip
 """All pairs in one small step of DPO: its loss is that of the policy as it was."""
-BOTH = once(*WORDS, "iterations=3")
 
 
 def opened(words: tuple[str, ...] = WORDS, name: str = "optima/idpo") -> Optima:
@@ -47,64 +46,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A finished run of SFT, DPO and SFT, to be read."""
-    own = opened(BOTH, "optima/isft_dpo")
-    folder = tmp_path_factory.mktemp("isft_dpo") / "run"
-    with open_run(folder, own.name, own.settings) as made:
-        run_steps(own, made, Silent())
-    with open_run(folder, own.name, own.settings, write=False) as made:
-        yield made
-
-
 def test_each_method_has_its_order_of_iterations() -> None:
     assert settings("optima/isft", ["iterations=3"]).kinds() == ["sft", "sft", "sft"]
     assert settings("optima/idpo", ["iterations=3"]).kinds() == ["sft", "dpo", "dpo"]
     assert settings("optima/isft_dpo", ["iterations=4"]).kinds() == ["sft", "dpo", "sft", "dpo"]
-
-
-def test_every_rollout_is_in_the_record_with_its_reward(run: Run) -> None:
-    metrics = run.metrics(Step(1, "rollout"))
-    assert metrics["n"] == 3 * 3 * 3 and metrics["trees"] == 3 and metrics["failed"] == 0
-    assert int(metrics["token_limit"]) > 1
-    for task, played in rollouts(run.store, 1).items():
-        tree = run.store.tree(1, "rollout", task)
-        assert {one.leaf for one in played} == set(tree.outcomes)
-
-
-def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None:
-    own = opened()
-    limit = int(run.metrics(Step(1, "rollout"))["token_limit"])
-    found = own.rewards(run, 1)
-    for task, played in rollouts(run.store, 1).items():
-        tree = run.store.tree(1, "rollout", task)
-        total = {reward.leaf: reward.total for reward in found[task]}
-        tokens = {reward.leaf: reward.terms["tokens"] for reward in found[task]}
-        for one in played:
-            assert one.leaf is not None
-            assert one.reward == pytest.approx(total[one.leaf])
-            if tree.outcomes[one.leaf].ending.reason != "length":
-                said = sum(len(turn.ids) for turn in tree.path(one.leaf))
-                assert tokens[one.leaf] == pytest.approx(-0.6 * said / limit)
-
-
-def test_values_in_the_record_are_means_over_rollouts(run: Run) -> None:
-    own = opened()
-    for task, played in rollouts(run.store, 1).items():
-        tree = run.store.tree(1, "rollout", task)
-        through: dict[str, list[float]] = {}
-        for one in played:
-            assert one.leaf is not None and one.reward is not None
-            for node in (tree.root, *(turn.id for turn in tree.path(one.leaf))):
-                through.setdefault(node, []).append(one.reward)
-        found = own.values(run, tree)
-        assert {node: value.visits for node, value in found.items()} == {
-            node: len(rewards) for node, rewards in through.items()
-        }
-        for node, rewards in through.items():
-            assert found[node].mean == pytest.approx(sum(rewards) / len(rewards)), node
-        assert found[tree.root].visits == 9
 
 
 def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run: Run) -> None:
@@ -120,18 +65,6 @@ def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run:
         assert chosen.ids[: good.start] == rejected.ids[: bad.start]
         assert chosen.ids[good.start :] == tree.turns[good.turn].ids
         assert good.writer == bad.writer == "policy@1"
-
-
-def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: Run) -> None:
-    for one, method in ((run, "optima/idpo"), (both, "optima/isft_dpo")):
-        own = opened(BOTH, method)
-        base, before, after = (own.load_policy(one, version) for version in range(3))
-        moved = distance(after, before)
-        assert 0 < moved < distance(before, base) / 10 < distance(after, base)
-        nll = own.settings.dpo.objective.nll
-        expected = math.log(2) + nll * mean_nll(one, own, before)
-        assert one.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
-        assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
 
 
 @pytest.mark.slow
@@ -157,76 +90,6 @@ def mean_nll(run: Run, own: Optima, policy: LoadedModel) -> float:
     return sum(losses) / len(losses)
 
 
-def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(both: Run) -> None:
-    every, gated = (
-        opened(
-            (*BOTH, "dpo.select.top_share=1", f"dpo.select.min_score={min_score}"),
-            "optima/isft_dpo",
-        )
-        for min_score in (0, 1)
-    )
-    right = 0
-    for tree in both.store.trees(1, "rollout"):
-        values = every.values(both, tree)
-        scores: dict[str, list[float]] = {}
-        for outcome, path in tree.trajectories():
-            for turn in path:
-                scores.setdefault(turn.id, []).append(outcome.score)
-        for turn in tree.turns.values():
-            worse = [
-                other
-                for other in tree.children(turn.parent)
-                if values[other.id].mean < values[turn.id].mean
-            ]
-            right += len(worse) if min(scores[turn.id]) == 1 else 0
-    assert gated.pair(both, 1, Silent())["selected"] == right
-    assert every.pair(both, 1, Silent())["selected"] >= right
-
-
-def test_only_idpo_has_the_chosen_sides_nll() -> None:
-    assert opened().settings.dpo.objective.nll == 1
-    assert opened(name="optima/isft_dpo").settings.dpo.objective.nll == 0
-
-
-def test_sft_after_dpo_goes_on_from_it(both: Run) -> None:
-    own = opened(BOTH, "optima/isft_dpo")
-    base, before, after = (own.load_policy(both, version) for version in (0, 2, 3))
-    assert 0 < distance(after, before) < distance(after, base)
-
-
-@pytest.mark.parametrize("iteration", [1, 2])
-def test_losses_are_those_of_the_frozen_base(both: Run, iteration: int) -> None:
-    """In trees while they grow (iteration 1, of DPO), and of whole dialogues (2, of SFT)."""
-    own = opened(BOTH, "optima/isft_dpo")
-    base, policy = own.load_policy(both, 0), own.load_policy(both, iteration)
-    settings = own.fingerprint(Step(iteration, "reward"))
-    kept = both.store.credit(settings, "nll", iteration=iteration, stage="rollout")
-    found: dict[str, float] = {}
-    others: dict[str, float] = {}
-    for tree in both.store.trees(iteration, "rollout"):
-        outcome, path = next(iter(tree.trajectories()))
-        for agent in {turn.speaker.name for turn in path}:
-            shown = view(tree, outcome.leaf, agent)
-            found |= turn_losses(base, shown)
-            others |= turn_losses(policy, shown)
-    assert {turn: kept[turn] for turn in found} == pytest.approx(found, abs=1e-4)
-    assert max(abs(found[turn] - others[turn]) for turn in found) > 1e-2, "told apart"
-    for rewards in own.rewards(both, iteration).values():
-        for reward in rewards:
-            tree = next(
-                t for t in both.store.trees(iteration, "rollout") if reward.leaf in t.outcomes
-            )
-            worst = max(kept[turn.id] for turn in tree.path(reward.leaf))
-            if tree.outcomes[reward.leaf].ending.reason != "length":
-                assert reward.terms["loss"] == pytest.approx(0.002 / max(worst, 0.005))
-
-
-def test_every_iteration_has_new_tasks(both: Run) -> None:
-    drawn = [[tree.task for tree in both.store.trees(i, "rollout")] for i in range(3)]
-    assert [len(tasks) for tasks in drawn] == [4, 3, 4]
-    assert len({task for tasks in drawn for task in tasks}) == 4 + 3 + 4
-
-
 def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run) -> None:
     sections = {section.id: section for section in run_report(opened(), run).sections}
     pairs = dict.fromkeys(task for task, _ in run.store.selections(1, "select"))
@@ -243,8 +106,6 @@ def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run)
         terms = [float(value) for name, value in facts.items() if name.startswith("= ")]
         assert float(facts["reward"]) == pytest.approx(sum(terms), abs=0.005)
         assert len(trained.stretches) == 2, "the views of both agents"
-    assert [row[0] for row in sections["conduct"].rows] == ["0", "1"]
-    assert sections["conduct"].rows[0][1] == "8"
 
 
 class Interrupt(Exception):
@@ -308,31 +169,12 @@ def mixed(played: list[Rollout]) -> bool:
     return bool(lost & kept)
 
 
-def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> None:
-    before = opened()
-    pairs = opened((*WORDS, "dpo.select.theta_diff=0.1"))
-    rewards = opened((*WORDS, "dpo.reward.lambda_token=0.1"))
-    rollout, select, first = Step(1, "rollout"), Step(1, "select"), Step(0, "rollout")
-    assert pairs.fingerprint(rollout) == before.fingerprint(rollout)
-    assert pairs.fingerprint(select) != before.fingerprint(select)
-    assert rewards.fingerprint(rollout) != before.fingerprint(rollout), "values steer the search"
-    assert rewards.fingerprint(first) == before.fingerprint(first)
-
-
 def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
     own = opened((*WORDS, "dpo.select.theta_filter=1.3", "rollout.max_tokens=16"))
     with open_run(tmp_path / "none", own.name, own.settings) as made:
         with pytest.raises(UserError, match=r"theta_filter=1\.3") as error:
             run_steps(own, made, Silent())
         assert "--fork" in error.value.todo
-
-
-def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, both: Run) -> None:
-    said = cli("report", both.folder)
-    assert said.code == 0, said.err
-    assert (both.folder / "report.html").is_file()
-    policies = ("tasks=2", "--checkpoints", "all")
-    assert cli("evaluate", "exchange", f"policy={both.folder}", *policies).code == 0
 
 
 @pytest.mark.parametrize(
@@ -358,12 +200,6 @@ def test_the_plan_checks_what_only_dpo_needs() -> None:
     found = own.plan()
     # SFT: 4 tasks, 2 samples; DPO: 3 trees of 3 searches with 3 rollouts, and 4 to probe
     assert found.dialogues == 4 * 2 + 3 * 9 + 4
-
-
-def test_a_run_has_at_least_one_iteration() -> None:
-    with pytest.raises(UserError, match="iterations=0: must be at least 1"):
-        settings("optima/isft", ["iterations=0"])
-    assert settings("optima/isft", ["iterations=1"]).rounds == 1
 
 
 def test_isft_has_no_keys_of_dpo() -> None:

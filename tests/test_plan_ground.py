@@ -20,7 +20,7 @@ from coterie.environments.plan_ground import (
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, openers_of
 from coterie.errors import UserError
 from coterie.record.tree import Task
-from coterie.runs.actors import open_actors
+from coterie.runs.items import open_actors
 from coterie.tools.actions.questions import ChatReader, FewPages
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of

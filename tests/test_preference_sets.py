@@ -16,14 +16,13 @@ from pyarrow import parquet
 from coterie.datasets import conversations
 from coterie.datasets.catalogue import PREFERENCE_SETS
 from coterie.datasets.conversations import (
-    ChatMessage,
     MixedPreferences,
     Preference,
     published_pairs,
 )
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree.recipe import HeldOutQuestions
+from coterie.recipes.plan import HeldOutQuestions
 from coterie.rollout.conversation_rows import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
@@ -204,17 +203,13 @@ def test_text_cannot_forge_a_turn() -> None:
 LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?"
 
 
-def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> None:
+def test_held_out_questions_are_found_anywhere_in_a_text() -> None:
     held_out = HeldOutQuestions([LONG, "What is 2+3?"])
-    hello = ChatMessage(role="user", content="Hello.")
-    for role, text, is_asked in (
-        ("user", f"Solve this.\n\n{LONG.upper()}\n\nUse Python.", True),
-        ("user", LONG.replace(" ", "\n "), True),
-        ("user", "Solve it: What is 2+3?", True),
-        ("assistant", LONG, False),
-        ("user", LONG[:-8], False),
-        ("user", "What is 2+3? And then?", False),
-    ):
-        message = ChatMessage(role=role, content=text)  # type: ignore[arg-type]
-        assert held_out.is_asked([hello, message]) == is_asked, text
-    assert not HeldOutQuestions(()).is_asked([hello])
+    asked = [
+        f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
+        LONG.replace(" ", "\n "),
+        "Solve it: What is 2+3? And then?",
+    ]
+    assert all(map(held_out.occurs_in, asked))
+    assert not any(map(held_out.occurs_in, ["Hello.", LONG[:-8], "What is 2+4?"]))
+    assert not HeldOutQuestions(()).occurs_in("Hello.")

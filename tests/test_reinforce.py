@@ -14,36 +14,31 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.rl.recipe import Reinforce
-from coterie.recipes.trainings import STAGE
+from coterie.recipes.rl import Reinforce
 from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
-from coterie.runs.folder import Run, Step, open_run
-from coterie.runs.loop import fork, run_steps
-from coterie.runs.reinforce.learner import LearnerConfig
-from coterie.runs.reinforce.loop import UpdateMetrics, minibatches, step_metrics, step_records
-from coterie.runs.reinforce.sampling import (
+from coterie.runs.folder import Run, open_run
+from coterie.runs.loop import REINFORCE, run_steps
+from coterie.runs.reinforce import minibatches, step_records
+from coterie.runs.reinforce_batch import (
     AgentPath,
-    BatchRules,
     StepSamples,
     informative_tasks,
     paths_of,
     prepare,
 )
-from coterie.runs.reinforce.settings import (
+from coterie.runs.reinforce_settings import (
     AdvantageSettings,
-    GroupSettings,
+    ReinforceSettings,
     StepSettings,
     UpdateSettings,
 )
+from coterie.runs.roles import LearnerConfig
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
-from coterie.training.trainer import Trainer
-from tests.published_templates import published
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
-from tests.templates import random_model
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
         for step in range(3):
             turns = [
                 turn
-                for tree in run.store.trees(0, f"{STAGE}/{step:05d}")
+                for tree in run.store.trees(0, f"{REINFORCE}/{step:05d}")
                 for turn in tree.turns.values()
             ]
             said = {turn.writer for turn in turns if turn.sample}
@@ -129,41 +124,6 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     ]
 
 
-@pytest.mark.slow
-def test_roles_go_on_from_the_newest_step_that_all_have_kept(
-    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {
-        word.partition("=")[0]: word for word in (*words, "rollout.samples=1", "rollout.tasks=4")
-    }
-    every = [*own.values(), "steps.count=3"]
-    run_whole(made("rl/ppo", every), tmp_path / "whole")
-    save, seen = Trainer.save, list[str]()
-
-    def once(self: Any) -> None:
-        seen.append(self.folder.parent.name)
-        if seen.count("critic") == 2 and seen[-1] == "critic":
-            raise Killed  # the policy has a checkpoint of step 2, the critic has not
-        save(self)
-
-    monkeypatch.setattr(Trainer, "save", once)
-    with pytest.raises(Killed):
-        run_whole(made("rl/ppo", every), tmp_path / "killed")
-    monkeypatch.undo()
-    step, taken = Trainer.step, list[str]()
-
-    def counted(self: Any, items: Any) -> Any:
-        taken.append(self.folder.parent.name)
-        return step(self, items)
-
-    monkeypatch.setattr(Trainer, "step", counted)
-    run_whole(made("rl/ppo", every), tmp_path / "killed")
-    each = {role: taken.count(role) for role in ("policy", "critic")}
-    assert each == {"policy": 4, "critic": 4}, "two of three steps, of two optimiser steps"
-    for role in ("policy", "critic"):
-        assert final(tmp_path / "killed", role) == final(tmp_path / "whole", role)
-
-
 def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def odd(dialogue):\n"
@@ -184,7 +144,7 @@ def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path)
     draws = [int(records[n]["draws"]) for n in (0, 1)]
     assert draws == [records[0]["rounds"], int(records[0]["rounds"]) + int(records[1]["rounds"])]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        tasks = [run.store.tree_tasks(0, f"{STAGE}/{step:05d}") for step in (0, 1)]
+        tasks = [run.store.tree_tasks(0, f"{REINFORCE}/{step:05d}") for step in (0, 1)]
     assert not set(tasks[0]) & set(tasks[1]), "a later step goes on in the data"
 
 
@@ -198,14 +158,14 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
         run_whole(recipe, tmp_path / "run")
     assert "too easy or too hard" in str(caught.value)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        records = step_records(run.store, 0, STAGE)
+        records = step_records(run.store, 0, REINFORCE)
     assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
     assert all(one["policy/updates"] == 0 for one in records.values())
     again = made("rl/dapo", [*SMALL, term, "steps.count=2", "steps.patience=1", "rollout.rounds=2"])
     with pytest.raises(UserError, match="all advantages are zero"):
         run_whole(again, tmp_path / "again")
     with open_run(tmp_path / "again", again.name, again.settings) as run:
-        (record,) = step_records(run.store, 0, STAGE).values()
+        (record,) = step_records(run.store, 0, REINFORCE).values()
     assert record["rounds"] == 2, "and no more, though none told anything"
 
 
@@ -257,18 +217,7 @@ def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[st
     assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in recipe.learning_roles}
 
 
-def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, ...]) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=1"])
-    run_whole(recipe, tmp_path / "run")
-    other = made("rl/grpo", [*words, "steps.count=1", "evaluate.tasks=3"])
-    assert Step(0, STAGE) in fork(other, tmp_path / "run", tmp_path / "fork", other.settings)
-    with open_run(tmp_path / "fork", other.name, other.settings) as run:
-        assert len(run.store.tree_tasks(0, f"{STAGE}/00000")) == 2
-        assert sorted(step_records(run.store, 0, STAGE)) == [0]
-
-
 REFUSED = [
-    (["rollout.top_p=0.9"], "samples from a part of the distribution"),
     (["rollout.samples=1"], "other path of a task to compare with"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),
@@ -286,13 +235,6 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
         settings("rl/grpo", own)
 
 
-def test_lone_paths_are_refused_wherever_there_is_reinforcement_learning() -> None:
-    own = ["method=rl", "rl.rollout.rounds=1", "rl.rollout.samples=1"]
-    with pytest.raises(UserError, match="other path of a task to compare with"):
-        settings("gap/tiny", own)
-    settings("gap/tiny", [*own, "rl.advantage.baseline=values"])
-
-
 def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "do not work in reinforcement learning"),
@@ -301,13 +243,6 @@ def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             made("rl/grpo", [*SMALL, *own]).check()
-
-
-def test_as_many_minibatches_as_tasks_are_not_refused() -> None:
-    try:
-        made("rl/grpo", [*SMALL, "steps.minibatches=2", "rollout.tasks=2"]).check()
-    except UserError as refusal:
-        pytest.fail(refusal.what)
 
 
 def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
@@ -374,13 +309,6 @@ def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
     assert "remove reward.malformed" in str(caught.value)
 
 
-def test_a_measure_that_is_no_number_is_refused() -> None:
-    with pytest.raises(UserError, match="has kind, whose value 'x' is not a number"):
-        PathReward(PathRewardSettings(measures={"kind": 1.0})).compute(
-            _graded(1.0, {"kind": "x"}, "a")
-        )
-
-
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
     recipe = made("rl/grpo", [*SMALL, "steps.count=1", "loss.kl=0", "steps.patience=1"])
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
@@ -390,7 +318,7 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
             pass  # all rewards may have been equal: what was sampled is there all the same
         finally:
             recipe.close()
-        stage = f"{STAGE}/00000"
+        stage = f"{REINFORCE}/00000"
         task = run.store.tree_tasks(0, stage)[0]
         tree = run.store.tree(0, stage, task)
         outcome, path = next(tree.trajectories())
@@ -413,35 +341,9 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
     assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
 
 
-def test_tokens_of_thoughts_are_a_metric_of_a_step_where_the_template_has_thoughts(
-    tmp_path: Path,
-) -> None:
-    made_model = random_model(published("qwen3_5_think"), "thinking", context=4096)
-    made_model.model.save_pretrained(tmp_path / "model")
-    made_model.tokenizer.save_pretrained(tmp_path / "model")
-    own = ["steps.count=1", "loss.kl=0", "steps.patience=1", f"model={tmp_path / 'model'}"]
-    recipe = made("rl/grpo", [*SMALL, *own])
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        try:
-            run_steps(recipe, run, Silent())
-        except UserError:
-            pass  # a random model: no reward differs
-        finally:
-            recipe.close()
-        stage = f"{STAGE}/00000"
-        tasks = run.store.tree_tasks(0, stage)
-        reward = PathReward(PathRewardSettings())
-        paths = paths_of(run.store, 0, stage, tasks, list(recipe.players()), reward)
-    assert paths and all(0 < path.thought_tokens <= path.tokens for path in paths)
-    judged = prepare(StepSamples(1), [], None, BatchRules(AdvantageSettings()), GroupSettings())
-    for each, count in ((paths, 1), ([replace(path, thought_tokens=0) for path in paths], 0)):
-        metrics = step_metrics(StepSamples(1, paths=each), judged, UpdateMetrics(), (1.0, 1.0))
-        assert list(metrics).count("thought_tokens") == count
-
-
 def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
     found = paths_of(
-        run.store, 0, f"{STAGE}/00000", [task], list(agents), PathReward(PathRewardSettings())
+        run.store, 0, f"{REINFORCE}/00000", [task], list(agents), PathReward(PathRewardSettings())
     )
     return {path.agent: path for path in found if path.outcome.sample == 0}
 
@@ -476,7 +378,7 @@ def test_observations_change_no_reward_of_length() -> None:
 
 
 def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
-    stage = f"{STAGE}/00000"
+    stage = f"{REINFORCE}/00000"
     reward = PathReward(PathRewardSettings())
     return paths_of(
         run.store, 0, stage, run.store.tree_tasks(0, stage), list(recipe.players()), reward
@@ -491,21 +393,6 @@ class Policy:
         self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
 
 
-def test_paths_of_other_weights_are_dropped_and_counted(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=1"])
-    run_whole(recipe, tmp_path / "run")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        paths = _sampled(recipe, run)
-    drawn = StepSamples(1, paths=paths)
-    for version, stale in (("0", 0), ("0.1", len(paths))):
-        policy: Any = Policy([*recipe.players()], version)
-        found = prepare(drawn, [policy], None, BatchRules(AdvantageSettings()), GroupSettings())
-        assert found.counts["paths_stale"] == stale
-        assert len(found.paths) == len(paths) - stale
-
-
 def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -518,10 +405,8 @@ def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
     policy: Any = Policy([*recipe.players()], "0")
     kept = {}
     for truncated in ("train", "mask"):
-        rules = BatchRules(AdvantageSettings(truncated=truncated))
-        found = prepare(
-            StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings()
-        )
+        rules = ReinforceSettings(advantage=AdvantageSettings(truncated=truncated))
+        found = prepare(StepSamples(1, paths=[mine, *paths[1:]]), [policy], None, rules)
         kept[truncated] = {
             (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
         }

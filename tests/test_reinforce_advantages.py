@@ -16,15 +16,14 @@ from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.path_reward import PathRewardSettings
-from coterie.runs.reinforce.sampling import (
+from coterie.runs.reinforce_batch import (
     AgentPath,
-    BatchRules,
     StepSamples,
     critic_batch,
     group_batch,
     prepare,
 )
-from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, UpdateSettings
+from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings, UpdateSettings
 from coterie.training.settings import PolicyLossSettings
 
 ENDED = Ending("answered")
@@ -119,31 +118,29 @@ def test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_th
 ):
     policy: Any = Policy()
     drawn = StepSamples(1, paths=[path("a", 1.0), path("b", 1.0)])
-    rules = BatchRules(AdvantageSettings(), kl=0.1)
-    found = prepare(drawn, [policy], None, rules, GroupSettings())
+    rules = ReinforceSettings(reward=PathRewardSettings(kl=0.1))
+    found = prepare(drawn, [policy], None, rules)
     costs = tuple(pytest.approx(-0.1 * (own + 1.5)) for own in (-1.0, -2.0, -3.0))
     for one in found.paths:
         assert one.sampled.steps == tuple(enumerate(costs))
         assert one.sampled.total == pytest.approx(1.0 + 0.1 * (6 - 4.5))
-    assert not prepare(
-        drawn, [policy], None, BatchRules(AdvantageSettings()), GroupSettings()
-    ).informative
+    assert not prepare(drawn, [policy], None, ReinforceSettings()).informative
 
 
 def test_costs_make_no_group_tell_something_of_which_all_rewards_are_equal() -> None:
     policy: Any = Policy()
-    rules = BatchRules(AdvantageSettings(), kl=0.1)
+    rules = ReinforceSettings(reward=PathRewardSettings(kl=0.1))
     equal = [path("a", 1.0), path("b", 1.0, short=True)]
-    found = prepare(StepSamples(1, paths=equal), [policy], None, rules, GroupSettings())
+    found = prepare(StepSamples(1, paths=equal), [policy], None, rules)
     first, second = (one.rows[0].advantages for one in found.paths)
     assert first != second, "what they cost is learned from"
     assert not found.informative and found.counts["groups_flat"] == 1
     policy.has_moved = False
-    found = prepare(StepSamples(1, paths=equal), [policy], None, rules, GroupSettings())
+    found = prepare(StepSamples(1, paths=equal), [policy], None, rules)
     assert [any(one.rows[0].advantages) for one in found.paths] == [False, False], "rounding alone"
     policy.has_moved = True
     other = [path("a", 1.0), path("b", 0.0)]
-    found = prepare(StepSamples(1, paths=other), [policy], None, rules, GroupSettings())
+    found = prepare(StepSamples(1, paths=other), [policy], None, rules)
     assert found.informative == {"task"} and found.counts["groups_flat"] == 0
 
 
@@ -151,6 +148,6 @@ def test_each_method_says_which_mean_it_takes_and_no_divergence_is_there_unless_
     None
 ):
     for method in ("grpo", "dapo", "ppo"):
-        text = resources.files("coterie").joinpath(f"recipes/rl/presets/{method}.yaml").read_text()
+        text = resources.files("coterie").joinpath(f"recipes/presets/rl/{method}.yaml").read_text()
         assert yaml.safe_load(text)["common"]["loss"]["mean"] == "token"
     assert (PolicyLossSettings().kl, PathRewardSettings().kl) == (0, 0)

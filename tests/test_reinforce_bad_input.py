@@ -8,11 +8,10 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.tree import Metrics
 from coterie.runs.folder import open_run
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import step_records
 from tests.reinforcing import SMALL, made, run_whole
 
 GRADES = '''
@@ -87,7 +86,7 @@ def stopped(folder: Path, method: str, given: Sequence[str]) -> tuple[str, list[
     with pytest.raises(UserError) as error:
         run_whole(recipe, folder)
     with open_run(folder, recipe.name, recipe.settings) as run:
-        records = step_records(run.store, 0, STAGE)
+        records = step_records(run.store, 0, REINFORCE)
     return str(error.value), [records[step] for step in sorted(records)]
 
 
@@ -125,31 +124,6 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [("Again", "gives two train tasks the same id"), ("Ended", "no more train tasks after 2")],
-)
-def test_a_later_draw_is_checked_as_the_first_one_is(
-    tmp_path: Path, environment: str, message: str
-) -> None:
-    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
-    own = words(tmp_path, term, "steps.count=2", environment=environment)
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert message in said and len(records) == 1
-
-
-@pytest.mark.slow
-def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path) -> None:
-    own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:lost: 1}}", "steps.count=1")
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert "returned nan" in said and "lost" in said and "return a finite number" in said
-    assert not records, "no step was learned from it"
-    own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:fluent: 1}}", "steps.count=1")
-    said, _ = stopped(tmp_path / "loss", "rl/grpo", own)
-    assert "fluent" in said and "returned nan" in said, "no loss is computed here, which is not 0"
-
-
-@pytest.mark.slow
 def test_measures_that_no_dialogue_has_are_counted_and_named(tmp_path: Path) -> None:
     class Heard(Silent):
         said: ClassVar[list[str]] = []
@@ -164,33 +138,6 @@ def test_measures_that_no_dialogue_has_are_counted_and_named(tmp_path: Path) -> 
     assert record["measures_missing"] == 1
     (said,) = (text for text in Heard.said if text.startswith("reward.measures"))
     assert "weighs roudns, which no dialogue of this step has" in said
-
-
-@pytest.mark.slow
-def test_a_run_of_which_every_path_is_masked_stops(tmp_path: Path) -> None:
-    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
-    lengths = ["environment.turns=1", "advantage.truncated=mask"]
-    own = words(tmp_path, term, "steps.count=9", "steps.patience=2", *lengths)
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert any(record["groups_telling"] for record in records), "they are compared all the same"
-    assert len(records) == 2 and "paths that were cut off" in said
-    assert "or set advantage.truncated=train" in said
-
-
-@pytest.mark.slow
-def test_a_limit_that_cuts_every_dialogue_off_is_named_where_nothing_can_be_learned(
-    tmp_path: Path,
-) -> None:
-    own = words(tmp_path, "rollout.max_tokens=2", "steps.count=5", "steps.patience=2")
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert [record["truncated"] for record in records] == [1.0, 1.0]
-    assert "100% of the rollouts reached a limit of turns or tokens" in said
-    masked = [*own, "advantage.truncated=mask"]
-    said, records = stopped(tmp_path / "masked", "rl/grpo", masked)
-    assert [record["paths_masked"] for record in records] == [
-        record["samples"] for record in records
-    ]
-    assert "paths that were cut off" in said
 
 
 def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -211,26 +158,3 @@ def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -
     made("gap/tiny", values).check()
     with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=12 leaves nothing"):
         made("gap/tiny", [*values, "rl.critic.train.max_length=12"]).check()
-
-
-@pytest.mark.slow
-def test_a_step_of_which_every_row_is_too_long_stops_the_run(tmp_path: Path) -> None:
-    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
-    own = words(tmp_path, "update.max_length=75", "steps.count=2", term)
-    made("rl/grpo", own).check()
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert "rows of a step are longer than the maximum of the training, 75 tokens" in said
-    assert all(record["rows_too_long"] for record in records), "steps before it had some that fit"
-
-
-@pytest.mark.slow
-def test_flat_groups_are_learned_from_by_what_needs_no_advantage_and_yet_end_the_run(
-    tmp_path: Path,
-) -> None:
-    term = f"reward.terms={{{tmp_path / 'own.py'}:flat: 1}}"
-    own = words(tmp_path, term, "steps.count=9", "steps.patience=2", "loss.entropy=0.01")
-    said, records = stopped(tmp_path / "run", "rl/grpo", own)
-    assert [record["policy/updates"] for record in records] == [1, 2]
-    assert [record["groups_flat"] for record in records] == [4, 4]
-    assert "every rollout of a task got the same reward" in said
-    assert settings("rl/grpo", []).steps.patience == 10  # type: ignore[attr-defined]

@@ -11,11 +11,11 @@ from coterie.cli.data_filter import step_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
-from coterie.recipes.trainings import STAGE
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.runs.folder import open_run
-from coterie.runs.reinforce.loop import STEP
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce import STEP
 from tests.conftest import Cli, refused
 from tests.reinforcing import Killed, Killing, made, run_whole
 
@@ -89,7 +89,7 @@ def test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard(
     with pytest.raises(Killed):
         run_whole(made("rl/grpo", words), folder, Killing(1, sampled=3))
     with Store.open(folder / "store.sqlite", read_only=True) as store:
-        early = step_rates(store, 0, STAGE, 1.0)
+        early = step_rates(store, 0, REINFORCE, 1.0)
         assert sorted(one.graded for one in early.by_task.values()) == [4] * 4, "whole steps alone"
         assert early.by_task[f"2wiki-{of_row(graded, LEARNED)}"].rate == 0
     run_whole(made("rl/grpo", words), folder)
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_refused(cli: Cli, run: Path) -> None:
     said = refused(cli, "data", "filter", "--from", run, "--out", "next")
     assert "a run with reinforcement learning as --from" in said
     with Store.open(run / "store.sqlite") as store:
-        store.finish(ItemKey(0, STAGE, "", f"{STEP}00000"), metrics={})
+        store.finish(ItemKey(0, REINFORCE, "", f"{STEP}00000"), metrics={})
     said = refused(cli, "data", "filter", "--from", run, "--out", "next")
     assert "exchange makes its own tasks" in said
     said = refused(cli, "data", "filter", "mhqa", "--from", run, "--out", "next")

@@ -13,16 +13,17 @@ from coterie.errors import UserError
 from coterie.record.rows import Row, Target
 from coterie.record.tree import Ending, Outcome
 from coterie.rewards.advantages import SampledPath
-from coterie.runs.reinforce.loop import describe_step, update
-from coterie.runs.reinforce.sampling import AgentPath, BatchRules, StepSamples, prepare
-from coterie.runs.reinforce.settings import (
-    AdvantageSettings,
+from coterie.runs.reinforce import describe_step, update
+from coterie.runs.reinforce_batch import AgentPath, StepSamples, prepare
+from coterie.runs.reinforce_settings import (
     GroupSettings,
+    ReinforceSettings,
     StepSettings,
     UpdateSettings,
 )
 from coterie.training import checkpoint
 from coterie.training.reference import with_old
+from coterie.training.settings import PolicyLossSettings
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 
@@ -39,7 +40,7 @@ def path(task: str, leaf: str, reward: float | None, *writers: str, length: int 
     )
 
 
-BONUS = BatchRules(AdvantageSettings(), entropy=True)
+BONUS = PolicyLossSettings(entropy=0.01)
 """All rows have a gradient."""
 
 
@@ -64,8 +65,8 @@ class Policy:
 
 def prepared(paths: Sequence[AgentPath], version: str, groups: GroupSettings | None = None) -> Any:
     policy: Any = Policy(version)
-    rules = BatchRules(AdvantageSettings())
-    return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules, groups or GroupSettings())
+    rules = ReinforceSettings(rollout=groups or GroupSettings())
+    return prepare(StepSamples(1, paths=[*paths]), [policy], None, rules)
 
 
 def test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted() -> None:
@@ -101,20 +102,24 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_someth
     assert [found.counts[name] for name in names] == [3, 1, 1, 1, 1]
 
 
+def _rules(**steps: int) -> ReinforceSettings:
+    return ReinforceSettings(steps=StepSettings(**steps), loss=BONUS)
+
+
 def updated(paths: Sequence[AgentPath], policy: Policy, minibatches: int = 1) -> Any:
     learner: Any = policy
-    return update(paths, [learner], StepSettings(minibatches=minibatches), BONUS, "seed")
+    return update(paths, [learner], _rules(minibatches=minibatches), "seed")
 
 
 def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on() -> None:
     paths = [path("a", "1", 1.0, "p@0"), path("b", "2", 1.0, "p@0", length=10)]
     together = Policy("0")
     found = updated(paths, together)
-    assert (found.updates, found.too_long, together.left_out) == (1, 1, 1)
+    assert (found["rows_too_long"], together.left_out) == (1, 1)
     assert together.steps == [[*paths[0].rows]]
     apart = Policy("0")
     found = updated(paths, apart, minibatches=2)
-    assert (found.updates, found.too_long, apart.left_out) == (1, 1, 1), "one update has no row"
+    assert (found["rows_too_long"], apart.left_out) == (1, 1)
     assert apart.steps == [[*paths[0].rows]]
 
 
@@ -129,7 +134,7 @@ def test_trained_tokens_are_targets_of_policies_in_all_epochs_and_not_prompts_or
     critic = Policy("0")
     critic.role, critic.config.like = "critic", "policy"
     learners: Any = [Policy("0"), critic]
-    assert update(paths, learners, StepSettings(epochs=2), BONUS, "seed").targets == 2 * 3 * 2
+    assert update(paths, learners, _rules(epochs=2), "seed")["trained_tokens"] == 2 * 3 * 2
 
 
 def test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do() -> None:

@@ -17,11 +17,8 @@ from coterie.engines.pool import ServerPool, running_servers
 from coterie.errors import UserError
 from coterie.models.loading import load, resolve
 from coterie.recipes import plan
-from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.store import Store
-from coterie.runs.folder import Step
-from coterie.runs.reinforce.loop import Reinforcement
+from coterie.runs.loop import REINFORCE
 from coterie.training.checkpoint import weight_hash
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
 from tests.stub_server import served
@@ -80,7 +77,7 @@ def writers(folder: Path) -> list[set[str]]:
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         found = []
         for step in range(3):
-            trees = store.trees(0, f"{STAGE}/{step:05d}")
+            trees = store.trees(0, f"{REINFORCE}/{step:05d}")
             found.append({t.writer for tree in trees for t in tree.turns.values() if t.sample})
     return found
 
@@ -135,27 +132,6 @@ def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers:
         assert one["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_servers_that_share_devices_are_gone_while_weights_change(
-    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*telling_words(tmp_path), *SERVED, "engine.keep_servers=false"]
-    up: list[int] = []
-    step = Reinforcement._step
-
-    async def watched(self: Any, *given: Any) -> Any:
-        done = await step(self, *given)
-        up.append(len(servers.opened) - servers.closed)
-        return done
-
-    monkeypatch.setattr(Reinforcement, "_step", watched)
-    run_whole(made("rl/grpo", words), tmp_path / "run")
-    assert up == [0, 0, 0]
-    names = ["tiny-exchange", "tiny-exchange", "served-00000001", "served-00000002", "final"]
-    assert servers.opened == names and not servers.loaded
-    assert writers(tmp_path / "run") == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
-
-
 @pytest.mark.parametrize(
     ("own", "message"),
     [
@@ -174,13 +150,3 @@ def test_adapters_for_which_servers_have_no_room_are_refused_before_the_run(
         with pytest.raises(UserError) as caught:
             made(method, ["engine.kind=vllm", *words]).check()
         assert message in str(caught.value).replace("\n ", "")
-
-
-def test_what_a_step_samples_depends_on_the_engine() -> None:
-    step = Step(0, STAGE)
-    found = {
-        made("rl/grpo", ["engine.device=cpu", *own]).fingerprint(step)
-        for own in ((), ("engine.kind=vllm",), ("engine.kind=vllm", "engine.vllm.dtype=float32"))
-    }
-    assert len(found) == 3
-    assert settings("rl/grpo", []).engine.kind == "inprocess"

@@ -1,7 +1,6 @@
 """What a run refuses to go on with, what it keeps, and what it plays again."""
 
 import asyncio
-import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,14 @@ from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.record.store import Store
-from coterie.record.tree import TURNS, Credit, ItemKey, Outcome, Tree
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.folder import Step, open_run
-from coterie.runs.items import Done, on_trees, play, summary
+from coterie.runs.items import play, summary
 from coterie.runs.loop import run_steps
 from tests.conftest import SMALL, Cli
 
@@ -97,47 +95,6 @@ def test_nothing_is_recorded_if_everything_fails(store: Store) -> None:
     assert store.failures() == []
 
 
-def test_a_stage_holds_the_trees_that_it_works_on_and_reads_no_finished_ones(store: Store) -> None:
-    names = [f"t{number:02d}" for number in range(12)]
-    for name in names:
-        tree = Tree(name, "rollout", 0)
-        turn = make_turn(tree.root, Speaker("agent", "Ann"), [Part(name)])
-        tree.add(turn)
-        tree.end(Outcome(turn.id, 0, TURNS, name, 1.0))
-        store.finish(ItemKey(0, "rollout", name, "0000"), tree=tree)
-    del tree
-    before, held, seen = trees_held(), list[int](), list[str]()
-
-    async def do(tree: Tree) -> Done:
-        seen.append(tree.task)
-        await asyncio.sleep(0)
-        held.append(trees_held() - before)
-        (turn,) = tree.turns.values()
-        return Done(ItemKey(0, "reward", tree.task), {}, credit=(Credit(turn.id, "x", 1.0, "s"),))
-
-    async def work(fails_at: str = "") -> None:
-        async def until(tree: Tree) -> Done:
-            if tree.task == fails_at:
-                raise EngineGone("no server is left")
-            return await do(tree)
-
-        await on_trees(store, 0, until, Silent(), "reward", in_flight=3)
-
-    with pytest.raises(UserError, match="no server is left"):
-        asyncio.run(work("t05"))
-    done = {task for task, _ in store.finished_keys(0, "reward")}
-    assert 0 < len(done) <= 6 and seen == names[: len(seen)]
-    seen.clear()
-    asyncio.run(work())
-    assert seen == [name for name in names if name not in done]
-    assert 0 < max(held) <= 3 + 1, "one more may have ended just now"
-    assert len(store.credit("s", "x", iteration=0, stage="rollout")) == 12
-
-
-def trees_held() -> int:
-    return sum(type(thing) is Tree for thing in gc.get_objects())
-
-
 def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,23 +120,6 @@ def test_another_data_set_does_not_inherit_the_values_of_the_first() -> None:
     stored = settings("optima/isft", SMALL).model_dump(mode="json")
     other = settings("optima/isft", ["dataset=gsm8k"], stored)
     assert other == settings("optima/isft", ["dataset=gsm8k"])
-
-
-def test_what_samples_is_part_of_what_a_rollout_depends_on() -> None:
-    base = ["engine.kind=vllm", "engine.device=cpu"]
-    prints = {
-        Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
-        for words in (
-            ["engine.device=cpu"],
-            ["engine.device=cuda"],
-            base,
-            [*base, "engine.vllm.arguments={quantization: fp8}"],
-            [*base, "engine.vllm.dtype=float32"],
-        )
-    }
-    assert len(prints) == 5
-    same = settings("optima/isft", ["engine.device=cpu", "engine.max_batch=7"])
-    assert Optima(same).fingerprint(Step(0, "rollout")) in prints
 
 
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from coterie.engines import vllm
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Reply, Utterance
 from coterie.engines.settings import VLLMSettings
 from coterie.models.loading import load
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import recorded_run
 from tests.conftest import SMALL, Cli, refused
 from tests.serving import started
 
@@ -70,7 +69,7 @@ def test_an_adapter_of_a_run_is_merged_once_and_served(cli: Cli, tmp_path: Path)
         assert theirs and ours.text
         end(child, signal.SIGTERM)
     (merged,) = (folder / "served").iterdir()
-    with recorded_run(folder, recipe_of) as (recipe, run):
+    with recorded_run(folder) as (recipe, run):
         want = recipe.load_policy(run, 1).model.state_dict()
     weights = load(merged).model.state_dict()
     assert all(torch.equal(weights[name], want[name]) for name in want)

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
-from coterie.progress import Progress, Silent
-from coterie.recipes import sweep as sweep_module
-from coterie.recipes.base import Recipe
+from coterie.progress import Silent
 from coterie.recipes.sweep import (
     Point,
     SweepRow,
@@ -17,9 +15,8 @@ from coterie.recipes.sweep import (
     run_sweep,
     split_values,
 )
-from coterie.runs.evaluation_results import evaluation
-from coterie.runs.folder import Run, Step, open_run, write_config
-from coterie.runs.loop import check_finished
+from coterie.runs.folder import Step, open_run
+from coterie.runs.items import evaluation
 from tests.conftest import Cli
 from tests.test_moat import SMALL
 
@@ -71,28 +68,6 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
         plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3", "rollout.tasks=3"], tmp_path, 1)
 
 
-@pytest.mark.slow
-def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
-    whole = sweep_module.run_steps
-    cut = [Step(0, "align"), Step(0, "improve")]
-
-    def interrupted(recipe: Recipe, run: Run, progress: Progress) -> None:
-        whole(recipe, run, progress, cut)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweep_module, "run_steps", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(sweep, lambda _: None, Silent())
-    before = seconds(sweep[0].folder, sweep)
-    assert list(before) == cut
-    monkeypatch.setattr(sweep_module, "run_steps", whole)
-    found, _ = done(sweep)
-    after = seconds(sweep[0].folder, sweep)
-    assert {step: after[step] for step in cut} == before
-    assert len(found) == 2 and not list(tmp_path.glob(".*"))
-
-
 def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> None:
     """The third has another number of iterations than the first two, which differ in the last one."""
     sweep = plan_sweep("optima/isft", [*ISFT, "iterations=1,3,2"], tmp_path, 1)
@@ -101,24 +76,6 @@ def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> N
     assert len(two.shared) == len(two.recipe.steps())
     other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
     assert other[1].source is None
-
-
-def test_what_follows_other_trainings_is_not_shared(tmp_path: Path) -> None:
-    """Each half alone leaves other models than both together, so nothing after it is the same."""
-    words = [word for word in TINY if not word.startswith("parts=")]
-    swept = [*words, "parts=joint,planner,grounder,sft"]
-    points = plan_sweep("moat/maths", swept, tmp_path, 1)
-    start = [Step(0, "align"), Step(0, "improve"), Step(1, "measure"), Step(1, "evaluate")]
-    played = [*start, Step(1, "rollout"), Step(1, "reward")]
-    planner = [*played, Step(1, "select"), Step(1, "align"), Step(1, "measure_half")]
-    grounder = [*played, Step(1, "correct"), Step(1, "improve")]
-    assert [list(point.shared) for point in points] == [[], planner, grounder, start]
-    joint, alone = points[0].recipe, points[1].recipe
-    with open_run(tmp_path / "run", joint.name, joint.settings) as run:
-        write_config(run)
-        run.begin(Step(2, "evaluate"), joint.fingerprint(Step(2, "evaluate")))
-        with pytest.raises(UserError, match="under other settings"):
-            check_finished(alone, run)
 
 
 def test_seeds_follow_that_of_the_settings_and_share_nothing(tmp_path: Path) -> None:
@@ -192,13 +149,6 @@ def test_runs_that_evaluate_nothing_are_refused_before_anything_is_done(tmp_path
     with pytest.raises(UserError, match="=2: moat/web on lumos_web has no evaluation"):
         plan_sweep("moat/web", [*words, "rollout.samples=2,3"], tmp_path / "sweep", 1)
     assert not (tmp_path / "sweep").exists()
-
-
-def test_the_folder_is_named_after_the_key_with_several_values(cli: Cli) -> None:
-    words = ("train.betas=[0.9,0.95]", "rollout.samples=2,5", "--dry-run")
-    found = cli("sweep", "optima/isft", *ISFT, *words)
-    assert found.code == 0, found.err
-    assert "runs/sweep-optima-isft-rollout.samples/2-seed-0" in found.out
 
 
 def test_the_command_prints_the_plan_and_leaves_nothing_behind(cli: Cli, tmp_path: Path) -> None:

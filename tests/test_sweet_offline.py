@@ -17,11 +17,9 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.sweet_rl.data import rewards
-from coterie.recipes.sweet_rl.recipe import SweetRL
-from coterie.recipes.sweet_rl.settings import SweetSettings
+from coterie.recipes.sweet_rl import SweetRL, rewards
+from coterie.recipes.sweet_rl_settings import SweetSettings
 from coterie.record.rows import prompts
-from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import Cli, once
@@ -202,16 +200,3 @@ def test_what_is_played_depends_on_the_file_and_only_on_its_content(tmp_path: Pa
     assert made(f"offline={wrote(tmp_path / 'b.jsonl')}").fingerprint(ROLLOUT) == own
     wrote(file, ROWS[:2])
     assert made(f"offline={file}").fingerprint(ROLLOUT) != own
-
-
-def test_critic_and_policy_are_trained_on_the_dialogues_of_a_file(tmp_path: Path) -> None:
-    with read(wrote(tmp_path / "theirs.jsonl")) as (recipe, run):
-        run_steps(recipe, run, Silent(), [s for s in recipe.steps() if s.stage != "evaluate"])
-        assert run.metrics(Step(0, "train"))["rows"] == 2
-        trees = list(run.store.trees(1, "rollout"))
-        groups = [group for tree in trees for group in candidates(tree)]
-        assert len(groups) == 4 and {len(group) for group in groups} == {4}  # half of the dialogues
-        played = [turn.ids for t in run.store.trees(0, "rollout") for turn in t.turns.values()]
-        again = [turn.ids for t in trees for turn in t.turns.values() if turn.author]
-        assert len(again) == 8 and set(again) <= set(played)
-        assert run.metrics(Step(1, "train"))["rows"] > 0

@@ -12,13 +12,16 @@ from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, token_values, using
 from coterie.models.loading import is_adapter
 from coterie.progress import Silent
-from coterie.recipes.registry import recipe, run_report, settings
-from coterie.recipes.sweet_rl.data import PRIVILEGED, dialogue_view, dialogues_to_branch, rewards
-from coterie.recipes.sweet_rl.recipe import SweetRL, open_critic
+from coterie.recipes.registry import recipe, settings
+from coterie.recipes.sweet_rl import (
+    PRIVILEGED,
+    SweetRL,
+    dialogue_view,
+    open_critic,
+)
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.record.tree import Tree
-from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
@@ -31,7 +34,6 @@ SMALL = (
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
     "policy.train.max_steps=2",
 )  # fmt: skip
-ROOT = Path(__file__).parents[1]
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
 
@@ -53,60 +55,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def trees(run: Run) -> Iterator[Tree]:
     for iteration, stage in ((0, "evaluate"), (0, "rollout"), (1, "rollout"), (2, "evaluate")):
         yield from run.store.trees(iteration, stage)
-
-
-def test_every_step_is_done_and_the_trained_policy_is_version_2(run: Run) -> None:
-    own = opened()
-    assert all(map(run.is_finished, own.steps()))
-    assert own.versions(run) == [0, 2]
-    assert run.metrics(ROLLOUT)["n"] == 48 and run.metrics(ROLLOUT)["failed"] == 0
-    assert int(run.metrics(Step(1, "train"))["steps"]) >= 1
-
-
-def test_pairs_for_the_critic_are_a_success_over_a_failure_of_the_same_task(run: Run) -> None:
-    shares = rewards(run)
-    found = run.store.selections(0, "select")
-    assert found
-    for task, selection in found:
-        tree = run.store.tree(0, "rollout", task)
-        better, worse = (tree.outcomes[leaf] for leaf in (selection.leaf, selection.rejected or ""))
-        assert shares[task, better.sample] == 1.0 > shares[task, worse.sample]
-
-
-def test_each_turn_of_a_dialogue_gets_its_candidates_under_its_own_prompt(run: Run) -> None:
-    own = opened()
-    dialogues = dialogues_to_branch(run, own.settings.candidates.share)
-    assert len(dialogues) == 4  # a tenth of 48
-    assert [one.sample for one in dialogues] == [0] * 4
-    for one in dialogues:
-        tree = run.store.tree(1, "rollout", one.task.id)
-        turns = [turn for turn in one.path if turn.speaker.kind == "agent"]
-        groups = candidates(tree)
-        assert [len(group) for group in groups] == [4] * len(turns)
-        before = run.store.tree(0, "rollout", one.task.id)
-        for turn, group in zip(turns, groups, strict=True):
-            assert turn.sample is not None
-            (request,) = {tree.requests[c.sample.request].id for c in group if c.sample}
-            was = view(before, turn.id, "agent").segments[-1].ids
-            now = view(tree, group[0].id, "agent").segments[-1].ids
-            assert now[: len(now) - len(group[0].ids)] == was[: len(was) - len(turn.ids)]
-            assert tree.requests[request].agent == "agent"
-
-
-def test_every_candidate_has_an_advantage_and_no_pair_inverts_it(run: Run) -> None:
-    own = opened()
-    key = own.fingerprint(Step(1, "reward"))
-    found = run.store.selections(1, "select")
-    assert found
-    for task, selection in found:
-        tree = run.store.tree(1, "rollout", task)
-        groups = candidates(tree)
-        nodes = [turn.id for group in groups for turn in group]
-        scores = run.store.credit(key, "advantage", nodes)
-        assert set(scores) == set(nodes)
-        assert selection.rejected is not None
-        assert scores[selection.leaf] > scores[selection.rejected]
-        assert tree.turns[selection.leaf].parent == tree.turns[selection.rejected].parent
 
 
 def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run: Run) -> None:
@@ -240,13 +188,6 @@ def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path:
         assert int(judged["comparisons"]) == int(judged["unreadable"]) > 0
 
 
-def test_the_report_shows_the_dialogues(run: Run, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    write_page(run_report(opened(), run), page)
-    text = page.read_text()
-    assert "sweet_rl/backend" in text and "The signature of the function is" in text
-
-
 def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
     said = cli(
         *("evaluate", "persona", "policy=tiny-persona", f"critic={run.folder}", "best_of=3"),
@@ -271,33 +212,6 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
                         assert len(group) == 3 and scores[group.index(turn)] == max(scores)
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["rollout.repeats=1"], "gives no pair"),
-        (["critic.judge=smollm2"], "critic.judge needs critic.kind=judge"),
-        (["user_simulator=http://127.0.0.1:1/v1"], "use user_simulator.url=URL"),
-    ],
-)
-def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        settings("sweet_rl/backend", words)
-
-
-def test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head() -> None:
-    sliced = f"critic.train.launch={ROOT / 'configs/accelerate/fsdp2.yaml'}"
-    opened(sliced).check()
-    for kind in ("regression", "classifier"):
-        with pytest.raises(UserError, match="a value head can't be trained under FSDP"):
-            opened(f"critic.kind={kind}", sliced).check()
-
-
-def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:
-    words = ["dataset=colbench_code", "dataset.source=sample", "model=tiny-persona"]
-    with pytest.raises(UserError, match="needs a simulated user"):
-        recipe(settings("sweet_rl/backend", words)).check()
 
 
 def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:

@@ -18,8 +18,16 @@ from coterie.environments.answers import gold_answer
 from coterie.evaluation.self_consistency import Draw, scaling
 from coterie.progress import Silent
 from coterie.record.store import Store
-from coterie.runs.benchmark import BenchmarkSettings, Consistency, benchmark_settings, evaluate
-from coterie.runs.best_of_n import BestOfN, PickerSettings, read_pick, score_best_of_n
+from coterie.runs.benchmark import (
+    BenchmarkSettings,
+    BestOfN,
+    Consistency,
+    PickerSettings,
+    benchmark_settings,
+    evaluate,
+    read_pick,
+    score_best_of_n,
+)
 from tests.conftest import Cli
 from tests.test_data_filter import CLOSED, SAMPLES, Graduated
 from tests.test_endpoint import Answer, Service, says, service
@@ -123,11 +131,6 @@ def test_a_judge_that_says_nothing_of_use_is_asked_twice_and_counted(
     assert 1 / 5 <= found.score <= 4 / 5
 
 
-def test_only_so_many_dialogues_are_picked_from(store: Path, tmp_path: Path) -> None:
-    _, asked = by_judge(store, tmp_path / "picks.jsonl", 2, knowing)
-    assert all(body["messages"][-1]["content"].count("Student ") == 2 for body in asked)
-
-
 def test_the_spread_is_that_of_the_rounds() -> None:
     tasks = {
         "a": [Draw("x", 1.0, 5), Draw("y", 0.0, 5), Draw("x", 1.0, 5)],
@@ -171,8 +174,3 @@ def test_the_cost_of_a_right_answer_and_the_dialogues_as_rows(cli: Cli) -> None:
         assert one["output"] == f"<answer>{first}</answer>" and "Question: " in one["input"]
         assert (first in one["ground_truth"]) == bool(one["score"])
     assert again.code == 2 and "said_step_0.jsonl" in again.err, "nothing is asked"
-
-
-def test_a_judge_without_a_choice_is_refused(cli: Cli) -> None:
-    said = cli("evaluate", "mhqa", *CLOSED, "policy=tiny-exchange", "picker=tiny-exchange")
-    assert said.code == 2 and "samples=3" in said.err

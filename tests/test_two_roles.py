@@ -14,12 +14,11 @@ from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint, load_adapter
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.plain_report import plain_report
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import Stage, check_stages, fork, run_steps
 from coterie.runs.roles import Role, Roles, check_roles
-from coterie.training.checkpoint import save_final, weight_hash
-from tests.outside.package.relay import Relay, RelayRecipe, RelaySettings
+from coterie.training.checkpoint import weight_hash
+from tests.outside.package.relay import RelayRecipe, RelaySettings
 
 PLACE = "tests.outside.package.relay:Relay"
 TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_rows": 4}
@@ -90,33 +89,6 @@ def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> No
         assert all(t.sample.policy == t.speaker.name for t in turns if t.sample)
 
 
-def test_the_first_role_is_meant_where_none_is_named(whole: Any) -> None:
-    _, recipe, run = whole
-    assert recipe.versions(run) == recipe.versions(run, "grounder")
-    assert recipe.policy_path(run, 2) == recipe.policy_path(run, 2, "grounder")
-    report = plain_report(recipe, run)
-    (scores,) = [section for section in report.sections if section.id == "scores"]
-    assert len(scores.examples) == 2
-    assert [row[0] for row in scores.rows] == ["base", "after iteration 1", "after iteration 2"]
-
-
-def test_calls_of_the_role_that_has_the_tool_were_run_and_answered(whole: Any) -> None:
-    _, _, run = whole
-    turns = [turn for tree in run.store.trees(0, "rollout") for turn in tree.turns.values()]
-    called = [turn for turn in turns if turn.calls]
-    answered = [turn for turn in turns if turn.results]
-    assert called and len(called) == len(answered)
-    assert all(turn.speaker.name == "grounder" for turn in called)
-
-
-def test_sessions_stay_within_their_bound_and_are_closed(tmp_path: Path) -> None:
-    recipe = made("whole")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), recipe.steps()[:2])
-    relay = recipe.environment
-    assert relay.live == 0 and 1 < relay.most <= Relay.max_sessions
-
-
 def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
     whole: Any, tmp_path: Path
 ) -> None:
@@ -139,16 +111,6 @@ def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
     finally:
         (tmp_path / "aside").rename(folder) if not folder.exists() else None
     assert weight_hash(Path(models.path("grounder", 1))) == before
-
-
-def test_roles_that_share_a_base_say_what_merged_ones_say(folders: Callable[[str], Path]) -> None:
-    texts = []
-    for way in ("adapters", "shared"):
-        recipe = made(way)
-        with open_run(folders(way), recipe.name, recipe.settings) as run:
-            trees = run.store.trees(1, "rollout")
-            texts.append([sorted(turn.text for turn in tree.turns.values()) for tree in trees])
-    assert texts[0] == texts[1]
 
 
 def test_a_role_that_shares_a_base_speaks_as_each_of_its_versions_merged(
@@ -221,27 +183,6 @@ def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(
     other.close()
 
 
-def test_a_stage_needs_those_before_it_of_every_role(tmp_path: Path) -> None:
-    recipe = made("whole")
-    reason = "the select of iteration 0 needs the weigh of iteration 0(.|\n)*coterie stage weigh "
-    with (
-        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
-        pytest.raises(UserError, match=reason),
-    ):
-        run_steps(recipe, run, Silent(), [Step(0, "select")])
-
-
-def test_a_value_head_goes_on_from_the_last_one(tmp_path: Path) -> None:
-    recipe = made("whole")
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        critic = Role("critic", "tiny-exchange", head=True)
-        roles = Roles([critic], recipe.settings.engine, run)
-        trained = roles.load_to_train("critic", 0)
-        trained.model.value_head.bias.data.fill_(0.25)
-        save_final(trained.model, Path(roles.path("critic", 1)), {})
-        assert weight_hash(roles.load_to_train("critic", 1).model) == weight_hash(trained.model)
-
-
 def nothing(run: Run, iteration: int, progress: Any) -> Any:
     raise AssertionError("never done")
 
@@ -266,14 +207,6 @@ def stage(name: str, *after: str) -> Stage:
 def test_stages_that_cannot_run_are_refused(stages: list[Stage], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         check_stages("toy", stages)
-
-
-def with_other_tokenizer(folder: Path) -> str:
-    loaded = load("tiny-exchange")
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.add_tokens(["<extra>"])
-    loaded.tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.mark.parametrize(
@@ -311,19 +244,3 @@ def with_other_tokenizer(folder: Path) -> str:
 def test_roles_that_cannot_be_are_refused(roles: list[Role], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         check_roles(roles)
-
-
-def test_roles_with_other_tokenizers_work_apart_and_do_not_share(tmp_path: Path) -> None:
-    other = with_other_tokenizer(tmp_path / "other")
-    with pytest.raises(UserError, match="differ in their weights or tokenizers"):
-        check_roles([Role("a", "tiny-exchange"), Role("b", other, shares="a")])
-
-    class Apart(RelayRecipe):
-        def roles(self) -> tuple[Role, ...]:
-            return (Role("grounder", "tiny-exchange"), Role("planner", other))
-
-    recipe = Apart(made("whole").settings)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), recipe.steps()[:2])
-        turns = [turn for tree in run.store.trees(0, "rollout") for turn in tree.turns.values()]
-    assert {turn.speaker.name for turn in turns if turn.sample} == {"planner", "grounder"}

@@ -28,8 +28,8 @@ from coterie.record.turn import Message, Turn
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.recorded_turns import Script, ScriptedSampler
 from coterie.rollout.samplers import Sampler, TokenSampler
-from coterie.runs.actors import open_actors
 from coterie.runs.benchmark import benchmark_settings
+from coterie.runs.items import open_actors
 from coterie.tools.sandbox.pool import Sandbox
 
 Result = TypeVar("Result")

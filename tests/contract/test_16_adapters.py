@@ -17,8 +17,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reload
 from coterie.record.rows import Row, Target
-from coterie.runs.reinforce.learner import Learner
-from coterie.runs.roles import Role, Roles
+from coterie.runs.roles import Learner, Role, Roles
 from coterie.training.reference import with_old
 from tests.engine_models import CHATML, engine_of, loaded
 from tests.reinforcing import SMALL, made

@@ -26,7 +26,7 @@ import torch
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import rows, view

@@ -18,7 +18,7 @@ HOME = "home"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["coterie.cli.app", "coterie.cli.execution", "coterie.cli.evaluate", "coterie.engines.inprocess",
-     "coterie.training.trainer", "coterie.recipes.optima.recipe", "coterie.recipes.sweet_rl.recipe"]
+     "coterie.training.trainer", "coterie.recipes.optima", "coterie.recipes.sweet_rl"]
 )  # fmt: skip
 
 

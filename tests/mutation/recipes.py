@@ -47,63 +47,61 @@ SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_ma
 
 
 def _turned_back(original, self, run, iteration):
-    for pair in original(self, run, iteration):
-        yield replace(pair, chosen=pair.rejected, rejected=pair.chosen)
+    pairs = original(self, run, iteration)
+    return [replace(pair, chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
 
 
 FAULTS = (
     # Optima.
     Fault(f"{R}base:Recipe.seeded", given(iteration=0), [SEEDED]),
-    Fault(f"{R}optima.recipe:OptimaData.context", returns(None), [FORMATS]),
-    Fault(f"{R}optima.recipe:OptimaData._format", given(sample=0), [FORMATS]),
-    Fault(f"{R}optima.recipe:OptimaData.pairs", around(_turned_back), [VALUES]),
+    Fault(f"{R}optima:Optima.context", returns(None), [FORMATS]),
+    Fault(f"{R}optima:Optima._format", given(sample=0), [FORMATS]),
+    Fault(f"{R}optima:Optima.pairs", around(_turned_back), [VALUES]),
+    Fault(f"{R}optima:drop_format", around(lambda original, messages: messages), [ITERATION_0]),
+    Fault(f"{R}optima:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
     Fault(
-        f"{R}optima.recipe:drop_format", around(lambda original, messages: messages), [ITERATION_0]
-    ),
-    Fault(f"{R}optima.recipe:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
-    Fault(
-        f"{R}optima.recipe:_mean_scores",
+        f"{R}optima:mean_scores",
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
-    Fault(f"{R}optima.recipe:OptimaData.train_tasks", given(iteration=0), [TASKS_DRAWN]),
+    Fault(f"{R}optima:Optima.train_tasks", given(iteration=0), [TASKS_DRAWN]),
     # SWEET-RL.
-    Fault(f"{R}sweet_rl.recipe:TrainedCritic.__init__", given(privileged=False), [REWARD]),
+    Fault(f"{R}sweet_rl:TrainedCritic.__init__", given(privileged=False), [REWARD]),
     Fault(
-        f"{R}sweet_rl.recipe:LikelihoodCritic",
+        f"{R}sweet_rl:LikelihoodCritic",
         around(lambda original, critic, reference, how: original(reference, critic, how)),
         [REWARD],
     ),
-    Fault(f"{R}sweet_rl.data:dialogues_to_branch", reverse, [FIRST_DIALOGUE]),
+    Fault(f"{R}sweet_rl:dialogues_to_branch", reverse, [FIRST_DIALOGUE]),
     Fault(
-        f"{R}sweet_rl.recipe:HeadCritic",
+        f"{R}sweet_rl:HeadCritic",
         around(lambda original, model, pool, rule: original(model, "last", rule)),
         [HEAD_GIVES],
     ),
     # MOAT.
     Fault(
-        f"{R}moat.data:mean_loglikelihoods",
+        f"{R}moat:mean_loglikelihoods",
         result(lambda found: [-one for one in found]),
         [WORTH],
     ),
-    Fault(f"{R}moat.data:_success", returns(1.0), [SUCCESS]),
-    Fault(f"{R}moat.data:valid_plans", given(leak_guard=False), [SUCCESS]),
-    Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
-    Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
+    Fault(f"{R}moat:_success", returns(1.0), [SUCCESS]),
+    Fault(f"{R}moat:valid_plans", given(leak_guard=False), [SUCCESS]),
+    Fault(f"{R}moat:best_first", reverse, [RIGHT]),
+    Fault(f"{R}moat:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
-    Fault(f"{R}gap.recipe:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
-    Fault(f"{R}gap.traces:format_error", returns(""), [TRACE_AGENT]),
+    Fault(f"{R}plan:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}gap_traces:format_error", returns(""), [TRACE_AGENT]),
     Fault(
-        f"{R}gap.traces:split_trace",
+        f"{R}gap_traces:split_trace",
         result(edited(messages=lambda messages: messages[:-1])),
         [TRACE_PIECES],
     ),
-    Fault(f"{R}gap.recipe:GapData._flaw", returns(""), [WRONG_ANSWERS]),
+    Fault(f"{R}gap:Gap._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(
-        f"{R}dense_tree.recipe:DenseTreeData._random_side",
+        f"{R}dense_tree:DenseTree._random_side",
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),
-    Fault(f"{R}dense_tree.recipe:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
+    Fault(f"{R}dense_tree:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
 )

@@ -14,12 +14,14 @@ from tests.mutation.fault import (
     without_last,
 )
 
-R = "coterie.runs.reinforce."
 V = "coterie.evaluation."
 REINFORCE = "tests/test_reinforce.py::"
 ORDER = f"{REINFORCE}test_the_minibatches_of_an_epoch_have_each_group_once"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
-STALE = f"{REINFORCE}test_paths_of_other_weights_are_dropped_and_counted"
+STALE = (
+    "tests/test_reinforce_left_out.py::"
+    "test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
+)
 FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
 ADV = "tests/test_reinforce_advantages.py::"
 CRITIC = (
@@ -65,24 +67,34 @@ def _no_seeds(original, groups, count, rng):
 
 FAULTS = (
     # A step: which paths are trained, in which order, with which advantages.
-    Fault(f"{R}loop:minibatches", given(seed="0"), [ORDER]),
-    Fault(f"{R}loop:minibatches", without_last, [ORDER]),
-    Fault(f"{R}loop:minibatches", settings(epochs=1), [ORDER]),
-    Fault(f"{R}loop:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
-    Fault(f"{R}sampling:_fresh", around(lambda original, paths, policies: list(paths)), [STALE]),
-    Fault(f"{R}loop:_has_gradient", returns(True), [FLAT]),
-    Fault(f"{R}loop:Reinforcement._is_flat", returns(False), [FLAT]),
-    Fault(f"{R}sampling:_masked", returns(False), [PATH_CUT]),
-    Fault(f"{R}sampling:informative_tasks", returns([]), [DYNAMIC]),
-    Fault(f"{R}sampling:prepare", given(groups=edited(rounds=1)), [DYNAMIC]),
-    Fault(f"{R}sampling:informative_tasks", given(paths=lambda paths: paths[:2]), [TASK_TELLS]),
-    Fault(f"{R}sampling:_costly", given(weight=0.0), [COST]),
-    Fault(f"{R}sampling:_costly", given(weight=lambda weight: -weight), [COST]),
-    Fault(f"{R}sampling:critic_batch", settings(lam=0.0), [CRITIC]),
-    Fault(f"{R}sampling:gae", given(bootstrap=0.0), [CRITIC]),
-    Fault(f"{R}sampling:critic_batch", settings(whiten=False), [WHITENING_OVER]),
-    Fault(f"{R}sampling:_steps", returns(()), [ACTS]),
-    Fault(f"{R}sampling:_whole", given(rewards={}), [ACTS]),
+    Fault("coterie.runs.reinforce:minibatches", given(seed="0"), [ORDER]),
+    Fault("coterie.runs.reinforce:minibatches", without_last, [ORDER]),
+    Fault("coterie.runs.reinforce:minibatches", settings(epochs=1), [ORDER]),
+    Fault("coterie.runs.reinforce:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
+    Fault(
+        "coterie.runs.reinforce_batch:_fresh",
+        around(lambda original, paths, policies: list(paths)),
+        [STALE],
+    ),
+    Fault("coterie.runs.reinforce:_has_gradient", returns(True), [FLAT]),
+    Fault("coterie.runs.reinforce:Reinforcement._is_flat", returns(False), [FLAT]),
+    Fault("coterie.runs.reinforce_batch:_masked", returns(False), [PATH_CUT]),
+    Fault("coterie.runs.reinforce_batch:informative_tasks", returns([]), [DYNAMIC]),
+    Fault(
+        "coterie.runs.reinforce_batch:prepare", given(s=edited(rollout=edited(rounds=1))), [DYNAMIC]
+    ),
+    Fault(
+        "coterie.runs.reinforce_batch:informative_tasks",
+        given(paths=lambda paths: paths[:2]),
+        [TASK_TELLS],
+    ),
+    Fault("coterie.runs.reinforce_batch:_costly", given(weight=0.0), [COST]),
+    Fault("coterie.runs.reinforce_batch:_costly", given(weight=lambda weight: -weight), [COST]),
+    Fault("coterie.runs.reinforce_batch:critic_batch", settings(lam=0.0), [CRITIC]),
+    Fault("coterie.runs.reinforce_batch:gae", given(bootstrap=0.0), [CRITIC]),
+    Fault("coterie.runs.reinforce_batch:critic_batch", settings(whiten=False), [WHITENING_OVER]),
+    Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
+    Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(
         "coterie.cli.data_filter:step_records",
         result(lambda steps: dict(list(steps.items())[:1])),
@@ -115,5 +127,5 @@ FAULTS = (
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),
-    Fault("coterie.runs.best_of_n:Picker._pick", returns(0), [JUDGE_PICKS]),
+    Fault("coterie.runs.benchmark:Picker._pick", returns(0), [JUDGE_PICKS]),
 )

@@ -12,7 +12,7 @@ from coterie.environments.coding import CRITIC
 from coterie.models.adapters import HEAD_FILE
 from coterie.progress import Silent
 from coterie.recipes import trainings as trainings_of_recipes
-from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl import SweetRL
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.losses import SFT

@@ -12,7 +12,7 @@ import torch
 from coterie.models.adapters import find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
-from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import Row
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Turn

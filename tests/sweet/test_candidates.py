@@ -15,8 +15,13 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.environments.coding import AGENT, CRITIC, with_reference
 from coterie.models.loading import load
-from coterie.recipes.sweet_rl.data import dialogues_to_branch
-from coterie.recipes.sweet_rl.recipe import JudgeCritic, SweetRL, open_critic, score_candidates
+from coterie.recipes.sweet_rl import (
+    JudgeCritic,
+    SweetRL,
+    dialogues_to_branch,
+    open_critic,
+    score_candidates,
+)
 from coterie.record.rows import prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
@@ -88,11 +93,11 @@ def log_ratios(
 
 
 def test_a_candidates_reward_is_its_mean_log_ratio_where_the_reference_is_shown(
-    run: Run, own: SweetRL
+    run: Run,
 ) -> None:
     for _, tree, group in list(groups(run))[:3]:
         nodes = [turn.id for turn in group]
-        found = run.store.credit(own.fingerprint(REWARD), "advantage", nodes)
+        found = run.store.credit(SweetRL(run.settings).fingerprint(REWARD), "advantage", nodes)
         ratios = log_ratios(run, tree, group, privileged=True)
         means = [sum(one) / len(one) for one in ratios]
         assert [found[node] for node in nodes] == pytest.approx(means, abs=1e-3)
@@ -144,12 +149,14 @@ def advantages(run: Run, task: Task, tree: Tree, group: Sequence[Turn], word: st
 
 
 def test_pairs_of_turns_are_of_the_upper_half_over_the_lower_each_turn_drawn_anew(
-    run: Run, own: SweetRL
+    run: Run,
 ) -> None:
     selected = [one for _, one in run.store.selections(1, "select")]
     drawn = set()
     for _, _, group in groups(run):
-        scores = run.store.credit(own.fingerprint(REWARD), "advantage", [t.id for t in group])
+        scores = run.store.credit(
+            SweetRL(run.settings).fingerprint(REWARD), "advantage", [t.id for t in group]
+        )
         ranked = sorted(scores, key=lambda node: -scores[node])
         mine = [(one.leaf, str(one.rejected)) for one in selected if one.leaf in scores]
         places = [(ranked.index(better), ranked.index(worse)) for better, worse in mine]

@@ -11,9 +11,7 @@ from coterie.engines.protocol import POLICY
 from coterie.environments.coding import CRITIC
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from coterie.recipes.registry import recipe, settings
-from coterie.recipes.sweet_rl.recipe import SweetRL
-from coterie.recipes.sweet_rl.settings import SweetSettings
+from coterie.recipes.sweet_rl import SweetRL
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from tests.sweet.known import BRANCH, REWARD, SELECT_TURNS, TRAIN
@@ -90,68 +88,6 @@ def test_the_steps_of_a_method(word: str) -> None:
         assert recipe.at(Step(1, "train")).trains == (POLICY,)
         assert judged or recipe.at(TRAIN).trains == (CRITIC,)
     assert recipe.stages()[-1].after == (recipe.steps()[-2],)
-
-
-CHANGES: dict[str, set[tuple[int, str]]] = {
-    "critic.privileged=false": {(0, "train"), (1, "reward")},
-    "critic.objective.beta=0.2": {(0, "train"), (1, "reward")},
-    "critic.train.epochs=3": {(0, "train"), (1, "reward")},
-    "min_reward=0.5": {(0, "select")},
-    "rollout.temperature=0.5": {(0, "rollout")},
-    "candidates.count=8": {(1, "rollout"), (1, "reward")},
-    "candidates.temperature=0.5": {(1, "rollout"), (1, "reward")},
-    "candidates.in_flight=3": set(),
-    "pairs.count=2": {(1, "select")},
-    "policy.objective.nll=0.5": {(1, "train")},
-    "policy.train.learning_rate=0.1": {(1, "train")},
-    "evaluate.temperature=0.5": {(0, "evaluate"), (2, "evaluate")},
-    "user_simulator.max_characters=100": {(0, "evaluate"), (0, "rollout"), (2, "evaluate")},
-    "seed=3": set(STEPS["method=sweet"]),
-}
-
-
-def test_a_changed_setting_changes_the_steps_that_depend_on_it_and_no_other() -> None:
-    before = made()
-    for word, steps in CHANGES.items():
-        after = made(word)
-        changed = {
-            (step.iteration, step.stage)
-            for step in before.steps()
-            if before.fingerprint(step) != after.fingerprint(step)
-        }
-        assert changed == steps, word
-
-
-def test_the_defaults_are_the_papers() -> None:
-    """Section 5.1, table 5 and the released commands; presets may say otherwise for an environment."""
-    own = SweetSettings()
-    assert (own.rollout.repeats, own.rollout.temperature, own.rollout.max_tokens) == (3, 1.0, 1024)
-    assert (own.critic.kind, own.critic.privileged) == ("likelihood", True)
-    critic, policy = own.critic.objective, own.policy.objective
-    assert (critic.beta, critic.nll, critic.normalise) == (0.1, 0.01, "turns")
-    for one in (policy, own.multi_turn_dpo.objective):
-        assert (one.beta, one.nll, one.normalise, one.label_smoothing) == (0.1, 0.01, "none", 0)
-    assert (own.candidates.share, own.candidates.count, own.candidates.temperature) == (0.1, 16, 1)
-    assert (own.pairs.count, own.pairs.top_share, own.min_reward) == (4, 0.5, 1.0)
-    assert (own.user_simulator.temperature, own.user_simulator.max_characters, own.method) == (
-        0.0,
-        400,
-        "sweet",
-    )
-
-
-@pytest.mark.parametrize("method", ["sweet", "rejection_ft", "multi_turn_dpo"])
-def test_the_plan_counts_the_dialogues_of_all_tasks(method: str) -> None:
-    words = ("rollout.tasks=5", "rollout.repeats=3", "evaluate.tasks=4")
-    found = settings("sweet_rl/backend", ["environment=persona", f"method={method}", *words])
-    whole = recipe(found).plan()
-    candidates = max(1, int(15 * found.candidates.share)) * found.candidates.count
-    assert whole.dialogues == 5 * 3 + candidates * (method == "sweet")
-    assert whole.evaluations == 2 * 4
-    lines = dict(whole.lines())
-    assert lines["training dialogues"] == f"at most {whole.dialogues}"
-    assert lines["held-out dialogues"] == "8"
-    assert lines["training tasks"] == "5 of 5 requested"
 
 
 def test_a_critic_is_no_policy(played_only: Run, own: SweetRL) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from coterie.models.adapters import find_head
 from coterie.progress import Silent
-from coterie.recipes.sweet_rl.data import rewards
 from coterie.runs.folder import Run
 from coterie.training.losses import DPO, SFT, Classifier, Regression
 from tests.sweet.known import SECRET, TRAIN, WORDS, Training, by_base, said, text, trained
@@ -31,14 +30,6 @@ def test_the_critic_learns_a_success_over_a_failure_with_the_reference_shown(
             assert not any("Reply" in words for words in said([one])), "the person's words"
         expected = [by_base(side, "turns") for side in (pair.chosen, pair.rejected)]
         assert pair.reference == pytest.approx(expected, abs=1e-3)
-
-
-def test_a_critic_without_privileges_is_trained_without_the_reference(
-    selected: Run, trainings: list[Training]
-) -> None:
-    got = trained(trainings, selected, TRAIN, "critic.privileged=false")
-    assert len(got.items) == 2
-    assert not any(SECRET in text(r.ids) for p in got.items for r in (*p.chosen, *p.rejected))
 
 
 @pytest.mark.parametrize("privileged", [True, False])
@@ -90,20 +81,3 @@ def test_rejection_ft_imitates_what_succeeded(
     assert len(got.items) == count + 1  # thoughts leave the history, and so begin a row
     assert sum(RIGHT in said([one])[-1] for one in got.items) == 2
     assert not any(SECRET in text(one.ids) for one in got.items)
-
-
-@pytest.mark.parametrize(
-    ("least", "pairs"), [(1.0, [(1.0, 0.1)] * 2), (0.5, [(0.5, 0.1), *[(1.0, 0.1)] * 2])]
-)
-def test_pairs_need_a_dialogue_that_is_good_enough(
-    played_only: Run, least: float, pairs: list[tuple[float, float]]
-) -> None:
-    recipe = made(*WORDS, f"min_reward={least}")
-    recipe.select(played_only, 0, Silent())
-    shares, found = rewards(played_only), []
-    assert sorted(shares.values()) == [0.1, 0.1, 0.1, 0.5, 1.0, 1.0]
-    for task, one in played_only.store.selections(0, "select"):
-        outcomes = played_only.store.tree(0, "rollout", task).outcomes
-        better, worse = (outcomes[leaf].sample for leaf in (one.leaf, str(one.rejected)))
-        found.append((shares[task, better], shares[task, worse]))
-    assert sorted(found) == pairs

@@ -13,12 +13,12 @@ from coterie.models.adapters import load_adapter
 from coterie.models.loading import is_adapter, load
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.recipes.trainings import STAGE
 from coterie.record.rows import Row
 from coterie.record.store import Store
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
-from coterie.runs.reinforce.sampling import paths_of
-from coterie.runs.reinforce.settings import UpdateSettings
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce_batch import paths_of
+from coterie.runs.reinforce_settings import UpdateSettings
 from coterie.training.reference import with_old
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, run_whole, telling_words
@@ -89,7 +89,7 @@ def _note_adapters(monkeypatch: pytest.MonkeyPatch, served: list[str]) -> None:
 
 
 def _rows(folder: Path, step: int) -> list[Row]:
-    stage, reward = f"{STAGE}/{step:05d}", PathReward(PathRewardSettings())
+    stage, reward = f"{REINFORCE}/{step:05d}", PathReward(PathRewardSettings())
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         tasks = store.tree_tasks(0, stage)
         agents = sorted(

@@ -26,7 +26,7 @@ from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
 from coterie.errors import UserError, did_you_mean
-from coterie.recipes.registry import quickstart_method
+from coterie.recipes.registry import QUICKSTART
 from coterie.terminal import Words, notes, results
 
 EPILOG = (
@@ -65,7 +65,6 @@ def options(
     """Post-train language-model agents that work together."""
 
 
-FIRST_METHOD = quickstart_method()
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Iteration = Annotated[
     int | None, typer.Option(help="Iteration; default: the first iteration without this stage.")
@@ -86,7 +85,7 @@ def _stage(name: str, text: str) -> None:
         folder: Folder,
         words: Words = None,
         iteration: Iteration = None,
-        recipe: StageRecipe = FIRST_METHOD,
+        recipe: StageRecipe = QUICKSTART,
     ) -> None:
         from coterie.cli.execution import run_stage
 
@@ -109,7 +108,7 @@ def stage(
     folder: Folder,
     words: Words = None,
     iteration: Iteration = None,
-    recipe: StageRecipe = FIRST_METHOD,
+    recipe: StageRecipe = QUICKSTART,
 ) -> None:
     """Run one stage of one iteration, by the stage names of the recipe.
 
@@ -153,7 +152,7 @@ def evaluate(
     words: Words = None,
     checkpoints: Which = Checkpoints.last,
     iteration: Iteration = None,
-    recipe: StageRecipe = FIRST_METHOD,
+    recipe: StageRecipe = QUICKSTART,
     fast: Fast = False,
     paper: Paper = False,
 ) -> None:

@@ -17,9 +17,7 @@ from coterie.environments.protocol import agents_of
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.runs.benchmark import BenchmarkSettings
 from coterie.runs.folder import Run
 
@@ -101,7 +99,7 @@ def candidates(
             agents = tuple(agent for agent, own in named.items() if own == name)
             before = f"{', '.join(agents)}: " * (len(names) > 1)
             if is_run(name):
-                opened = recorded_run(Path(name), recipe_of, _words(engine))
+                opened = recorded_run(Path(name), _words(engine))
                 recipe, run = runs.enter_context(opened)
                 part = [
                     (

@@ -22,8 +22,7 @@ from coterie.environments.protocol import Shared
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
 from coterie.terminal import notes
@@ -214,7 +213,7 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
             raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
         loaded = load(source, device=engine.device_name, template_args=engine.template_args)
     else:
-        with recorded_run(Path(source), recipe_of, words) as (recipe, run):
+        with recorded_run(Path(source), words) as (recipe, run):
             engine, version = recipe.settings.engine, recipe.versions(run)[-1]
             if iteration is not None:
                 version = exported_version(recipe, run, recipe.main_role, iteration)

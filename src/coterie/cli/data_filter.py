@@ -21,13 +21,12 @@ from coterie.environments.answers import question_of
 from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.trainings import STAGE as STEPS
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
-from coterie.runs.evaluation_results import STAGE
 from coterie.runs.folder import read_config
-from coterie.runs.reinforce.loop import step_records
-from coterie.runs.reinforce.sampling import step_stage
+from coterie.runs.loop import EVALUATION, REINFORCE
+from coterie.runs.reinforce import step_records
+from coterie.runs.reinforce_batch import step_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def filter_rows(
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give a store (runs/evaluations/*.sqlite)")
     with Store.open(file, read_only=True) as store:
-        rates = pass_rates(store, _newest(store, file, STAGE), [STAGE], rule.passing)
+        rates = pass_rates(store, _newest(store, file, EVALUATION), [EVALUATION], rule.passing)
     _write(rows, rates, file, out, rule, split, console)
 
 
@@ -136,7 +135,7 @@ def filter_run(folder: Path, out: Path, rule: RateRule, console: Console) -> Non
     name, stored = read_config(folder)
     file = folder / "store.sqlite"
     with Store.open(file, read_only=True) as store:
-        rates = step_rates(store, _newest(store, file, STEPS), STEPS, rule.passing)
+        rates = step_rates(store, _newest(store, file, REINFORCE), REINFORCE, rule.passing)
     _write(_rows(recipe_settings(name, (), stored)), rates, file, out, rule, "train", console)
 
 

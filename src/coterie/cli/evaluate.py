@@ -50,27 +50,28 @@ from coterie.environments.registry import (
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.recipes.description import RunCritic
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import critic_of, descriptions, settings
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import recorded_run
+from coterie.recipes.registry import BUILT_IN, RunCritic, critic_of, settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
 from coterie.rollout.candidates import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
+    NOBODY,
     PRESETS,
     BenchmarkSettings,
+    PickerSettings,
     benchmark_settings,
+    dialogue_rows,
     evaluate,
     sampler_per_agent,
+    score_best_of_n,
     store_name,
+    write_rows,
 )
-from coterie.runs.best_of_n import NOBODY, PickerSettings, score_best_of_n
-from coterie.runs.evaluation_results import STAGE
-from coterie.runs.export_rows import dialogue_rows, write_rows
 from coterie.runs.folder import Run, read_config
+from coterie.runs.loop import EVALUATION
 from coterie.terminal import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 
@@ -108,16 +109,20 @@ async def add_picks(settings: EvaluatedSettings, figures: Figures) -> Figures:
     if settings.dump is None and not picker.picks:
         return figures
     with Store.open(figures.store, read_only=True) as store:
-        attempt = store.iterations(STAGE)[-1]
+        attempt = store.iterations(EVALUATION)[-1]
         if settings.dump is not None:
             environment, version = settings.build_environment(), figures.version
-            rows = await dialogue_rows(store, attempt, STAGE, environment, settings.played, version)
+            rows = await dialogue_rows(
+                store, attempt, EVALUATION, environment, settings.played, version
+            )
             write_rows(Path(f"{expanded(settings.dump)}_step_{version}.jsonl"), rows)
         if not picker.picks:
             return figures
         file, n = figures.store.with_suffix(".picks.jsonl"), figures.evaluation.n
         try:
-            best = await score_best_of_n(store, attempt, STAGE, n, settings.samples, picker, file)
+            best = await score_best_of_n(
+                store, attempt, EVALUATION, n, settings.samples, picker, file
+            )
         except EngineError as error:
             raise UserError(
                 f"picker={picker.model}: {error}",
@@ -388,10 +393,10 @@ def _check_tokenizers(settings: ModelSettings, critic: ChatRenderer, policy: Cha
 
 @contextmanager
 def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
-    with recorded_run(folder, recipe_of) as (recipe, run):
+    with recorded_run(folder) as (recipe, run):
         critic = critic_of(recipe)
         if critic is None:
-            names = " or ".join(one.name for one in descriptions() if one.critic)
+            names = " or ".join(one.name for one in BUILT_IN if one.critic)
             raise UserError(
                 f"critic={folder} is a run of {recipe.name}, which has no critic",
                 f"give a run of {names}",

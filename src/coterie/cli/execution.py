@@ -22,16 +22,15 @@ from coterie.environments.protocol import agents_of
 from coterie.errors import UserError, nearest
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
-from coterie.recipes.base import Recipe
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan
-from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
-from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 from coterie.terminal import ConsoleProgress, beside, in_words, means_table, share
 
@@ -93,7 +92,7 @@ def run_stage(
 
 
 def write_report(folder: Path) -> Path:
-    with recorded_run(folder, recipe_of) as (recipe, run):
+    with recorded_run(folder) as (recipe, run):
         _report(recipe, run)
         return run.report
 

@@ -12,9 +12,7 @@ from coterie.environments.answers import GRADER, known_answers, question_of
 from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.record import export as jsonl
 from coterie.record.export import (
     LLAMAFACTORY,
@@ -47,7 +45,7 @@ def export(
     """
     out = out or folder / "export" / to
     check_new_folder(out, "remove it, or give --out another name")
-    with recorded_run(folder, recipe_of) as (recipe, run), whole_folder(out) as partial:
+    with recorded_run(folder) as (recipe, run), whole_folder(out) as partial:
         checked_role(recipe, role)
         if to == "verl":
             return out, _write_tasks(recipe, run, role, partial)

@@ -19,12 +19,10 @@ from coterie.models.loading import (
     load,
     writing,
 )
-from coterie.recipes.base import Recipe
-from coterie.recipes.recorded_run import recorded_run
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.registry import settings
-from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import Run
+from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION
 from coterie.terminal import notes
 
@@ -107,7 +105,7 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
     """Write the folder, then upload it if ``push`` names a repository. Check both before a model is loaded."""
     check_new_folder(what.out, "remove it, or give --out another name")
     repo = None if push is None else _create_repo(push, private)
-    with recorded_run(what.folder, recipe_of) as (recipe, run):
+    with recorded_run(what.folder) as (recipe, run):
         role = checked_role(recipe, what.role)
         version = exported_version(recipe, run, role, what.iteration)
         path = recipe.policy_path(run, version, role)

@@ -28,10 +28,9 @@ from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example, rollout
 from coterie.reports.page import Report, Section, write_page
 from coterie.rollout.episodes import CUT_OFF
-from coterie.runs.benchmark import BenchmarkSettings, Consistency
-from coterie.runs.best_of_n import BestOfN
-from coterie.runs.evaluation_results import STAGE, Evaluation
-from coterie.runs.loop import command_line
+from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency
+from coterie.runs.items import Evaluation
+from coterie.runs.loop import EVALUATION, command_line
 from coterie.terminal import beside, in_words, means_table, results, share
 
 EXAMPLES = 12
@@ -303,18 +302,18 @@ def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[
     same = all(one == vocabularies[0] for one in vocabularies)
     with ExitStack() as stack:
         stores = [stack.enter_context(Store.open(one.store, read_only=True)) for one in figures]
-        attempts = [store.iterations(STAGE)[-1] for store in stores]
+        attempts = [store.iterations(EVALUATION)[-1] for store in stores]
         scores: dict[str, list[float]] = {}
         for store, attempt in zip(stores, attempts, strict=True):
-            for tree in store.outlines(attempt, STAGE):
+            for tree in store.outlines(attempt, EVALUATION):
                 outcomes = [outcome.score or 0.0 for outcome in tree.outcomes.values()]
                 scores.setdefault(tree.task, []).extend(outcomes)
         examples = []
         for task in _picked_tasks(scores):
             samples: list[Shown] = []
             for one, store, attempt in zip(figures, stores, attempts, strict=True):
-                if task in store.tree_tasks(attempt, STAGE):
-                    tree = store.tree(attempt, STAGE, task)
+                if task in store.tree_tasks(attempt, EVALUATION):
+                    tree = store.tree(attempt, EVALUATION, task)
                     for outcome, path in tree.trajectories():
                         number = f", rollout {outcome.sample}" if settings.samples > 1 else ""
                         sample = rollout(tree, outcome, path, f"{one.label}{number}")

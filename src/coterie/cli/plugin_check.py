@@ -63,10 +63,9 @@ def check(kind: str, name: str) -> None:
         dataset_type(name)
         row_type(name)
     elif kind == "recipe":
-        from coterie.recipes import plugins
-        from coterie.recipes.registry import recipe_kind
+        from coterie.recipes.registry import plugin as recipe_plugin
 
-        plugins.plugin(recipe_kind(), name)
+        recipe_plugin(name)
     elif kind == "reward":
         from coterie.rewards.dialogue_reward import load_terms
 

@@ -18,22 +18,22 @@ from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import (
+    QUICKSTART,
     micro_world,
     played_by,
     preset,
-    quickstart_method,
     quickstart_sizes,
     settings,
 )
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.runs.evaluation_results import evaluation
 from coterie.runs.folder import open_run, read_config
+from coterie.runs.items import evaluation
 
 
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
     """Run the small preset of a data set in ``folder``. Replaces a finished quickstart."""
     began = time.monotonic()
-    name = quickstart_method()
+    name = QUICKSTART
     preset(name, dataset)
     if any(map(is_name_word, words)):
         raise UserError(

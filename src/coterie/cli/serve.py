@@ -135,10 +135,9 @@ def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Expor
     from coterie.config.folders import sha256
     from coterie.engines.server import absolute
     from coterie.models.loading import is_adapter, resolve
-    from coterie.recipes.recorded_run import recorded_run
-    from coterie.recipes.registry import recipe as recipe_of
+    from coterie.recipes.base import recorded_run
 
-    with recorded_run(run, recipe_of) as (recipe, opened):
+    with recorded_run(run) as (recipe, opened):
         role = recipe.main_role
         version = exported_version(recipe, opened, role, iteration)
         path = recipe.policy_path(opened, version, role)

@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
@@ -120,15 +119,14 @@ def source_of(name: str, choices: Sequence[Choice]) -> str:
 def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
     value: ListValue = list(xs)
     for choice in choices:
-        value = _step(choice)(value)
+        value = STEPS[choice.kind](value, choice.number)
     return value
 
 
-@cache
-def _step(choice: Choice) -> Callable[[ListValue], ListValue]:
-    """Compile the line of a choice, which is a constant of this file."""
-    step: Callable[[ListValue], ListValue] = eval(f"lambda xs: {choice.code.removeprefix('xs = ')}")
-    return step
+STEPS: dict[str, Callable[[ListValue, int], ListValue]] = {
+    kind.name: eval(f"lambda xs, k: {kind.expression.format(k='k')}") for kind in KINDS
+}
+"""Functions of the kinds. Only the expressions above are evaluated, never a number or a text from outside."""
 
 
 MAX_TURNS = 5

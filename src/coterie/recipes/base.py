@@ -3,20 +3,24 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 
 from coterie.config.plugins import label
 from coterie.config.resolve import flatten
+from coterie.config.settings import Settings
 from coterie.engines.protocol import POLICY, Engine, Sampling
 from coterie.environments.checks import check_needs
 from coterie.environments.protocol import Environment, Openers, agents_of, openers_of
 from coterie.environments.registry import content, make_environment
+from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, identity
+from coterie.models.loading import LoadedModel, identity, is_adapter
 from coterie.progress import Progress
+from coterie.recipes import registry
 from coterie.recipes.plan import Plan, make_plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.rows import Edit
@@ -24,9 +28,8 @@ from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.actors import Actors, open_actors
-from coterie.runs.folder import Run, Step
-from coterie.runs.items import play, summary
+from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.items import Actors, open_actors, play, summary
 from coterie.runs.loop import EVALUATION, Stage
 from coterie.runs.roles import Role, Roles, load_selections
 from coterie.tools.sandbox.pool import Sandbox
@@ -128,6 +131,7 @@ class Recipe(ABC):
         after: Sequence[Stage] = (),
         depends: Sequence[object] = (),
         *,
+        uses: Sequence[str] = (),
         trains: str | Sequence[str] = (),
         alone: bool = False,
     ) -> Stage:
@@ -138,7 +142,9 @@ class Recipe(ABC):
             name: Name of the stage, unique in its iteration.
             do: Function of the run, iteration and progress that returns the metrics.
             after: Stages whose results it reads.
-            depends: Settings that its results depend on. A change makes the results invalid.
+            depends: Values that its results depend on and that are not settings, such as the hash of a file.
+            uses: Names of the settings and groups that its results depend on, such as ``rollout`` or ``train``.
+                A change of these, of ``depends`` or of a stage in ``after`` makes the results invalid.
             trains: Roles that it trains.
             alone: Stop servers first, to free the devices. A stage that trains always does so.
         """
@@ -155,7 +161,8 @@ class Recipe(ABC):
 
         required = tuple(stage.step for stage in after)
         kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(roles)}"
-        return Stage(Step(iteration, name), done, required, tuple(depends), roles, kind)
+        settings = (_identity(attrgetter(name)(self.settings)) for name in uses)
+        return Stage(Step(iteration, name), done, required, (*settings, *depends), roles, kind)
 
     # -- for the loop -------------------------------------------------------------------------
 
@@ -172,10 +179,18 @@ class Recipe(ABC):
 
     def fingerprint(self, step: Step) -> str:
         """Return a hash of the settings and stages that the step's results depend on."""
-        stage, common = self.at(step), (self._models, self._content, self.settings.seed)
+        return self._fingerprints[step]
+
+    @cached_property
+    def _fingerprints(self) -> dict[Step, str]:
+        common = (self._models, self._content, self.settings.seed)
         args = sorted(self.settings.engine.template_args.items())
-        depends = ([str(one) for one in stage.after], *stage.depends, *([args] if args else []))
-        return digest(step.stage, *common, *depends)[:16]
+        prints: dict[Step, str] = {}
+        for stage in self.stages():
+            inputs = [f"{one} {prints.get(one, '')}" for one in stage.after]
+            depends = (inputs, *stage.depends, *([args] if args else []))
+            prints[stage.step] = digest(stage.step.stage, *common, *depends)[:16]
+        return prints
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
@@ -186,7 +201,6 @@ class Recipe(ABC):
         return content(self.settings, self.environment)
 
     def close(self) -> None:
-        """Stop the servers of the stages."""
         if self._roles is not None:
             self._roles.close()
             self._roles = None
@@ -238,16 +252,11 @@ class Recipe(ABC):
         return open_actors(self.environment, logs, openers=self.openers())
 
     def evaluation(
-        self, version: int, after: Sequence[Stage] = (), depends: Sequence[object] | None = None
+        self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
     ) -> Stage:
-        """Make the stage that evaluates the policies of an iteration.
-
-        ``depends`` defaults to the settings of the evaluation and the engine.
-        """
-        s = self.settings
-        own = (s.evaluate.fingerprint(), s.max_tokens, *s.engine.identity())
-        depends_on = own if depends is None else depends
-        return self.stage(version, EVALUATION, self.evaluate, after, depends_on)
+        """Make the stage that evaluates the policies of an iteration. ``uses`` are settings beyond its own."""
+        own = ("evaluate", "max_tokens", "engine", *uses)
+        return self.stage(version, EVALUATION, self.evaluate, after, uses=own)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Play one episode on each held-out task with the newest version of each role."""
@@ -295,7 +304,6 @@ class Recipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage with the newest version of each role."""
         samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
         return await self.play_by(run, episodes, samplers, progress)
 
@@ -306,7 +314,6 @@ class Recipe(ABC):
         samplers: Mapping[str, TokenSampler],
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage with the given samplers."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
         engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
         async with self.actors(run) as actors:
@@ -315,9 +322,49 @@ class Recipe(ABC):
         return summary(run.store, iteration, stage)
 
 
+def _identity(value: object) -> object:
+    """Return what results depend on in a setting or group; a group may leave out keys by ``identity()``."""
+    if not isinstance(value, Settings):
+        return value
+    own = getattr(value, "identity", None)
+    return (
+        own()
+        if own
+        else {name: _identity(getattr(value, name)) for name in type(value).model_fields}
+    )
+
+
 def _sampled(engines: Sequence[Engine]) -> int:
     return sum(engine.stats.sampled_tokens for engine in engines)
 
 
 async def _await(result: Awaitable[Metrics | None]) -> Metrics | None:
     return await result
+
+
+@contextmanager
+def recorded_run(folder: Path, words: Sequence[str] = ()) -> Iterator[tuple[Recipe, Run]]:
+    """Open a run read-only, with the recipe of its stored settings.
+
+    ``words`` override stored settings. Raises ``UserError`` for a folder that is not a run.
+    """
+    name, stored = read_config(folder)
+    recipe = registry.recipe(registry.settings(name, words, stored))
+    with open_run(folder, name, recipe.settings, write=False) as run:
+        yield recipe, run
+
+
+def last_policy(folder: Path) -> str:
+    """Return the weights of a run's newest policy, or its base model if no policy is trained.
+
+    Raises ``UserError`` for a run whose policies are adapters.
+    """
+    with recorded_run(folder) as (source, run):
+        path = source.policy_path(run, source.versions(run)[-1])
+    if is_adapter(path):
+        raise UserError(
+            f"model={folder}: the last policy of this run is a LoRA adapter ({path}), and a run needs a full model",
+            f"merge the adapter into {source.settings.model} (docs/howto/bring-your-own.md has the lines) "
+            f"and give model=MERGED; to evaluate or serve {folder}, no merging is needed",
+        )
+    return str(path)

@@ -1,27 +1,50 @@
-"""Training on conversations or preferences of a file, measured on held-out rows before and after."""
+"""Training on the rows of a file, measured on held-out rows before and after: ``sft`` and ``dpo``.
 
+    evaluate, measure   the base model: replies to held-out prompts, and loss or margins of held-out rows
+    train               sft: -log p of the assistant's tokens, mean over a batch
+                        dpo (arXiv 2305.18290): -log sigmoid(beta (log-ratio of chosen - log-ratio of rejected)),
+                        with the base model as the reference
+    evaluate, measure   the trained model, on the same rows
+
+Rows that begin with the same tokens are packed into prefix tries, so shared prefixes are computed once.
+"""
+
+import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
+from math import exp, log1p
+from pathlib import Path
 from typing import Any
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.conversations import Conversation
+from coterie.datasets.conversations import Conversation, Preference
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY, Engine
-from coterie.environments.conversation import ConversationReply
+from coterie.environments.conversation import PROBLEMS, ConversationReply
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.file_settings import FileTrainingSettings
+from coterie.recipes.file_training_settings import (
+    DPOFileSettings,
+    FileTrainingSettings,
+    SFTFileSettings,
+)
 from coterie.recipes.plan import Plan
-from coterie.record.rows import Row
-from coterie.record.tree import Metrics
-from coterie.runs.folder import Run
+from coterie.recipes.report import EXAMPLES, decoder, plain_report
+from coterie.recipes.trainings import prefer, train_role
+from coterie.record.rows import Pair, Row
+from coterie.record.tree import ItemKey, Metrics
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, example
+from coterie.reports.page import Report, Section
+from coterie.rollout.conversation_rows import conversation_rows, preference_pair
+from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
 from coterie.training.settings import TrainingSettings
 
@@ -41,6 +64,8 @@ class FileTraining(Recipe):
     environment: ConversationReply
     row: type[Conversation]
     """Type of the training rows."""
+    uses: tuple[str, ...]
+    """Settings that training and measurement depend on."""
 
     def __init__(self, settings: FileTrainingSettings) -> None:
         super().__init__(settings)
@@ -53,19 +78,14 @@ class FileTraining(Recipe):
             )
 
     def stages(self) -> list[Stage]:
-        s = self.settings
-        depends = (s.train.identity(), s.rows, s.long_rows, *self._identity())
+        uses = ("train", "rows", "long_rows", *self.uses)
         before = [self.evaluation(0), self._measured(0)]
-        train = self.stage(0, "train", self.train, (), depends, trains=POLICY)
+        train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
         return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
-        depends = (self.settings.evaluate.rows, *self._identity())
-        return self.stage(version, MEASURE, self.measure, after, depends, alone=True)
-
-    def _identity(self) -> tuple[object, ...]:
-        """Return settings that training and measurement depend on."""
-        return ()
+        uses = ("evaluate.rows", *self.uses)
+        return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
         """Return True if the recipe can train on a type of rows."""
@@ -94,11 +114,9 @@ class FileTraining(Recipe):
         return max(lengths, default=None), max(map(len, groups), default=1)
 
     def training_tasks(self) -> int:
-        """Return 0: training rows are not played."""
         return 0
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        """Return the first rows as texts, each with True if its tokens are trained."""
         renderer, _ = self._model
         texts = []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
@@ -111,7 +129,6 @@ class FileTraining(Recipe):
         return texts
 
     def plan(self) -> Plan:
-        """Return the size of the run. Raises ``UserError`` for rows that exceed the limits."""
         plan = super().plan()
         self._check_lengths("training", self.training_items, self._limit("train"))
         self._check_lengths("held-out", self.heldout_items, self._limit("heldout"))
@@ -211,3 +228,210 @@ async def target_logprobs(
     finally:
         progress.close()
     return logprobs
+
+
+class SFTOnFile(FileTraining):
+    """Recipe of ``sft``."""
+
+    settings: SFTFileSettings
+    row = Conversation
+
+    uses = ("targets",)
+
+    def trains_on(self, row: type[QuestionRow]) -> bool:
+        return row is Conversation or issubclass(row, PROBLEMS)
+
+    def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Row]:
+        return conversation_rows(renderer, conversation, self.settings.targets)
+
+    def rows_of(self, item: Row) -> Sequence[Row]:
+        return (item,)
+
+    def train(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Minimize the mean of -log p over the trained tokens."""
+        policy = self.models(run).load_to_train(POLICY, 0)
+        own = self.seeded(self.settings.train, i)
+        return train_role(
+            *(run, i, policy, self.training_items, own, progress),
+            role=POLICY,
+            **self.measured_in_training(),
+        )
+
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
+        """Return the mean loss of the assistant's tokens in held-out rows, in nats per token."""
+        models = self.models(run)
+        engine = models.embedded(POLICY, version)
+        rows = self.heldout_items
+        logprobs = await target_logprobs(engine, rows, progress, f"held-out loss {version}")
+        return {
+            "held out": len(rows),
+            "loss": -sum(map(sum, logprobs)) / max(1, sum(map(len, logprobs))),
+            "tokens": sum(map(len, logprobs)),
+        }
+
+
+class DPOOnFile(FileTraining):
+    """Recipe of ``dpo``."""
+
+    settings: DPOFileSettings
+    row = Preference
+
+    uses = ("objective",)
+
+    def items_of(self, renderer: ChatRenderer, conversation: Conversation) -> list[Pair]:
+        return [preference_pair(renderer, conversation)]
+
+    def rows_of(self, item: Pair) -> Sequence[Row]:
+        return (*item.chosen, *item.rejected)
+
+    def train(self, run: Run, i: int, progress: Progress) -> Metrics:
+        policy, s = self.models(run).load_to_train(POLICY, 0), self.settings
+        own = self.seeded(s.train, i)
+        return prefer(
+            *(run, i, policy, self.training_items, s.objective, own, progress),
+            role=POLICY,
+            **self.measured_in_training(),
+        )
+
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
+        """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""
+        pairs = self.heldout_items
+        rows = [row for pair in pairs for row in self.rows_of(pair)]
+        sums = []
+        for one in sorted({0, version}):
+            engine = self.models(run).embedded(POLICY, one)
+            sums.append(await target_logprobs(engine, rows, progress, f"held-out pairs {one}"))
+        ratios = [sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True)]
+        margins, at = [], 0
+        for pair in pairs:
+            middle, stop = at + len(pair.chosen), at + len(self.rows_of(pair))
+            beta, key = self.settings.objective.beta, ItemKey(version, MEASURE, pair.name)
+            sides = {
+                "chosen": beta * sum(ratios[at:middle]),
+                "rejected": beta * sum(ratios[middle:stop]),
+            }
+            margins.append(sides["chosen"] - sides["rejected"])
+            if not run.store.finished(key):
+                run.store.finish(key, metrics=sides)
+            at = stop
+        return {
+            "held out": len(pairs),
+            "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
+            "accuracy": sum(m > 0 for m in margins) / len(margins),
+            "margin": sum(margins) / len(margins),
+        }
+
+
+POINTS = 100
+UNMEASURED = ("seconds", "settings")
+
+
+def training_report(recipe: FileTraining, run: Run) -> Report:
+    return plain_report(recipe, run, [_held_out(recipe, run), *_curve(run), _rows(recipe)])
+
+
+def _held_out(recipe: FileTraining, run: Run) -> Section:
+    measures = {
+        ("base", "trained")[version]: run.metrics(Step(version, MEASURE))
+        for version in (0, 1)
+        if run.is_finished(Step(version, MEASURE))
+    }
+    names = [name for name in next(iter(measures.values()), {}) if name not in UNMEASURED]
+    rows = [(name, *(f"{float(one[name]):.4g}" for one in measures.values())) for name in names]
+    return Section(
+        "held-out",
+        "Measures on held-out rows",
+        "Rows that are not trained on.",
+        ("measure", *measures),
+        tuple(rows),
+        examples=_margins(recipe, run),
+    )
+
+
+def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
+    """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
+    items = run.store.metrics(1, MEASURE)
+    rewards = {key.task: one for key, one in items.items() if key.task and "chosen" in one}
+    if not rewards:
+        return ()
+    pairs = {pair.name: pair for pair in recipe.heldout_items}
+    margins = {
+        name: float(one["chosen"]) - float(one["rejected"])
+        for name, one in rewards.items()
+        if name in pairs
+    }
+    ranked = sorted(margins, key=margins.__getitem__)
+    half = EXAMPLES // 4
+    names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
+    return tuple(
+        _pair(recipe, pairs[name], margins[name], rewards[name], "Held-out pair, not trained on.")
+        for name in names
+    )
+
+
+def _curve(run: Run) -> list[Section]:
+    """Return the training loss at evenly spaced steps, and the held-out loss where it was measured."""
+    file: Path = run.training_folder(0) / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    if not steps:
+        return []
+    points = steps[:: -(-len(steps) // POINTS)]
+    series = [Series("training", _points(points, "loss"))]
+    if measured := [one for one in steps if "heldout_loss" in one]:
+        series.append(Series("held out", _points(measured, "heldout_loss"), "grey"))
+    rows = tuple((f"{one['step']}", f"{one['loss']:.4f}") for one in (steps[0], steps[-1]))
+    chart = Chart("training-loss-chart", "Loss by step", "step", "loss", tuple(series))
+    intro = "Mean loss of each optimizer step, and of held-out rows after some (evaluate.every)."
+    return [Section("training-loss", "Training loss", intro, ("step", "loss"), rows, (chart,))]
+
+
+def _points(steps: Sequence[dict[str, float]], name: str) -> tuple[Point, ...]:
+    return tuple(
+        Point(one["step"], one[name], f"step {one['step']}: loss {one[name]:.4f}") for one in steps
+    )
+
+
+def _rows(recipe: FileTraining) -> Section:
+    try:
+        items = list(islice(recipe.training_items, EXAMPLES))
+    except UserError:  # the file has changed since the run
+        items = []
+    show = partial(_pair, recipe) if items and isinstance(items[0], Pair) else partial(_row, recipe)
+    return Section(
+        "training-rows",
+        "Training rows",
+        "The first rows of the file as the model is trained on them. Marked tokens are trained; for a pair, the chosen "
+        "reply is made more likely than the rejected one.",
+        examples=tuple(show(item) for item in items),
+    )
+
+
+def _row(recipe: FileTraining, row: Row) -> Example:
+    sample = Shown("row", (("tokens", f"{len(row.ids):,}"),), ((POLICY, row),), trained=True)
+    return example(None, [sample], decoder(recipe), title=row.origin)
+
+
+def _pair(
+    recipe: FileTraining,
+    pair: Pair,
+    margin: float | None = None,
+    rewards: object = None,
+    reason: str = "",
+) -> Example:
+    sides: Sequence[tuple[str, tuple[Row, ...]]] = (
+        ("chosen", pair.chosen),
+        ("rejected", pair.rejected),
+    )
+    samples = []
+    for side, rows in sides:
+        facts = {"tokens": f"{sum(row.target_count for row in rows):,}"}
+        if isinstance(rewards, dict):
+            facts["implicit reward"] = f"{float(rewards[side]):+.3f}"
+        own = tuple((POLICY, row) for row in rows)
+        samples.append(Shown("reply", tuple(facts.items()), own, trained=not reason, side=side))
+    if margin is not None:
+        reason += f" After training: beta * log(p / p_base) of chosen minus rejected is {margin:+.3f}; before, it is 0."
+    title = " over ".join(dict.fromkeys(rows[0].origin for _, rows in sides))
+    return example(None, samples, decoder(recipe), reason, title=title)

@@ -1,7 +1,9 @@
 """Plan of a run before it starts: its size, and checks of settings that cannot work."""
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -281,6 +283,41 @@ def content_of(task: Task) -> str:
     reference = task.secrets.get(REFERENCE)
     reference_text = "" if reference is None else reference.reveal(GRADER)
     return f"{sorted(task.public.items())} {reference_text}"
+
+
+# Held-out questions are searched for in prompts by their words alone, anywhere in the prompt. Case, spaces, punctuation
+# and invisible characters are ignored.
+
+_WORD = re.compile(r"[^\W_]+")
+_MIN_WORDS = 4
+"""Leading words that index a question; a shorter question is indexed by all its words."""
+Words = tuple[str, ...]
+
+
+class HeldOutQuestions:
+    """Index of questions that finds them inside longer texts."""
+
+    def __init__(self, questions: Iterable[str]) -> None:
+        self._beginning: dict[Words, list[Words]] = {}
+        for question in questions:
+            if question_words := _words(question):
+                self._beginning.setdefault(question_words[:_MIN_WORDS], []).append(question_words)
+
+    def occurs_in(self, text: str) -> bool:
+        text_words = _words(text)
+        return any(
+            text_words[start : start + len(question)] == question
+            for start in range(len(text_words))
+            for length in range(1, _MIN_WORDS + 1)
+            for question in self._beginning.get(text_words[start : start + length], ())
+        )
+
+
+def _words(text: str) -> Words:
+    """Return the words of a text without invisible characters (zero-width characters, soft hyphens)."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    visible = "".join(character for character in plain if unicodedata.category(character) != "Cf")
+    return tuple(_WORD.findall(visible))
 
 
 def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:

@@ -1,48 +1,123 @@
-"""Registry of recipes, found by their folders and described by their :mod:`coterie.recipes.description`.
+"""Registry of recipes: their methods, presets and resolved settings, and recipes from plug-ins.
 
-Heavy imports are inside functions, because every command imports this module.
+Every command imports this module, including ``coterie --help``, so heavy imports are inside functions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, resources
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie import recipes
-from coterie.config.plugins import OWN, Kind, installed, is_spec
+from coterie.config.plugins import OWN, Kind, find, installed, is_spec
 from coterie.errors import UserError, did_you_mean, nearest
-from coterie.recipes.description import RecipeDescription
-from coterie.recipes.plugins import plugin
 
 if TYPE_CHECKING:
     from coterie.environments.registry import Choice
+    from coterie.models.chat import ChatRenderer
     from coterie.recipes.base import Recipe
-    from coterie.recipes.description import RunCritic
     from coterie.recipes.settings import Presets, RecipeSettings
+    from coterie.record.tree import Task, Tree
+    from coterie.record.turn import Turn
     from coterie.reports.page import Report
     from coterie.runs.folder import Run
 
 
-@cache
-def descriptions() -> tuple[RecipeDescription, ...]:
-    folders = [module.name for module in iter_modules(recipes.__path__) if module.ispkg]
-    modules = (import_module(f"{recipes.__name__}.{name}.description") for name in sorted(folders))
-    return tuple(module.DESCRIPTION for module in modules)
+@dataclass(frozen=True, slots=True)
+class OpenCritic:
+    """An open critic."""
+
+    renderer: "ChatRenderer | None"
+    """Renderer of the token ids that the critic reads; ``None`` if it reads text."""
+    score: "Callable[[Task, Tree, Sequence[Turn]], Awaitable[list[float]]]"
+    """Function that scores the candidates of one turn; higher is better."""
+
+
+class RunCritic(Protocol):
+    """Critic of a recipe's runs. Both methods raise ``UserError`` for a run whose critic is not trained."""
+
+    def fingerprint(self, run: "Run") -> str: ...
+
+    def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeDescription:
+    """Registry entry of a recipe, built in or an entry point of ``coterie.recipes``."""
+
+    name: str
+    """Name of the recipe. Methods are called ``name`` or ``name/method``."""
+    package: str
+    """Package with the file ``presets/METHOD.yaml`` of each method; empty without presets."""
+    settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
+    """Settings of the methods, in the order of the list."""
+    recipe: "Callable[[RecipeSettings], Recipe]"
+    report: "Callable[[Recipe, Run], Report]"
+    """Function that makes the report of a run, finished or not."""
+    critic: "Callable[[Recipe], RunCritic | None] | None" = None
+    """Function that returns the critic for ``coterie evaluate critic=RUN``, or ``None`` if the run has no critic."""
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"coterie.recipes.{module}"), name)
+
+
+def _built_in(
+    name: str, methods: str, recipe: str, report: str, critic: str = ""
+) -> RecipeDescription:
+    """Return the entry of a recipe whose parts are named ``module:Name`` and imported on first use."""
+    module = recipe.partition(":")[0]
+    return RecipeDescription(
+        name=name,
+        package="coterie.recipes",
+        settings=lambda: tuple(_load(f"{module}_settings:{one}") for one in methods.split()),
+        recipe=lambda settings: _load(recipe)(settings),
+        report=lambda one, run: _load(report)(one, run),
+        critic=(lambda one: _load(critic)(one)) if critic else None,
+    )
+
+
+BUILT_IN = (
+    _built_in(
+        *("dense_tree", "TinySettings GSM8KSettings MathSettings BabyAISettings"),
+        *("dense_tree:DenseTree", "dense_tree:dense_tree_report"),
+    ),
+    _built_in("dpo", "DPOFileSettings", "file_training:DPOOnFile", "file_training:training_report"),
+    _built_in(
+        "gap", "TinySettings MhqaSettings WebSettings CodeSettings", "gap:Gap", "gap:gap_report"
+    ),
+    _built_in(
+        *("moat", "MathsSettings ComplexQASettings WebSettings"),
+        *("moat:Moat", "moat_report:moat_report"),
+    ),
+    _built_in(
+        *("optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
+        *("optima:Optima", "optima_report:optima_report"),
+    ),
+    _built_in("rl", "GrpoSettings DapoSettings PpoSettings", "rl:Reinforce", "rl:rl_report"),
+    _built_in("sft", "SFTFileSettings", "file_training:SFTOnFile", "file_training:training_report"),
+    _built_in(
+        *("sweet_rl", "SweetSettings", "sweet_rl:SweetRL"),
+        *("sweet_rl:sweet_report", "sweet_rl:sweet_critic"),
+    ),
+)
+RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
+QUICKSTART = "optima/isft"
+"""Method of ``coterie quickstart``; ``presets/optima/quickstart.yaml`` has its sizes."""
 
 
 def described(name: str) -> RecipeDescription:
     """Return the description of the recipe with a method. Raises :class:`UserError` for an unknown method."""
     if is_spec(name):
-        return plugin(recipe_kind(), name)
-    folder = name.partition("/")[0]
-    description = next(
-        (candidate for candidate in descriptions() if candidate.name == folder), None
-    )
-    if folder in installed(recipe_kind()):
-        description = plugin(recipe_kind(), folder)
+        return plugin(name)
+    recipe = name.partition("/")[0]
+    description = next((one for one in BUILT_IN if one.name == recipe), None)
+    if recipe in installed(RECIPES):
+        description = plugin(recipe)
     if description is None or name not in _methods(description):
-        known = (*names(), *installed(recipe_kind()))
+        known = (*names(), *installed(RECIPES))
         near = nearest(name, known, cutoff=0.3)
         hint = f"did you mean {near!r}? " if near else ""
         raise UserError(
@@ -51,20 +126,48 @@ def described(name: str) -> RecipeDescription:
     return description
 
 
-def recipe_kind() -> Kind:
-    """Return the kind of plug-in for recipes, with the built-in names that entry points must not use."""
-    return Kind(
-        "recipe", {one.name: f"{one.package}.description:DESCRIPTION" for one in descriptions()}
+@cache
+def plugin(name: str) -> RecipeDescription:
+    """Return the description of a plug-in, or make one for its class.
+
+    Raises ``UserError`` for an object that is not a recipe, and for a recipe with missing methods.
+    """
+    located = find(RECIPES, name)
+    if isinstance(located.thing, RecipeDescription):
+        if is_spec(name):
+            raise UserError(
+                f"{located} is a description, which has several methods",
+                "name the class of a recipe, or register the description as an entry point of coterie.recipes",
+            )
+        return located.thing
+    from pydantic import create_model
+
+    from coterie.config.plugins import settings_type_of
+    from coterie.recipes.base import Recipe
+    from coterie.recipes.settings import RecipeSettings
+
+    if not (isinstance(located.thing, type) and issubclass(located.thing, Recipe)):
+        raise UserError(
+            f"{located} is not a recipe",
+            "derive a class from coterie.recipes.base.Recipe, or give a RecipeDescription",
+        )
+    if missing := sorted(located.thing.__abstractmethods__):
+        raise UserError(f"{located} has no {', '.join(missing)}", "define it")
+    base = settings_type_of(located, RecipeSettings)
+    own: type[RecipeSettings] = create_model(
+        base.__name__, __base__=base, __module__=base.__module__
+    )
+    own.recipe = located.name
+    return RecipeDescription(
+        located.name, "", lambda: (own,), located.thing, _load("report:plain_report")
     )
 
 
 def names() -> tuple[str, ...]:
-    """Return the methods of all built-in recipes."""
-    return tuple(method for one in descriptions() for method in _methods(one))
+    return tuple(method for one in BUILT_IN for method in _methods(one))
 
 
 def settings_type(name: str) -> "type[RecipeSettings]":
-    """Return the settings type of a method. Raises :class:`UserError` for an unknown method."""
     return _methods(described(name))[name]
 
 
@@ -73,7 +176,6 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
 
 
 def run_report(recipe: "Recipe", run: "Run") -> "Report":
-    """Return the report of a run, finished or not."""
     return described(recipe.name).report(recipe, run)
 
 
@@ -83,12 +185,7 @@ def critic_of(recipe: "Recipe") -> "RunCritic | None":
     return critic(recipe) if critic else None
 
 
-def quickstart_method() -> str:
-    return next(one.quickstart for one in descriptions() if one.quickstart)
-
-
 def micro_world(name: str) -> str:
-    """Return the micro-world of a method, its default environment."""
     return played_by(name)[0]
 
 
@@ -126,8 +223,7 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
 
 def quickstart_sizes(dataset: str) -> dict[str, Any]:
     """Return the sizes of a quickstart, which override the preset of the data set."""
-    sizes = _presets_of(described(quickstart_method()), "quickstart")
-    return _packaged(sizes, dataset, "a quickstart")
+    return _packaged(_presets(QUICKSTART, "optima/quickstart"), dataset, "a quickstart")
 
 
 def settings(
@@ -208,7 +304,7 @@ def _of_run(word: str) -> str:
     key, _, text = word.partition("=")
     if key != "model" or not (expanded(text) / "config.yaml").is_file():
         return word
-    from coterie.recipes.last_policy import last_policy
+    from coterie.recipes.base import last_policy
 
     return f"model={last_policy(expanded(text))}"
 
@@ -217,16 +313,13 @@ def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]
     return {settings.recipe: settings for settings in description.settings()}
 
 
-def _presets(name: str) -> "Presets":
-    return _presets_of(described(name), name.rpartition("/")[2])
-
-
-def _presets_of(description: RecipeDescription, file: str) -> "Presets":
+def _presets(name: str, file: str = "") -> "Presets":
     from coterie.recipes.settings import NONE, read_presets
 
-    if not description.package:
+    package = described(name).package
+    if not package:
         return NONE
-    table = resources.files(description.package) / "presets" / f"{file}.yaml"
+    table = resources.files(package) / "presets" / f"{file or name}.yaml"
     return read_presets(table) if table.is_file() else NONE
 
 

@@ -23,8 +23,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
-from coterie.runs.evaluation_results import evaluation, held_out_results
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
+from coterie.runs.items import evaluation, held_out_results
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
 
 
@@ -192,7 +192,6 @@ def run_sweep(
 
 
 def mean_of_seeds(value: str, rows: Sequence[SweepRow], scores: dict[str, list[float]]) -> SweepRow:
-    """Return one row for all seeds of a value, with the mean score of each task."""
     own = [row for row in rows if row.value == value]
     means = [fmean(scores[task]) for task in sorted(scores)]
     score, low, high = (round(n, 4) for n in (fmean(means), *bootstrap_interval(means, seed=0)))
@@ -223,7 +222,6 @@ class Part:
         return part, count
 
     def open(self) -> AbstractContextManager[Run]:
-        """Open the run to read it."""
         return open_run(self.folder, self.recipe.name, self.recipe.settings, write=False)
 
 

@@ -8,8 +8,8 @@ from coterie.config.settings import Settings
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number
 from coterie.reports.page import Headline, Section, duration, signed
-from coterie.runs.evaluation_results import Evaluation
 from coterie.runs.folder import Run, Step
+from coterie.runs.items import Evaluation
 
 
 def headlines(evaluations: Sequence[Evaluation], metric: str, planned: int) -> tuple[Headline, ...]:

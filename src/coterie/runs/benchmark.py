@@ -1,23 +1,30 @@
 """Evaluation of a policy (checkpoint, model or endpoint) on the held-out tasks of a benchmark.
 
 Each policy has its own store. An interrupted evaluation resumes, a finished one is only read, and one with more samples
-plays only the new samples.
+plays only the new samples. A judge may pick the best of several dialogues of a task (AFM, arXiv 2508.13167, table 4).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import model_validator
 
-from coterie.config.folders import make_folder
+from coterie.config.folders import make_folder, whole_file
 from coterie.config.plugins import absolute_name, installed, is_spec
 from coterie.config.resolve import RECIPE_KEYS, resolve
 from coterie.config.settings import MOST_SEED, key
 from coterie.datasets.catalogue import Split
+from coterie.datasets.files import append_line, numbered, resume_lines
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
+from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
+from coterie.environments.answers import known_answers, question_of
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of
 from coterie.environments.registry import (
@@ -35,21 +42,22 @@ from coterie.environments.registry import (
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling
+from coterie.evaluation.statistics import bootstrap_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import Task
-from coterie.record.turn import digest
+from coterie.record.tree import LENGTH, Task, Tree
+from coterie.record.turn import Message, Turn, digest
 from coterie.rollout.episodes import Episode, first_prompts_async
 from coterie.rollout.samplers import Sampler
-from coterie.runs.actors import open_actors
-from coterie.runs.evaluation_results import (
-    STAGE,
+from coterie.runs.items import (
     Evaluation,
     evaluation,
     grade_means,
     held_out_draws,
+    open_actors,
+    play,
 )
-from coterie.runs.items import play
+from coterie.runs.loop import EVALUATION
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 
@@ -100,7 +108,6 @@ class BenchmarkSettings(PlayedSettings):
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
     def build_environment(self) -> Environment:
-        """Make the environment of the method. Raises ``UserError`` if the method does not fit."""
         return by_method(make_environment(self), self.method)
 
 
@@ -135,7 +142,6 @@ def benchmark_settings(
 
 
 def _check_one_set(benchmark: str, dataset: str | None) -> None:
-    """Raise ``UserError`` if two different data sets are named."""
     if dataset is not None and dataset != absolute_name(benchmark):
         raise UserError(
             f"{benchmark} and dataset={dataset} are different data sets",
@@ -187,10 +193,10 @@ async def evaluate(
         tasks = environment.tasks(split, settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
-        while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
+        while again and _keys(episodes) <= store.finished_keys(attempt, EVALUATION):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
-        fresh = not store.finished_keys(attempt, STAGE)
+        fresh = not store.finished_keys(attempt, EVALUATION)
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
         async with open_actors(environment, logs, settings.user_simulator, openers) as actors:
@@ -202,13 +208,13 @@ async def evaluate(
         failed = sum(draw.failed for some in draws.values() for draw in some)
         assert isinstance(environment, Votes), "checked above"
         points = tuple(scaling(draws, environment.similarity))
-        means = grade_means(store, attempt, STAGE, settings.samples)
+        means = grade_means(store, attempt, EVALUATION, settings.samples)
         return Consistency(len(draws), failed, points, means, fresh)
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
     """Return the episodes. Samples of a task are adjacent, so that they share the prefill of their prompt."""
-    return [Episode(task, i, attempt, STAGE) for task in tasks for i in range(samples)]
+    return [Episode(task, i, attempt, EVALUATION) for task in tasks for i in range(samples)]
 
 
 def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
@@ -234,3 +240,215 @@ async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "h
     suffix = "" if split == "heldout" else f"-{split}"
     identity = digest(policy, same.fingerprint(), rows, *prompts)[:12]
     return f"{settings.played}-{identity}{suffix}.sqlite"
+
+
+NOBODY = "nobody"
+TRIES = 2
+TAIL = 1500
+"""Number of last characters of a dialogue that the judge reads."""
+_OBJECT = re.compile(r"\{[^{}]*\}")
+_NUMBER = re.compile(r"\W*([0-9]{1,4})\W*")
+_RULES = (
+    "Several students worked on the same task. You see the end of each one's work, and its answer. Decide which "
+    "answer is most likely right: look at what it rests on, and at how many others agree with it.\n"
+    'Reply with JSON and nothing else: {"reason": "a few words", "best": 1}'
+)
+
+
+class PickerSettings(ChatModelSettings):
+    """Settings of the model that picks the best of several dialogues."""
+
+    model: str = key(
+        NOBODY,
+        "`nobody`, a model that coterie loads, or the name of a model at `url`. With samples=N, it picks one of the "
+        "N dialogues of a task, whose score counts.",
+        source="AFM: Qwen2.5-72B-Instruct, of 3",
+        min_length=1,
+    )
+    max_tokens: int = key(256, "Maximum tokens of a reply.", ge=1)
+
+    @property
+    def picks(self) -> bool:
+        return self.model != NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One of several dialogues of a task."""
+
+    sample: int
+    text: str
+    answer: str | None
+    """``None`` without an answer, or if the dialogue was cut off. The judge does not see such a dialogue."""
+    score: float
+
+
+@dataclass(slots=True)
+class Picker:
+    """Picks dialogues with a chat model, and caches its picks in a file."""
+
+    chat: ChatModel
+    identity: str
+    file: Path
+    unreadable: int = 0
+    """Number of tasks without a readable reply, whose first listed dialogue counts as picked."""
+    picks: dict[str, int] = field(default_factory=dict)
+    """Cached picks by hash of the prompt; 0 for an unreadable reply."""
+
+    def __post_init__(self) -> None:
+        lines = numbered(self.file) if resume_lines(self.file) else ()
+        self.picks |= {line["key"]: int(line["best"]) for _, line in lines}
+
+    async def score(self, task: str, question: str, tries: Sequence[Try]) -> float:
+        """Return the score of the picked dialogue; 0 if none has an answer."""
+        listed = sorted(
+            (one for one in tries if one.answer is not None),
+            key=lambda one: digest(task, one.sample),
+        )
+        if len({one.answer for one in listed}) < 2:
+            return listed[0].score if listed else 0.0
+        return listed[await self._pick(question, listed)].score
+
+    async def _pick(self, question: str, tries: Sequence[Try]) -> int:
+        dialogues = "\n\n".join(
+            f"Student {place}:\n{one.text[-TAIL:]}\nAnswer: {one.answer}"
+            for place, one in enumerate(tries, 1)
+        )
+        text = f"Task: {question}\n\n{dialogues}"
+        key_ = digest(self.identity, _RULES, text)
+        if key_ not in self.picks:
+            self.picks[key_] = await self._ask(text, len(tries))
+            append_line(self.file, {"key": key_, "best": self.picks[key_]})
+        best = self.picks[key_]
+        self.unreadable += best == 0
+        return max(best, 1) - 1
+
+    async def _ask(self, text: str, count: int) -> int:
+        messages = [Utterance("system", _RULES), Utterance("user", text)]
+        for number in range(TRIES):
+            seed = int(digest(text, number)[:8], 16) % 2**31
+            reply = await self.chat.ask(messages, seed)
+            if (best := read_pick(reply.text, count)) is not None:
+                return best
+        return 0
+
+
+def read_pick(reply: str, count: int) -> int | None:
+    """Return the number in a reply: the last JSON object's, also within prose or a fence, or a number alone.
+
+    ``None`` without a valid number.
+    """
+    numbers: list[object] = []
+    for text in _OBJECT.findall(reply):
+        try:
+            numbers.append(json.loads(text).get("best"))
+        except ValueError:
+            continue
+    if alone := _NUMBER.fullmatch(reply):
+        numbers.append(alone[1])
+    for one in reversed(numbers):
+        if str(one).isdecimal() and 1 <= int(str(one)) <= count:
+            return int(str(one))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfN:
+    """Result of a best-of-n evaluation."""
+
+    judge: str
+    n: int
+    score: float
+    interval: tuple[float, float]
+    unreadable: int
+    """Tasks without a readable reply of the judge."""
+
+
+async def score_best_of_n(
+    store: Store,
+    iteration: int,
+    stage: str,
+    tasks: int,
+    samples: int,
+    settings: PickerSettings,
+    file: Path,
+) -> BestOfN:
+    """Let the judge choose a dialogue of each task, and cache its replies in ``file``.
+
+    A task without dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
+    :func:`~coterie.engines.chat_model.open_chat`.
+    """
+    async with open_chat(settings, file.parent / "picker") as chat:
+        picker = Picker(chat, digest(settings.identity()), file)
+        requests = [
+            picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))
+            for tree in store.outlines(iteration, stage)
+        ]
+        scores = await asyncio.gather(*requests)
+    scores += [0.0] * (tasks - len(scores))
+    interval = bootstrap_interval(scores, seed=0)
+    return BestOfN(settings.model, samples, sum(scores) / len(scores), interval, picker.unreadable)
+
+
+def tries(tree: Tree, samples: int) -> Sequence[Try]:
+    """Return the first ``samples`` dialogues of a task that were graded."""
+    return [
+        Try(
+            outcome.sample,
+            path[-1].text,
+            None if outcome.ending == LENGTH else outcome.answer,
+            outcome.score,
+        )
+        for outcome, path in tree.trajectories()
+        if outcome.sample < samples and outcome.score is not None
+    ]
+
+
+def turn_text(environment: Environment, turn: Turn) -> str:
+    """Return a turn as the agents see it: its text or the results of tools."""
+    if turn.text or not turn.results:
+        return turn.text
+    assert environment.syntax is not None, "results answer calls"
+    return environment.syntax.show(turn.results)
+
+
+def prompt_text(messages: tuple[Message, ...]) -> str:
+    return "\n\n".join("".join(part.text for part in one.parts) for one in messages)
+
+
+async def dialogue_rows(
+    store: Store, iteration: int, stage: str, environment: Environment, source: str, step: int
+) -> list[dict[str, Any]]:
+    """Return a row for each dialogue of a stage that did not fail.
+
+    ``input`` is the first prompt of the first agent, ``output`` all later turns including tool results, with a
+    paragraph per turn if there are several agents. ``ground_truth`` lists the known answers. Ungraded dialogues have no
+    score.
+    """
+    rows = list[dict[str, Any]]()
+    several = len(agents_of(environment)) > 1
+    for tree in store.outlines(iteration, stage):
+        task = store.task(tree.task)
+        first = next(iter((await first_prompts_async(environment, task)).values()))
+        task_fields: Mapping[str, Any] = {
+            "step": step,
+            "data_source": source,
+            "ground_truth": list(known_answers(task)),
+            "input": prompt_text(first.messages),
+        }
+        for outcome, path in tree.trajectories():
+            parts = (
+                f"{turn.speaker.name}: {turn_text(environment, turn)}\n\n"
+                if several
+                else turn_text(environment, turn)
+                for turn in path
+            )
+            rows.append({**task_fields, "output": "".join(parts), "score": outcome.score})
+    return rows
+
+
+def write_rows(file: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
+    """Write a new JSONL file atomically. Raises ``UserError`` if it exists or cannot be written."""
+    with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
+        for row in rows:
+            opened.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -49,18 +49,10 @@ class RunTracker:
         self._tracker: Tracker | None = None
 
     def of(self, role: str) -> Tracker:
-        """Return the tracker of a role's next training."""
         return _RoleTracker(self, role, self._steps()) if self._name != "none" else Tracker()
 
-    def stage(self, name: str, metrics: Metrics) -> None:
-        if self._name != "none":
-            named = {
-                f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
-            }
-            self.log(named, self._steps())
-
-    def step(self, name: str, metrics: Metrics, updates: int) -> None:
-        """Log the metrics of a step of a stage after ``updates`` optimizer steps of the stage."""
+    def stage(self, name: str, metrics: Metrics, updates: int = 0) -> None:
+        """Log the metrics of a stage, or of its step after ``updates`` of its optimizer steps."""
         if self._name != "none":
             named = {
                 f"{name}/{metric}": n for metric, n in metrics.items() if not isinstance(n, str)
@@ -161,7 +153,6 @@ class Run:
         return None if fingerprint is None else str(fingerprint)
 
     def begin(self, step: Step, fingerprint: str) -> None:
-        """Record the fingerprint of a step at its start, so that resuming with other settings is refused."""
         if self.start_fingerprint(step) is None:
             self.store.finish(step.start_key, metrics={"settings": fingerprint})
 
@@ -185,8 +176,8 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     Inside the block, chat templates write the run's date of creation (or the date of an outer open run that this run is
     made from).
 
-    Raises :class:`UserError` if the folder belongs to another recipe or an earlier version, has other files or
-    trainings without a store, is not writable, is in use by another process, or is on a full disk.
+    Raises :class:`UserError` if the folder belongs to another recipe, has other files or trainings without a store, is
+    not writable, is in use by another process, or is on a full disk.
     """
     _check_folder(folder, recipe)
     if write:
@@ -223,7 +214,6 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 
 def write_config(run: Run) -> None:
-    """Write the name of the recipe and the settings atomically."""
     values = {"recipe": run.recipe, CREATED: run.created, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
@@ -273,11 +263,6 @@ def _check_folder(folder: Path, recipe: str) -> None:
     elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
         raise UserError(
             f"{folder} exists and is not a run folder", "use another --folder or an empty one"
-        )
-    if old := min(folder.glob("training/iteration-*"), default=None):
-        raise UserError(
-            f"{folder} was written by an earlier version of coterie, with trainings in {old}",
-            "open it with the version that wrote it, or run again in a new folder",
         )
 
 

@@ -1,4 +1,4 @@
-"""Items of a stage: concurrent episodes and trees, each written to the store as it finishes."""
+"""Items of a stage: episodes and trees played concurrently, each written to the store as it finishes; their results."""
 
 from collections.abc import (
     AsyncIterator,
@@ -9,20 +9,194 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from coterie.engines.chat_model import open_chat
 from coterie.engines.protocol import EngineGone
+from coterie.environments.protocol import (
+    Environment,
+    Openers,
+    Shared,
+    openers_of,
+    persons_of,
+)
+from coterie.environments.user_simulator import (
+    SCRIPT,
+    ModelUserSimulator,
+    UserSimulator,
+    UserSimulatorSettings,
+    check_script,
+)
 from coterie.errors import UserError
+from coterie.evaluation.self_consistency import Draw
+from coterie.evaluation.statistics import bootstrap_interval
 from coterie.progress import Progress
 from coterie.record.store import Store
-from coterie.record.tree import Credit, Item, ItemKey, Metrics, Task, Tree
-from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather, dialogue_tokens
+from coterie.record.tree import LENGTH, Credit, Item, ItemKey, Metrics, Task, Tree
+from coterie.rollout.episodes import (
+    CUT_OFF,
+    MESSAGES,
+    Driver,
+    Episode,
+    EpisodeResult,
+    bounded_gather,
+    dialogue_tokens,
+)
+from coterie.rollout.samplers import Sampler, UserSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, Search, path_tree
-from coterie.runs.evaluation_results import grade_means
+from coterie.runs.loop import EVALUATION
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """Simulated users and resources of an environment."""
+
+    environment: Environment
+    persons: Mapping[str, Sampler]
+    shared: Shared
+
+    def driver(self, samplers: Mapping[str, Sampler], seed: int) -> Driver:
+        all_samplers = {**samplers, **self.persons}
+        return Driver(self.environment, all_samplers, seed=seed, shared=self.shared)
+
+
+@asynccontextmanager
+async def open_actors(
+    environment: Environment,
+    logs: Path,
+    user_simulator: UserSimulatorSettings | None = None,
+    openers: Openers | None = None,
+) -> AsyncIterator[Actors]:
+    """Open the simulated users and resources that an environment needs.
+
+    ``user_simulator`` defaults to the environment's script. ``openers`` are added to the environment's own. Servers
+    write to ``logs``. Raises ``UserError`` for a missing script or model.
+    """
+    async with AsyncExitStack() as stack:
+        persons: dict[str, Sampler] = {}
+        for name in persons_of(environment):
+            simulator = await _simulator(environment, user_simulator, logs, stack)
+            persons[name] = UserSampler(simulator)
+        known = {**openers_of(environment, logs), **(openers or {})}
+        opened = [
+            await stack.enter_async_context(known[need]())
+            for need in environment.needs
+            if need in known
+        ]
+        yield Actors(environment, persons, Shared(*opened))
+
+
+async def _simulator(
+    environment: Environment,
+    settings: UserSimulatorSettings | None,
+    logs: Path,
+    stack: AsyncExitStack,
+) -> UserSimulator:
+    if settings is None or (settings.url is None and settings.model == SCRIPT):
+        return check_script(getattr(environment, "script", None))
+    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutResult:
+    """Result of one policy on one held-out task."""
+
+    score: float
+    tokens: int
+    """Sampled tokens of the dialogue. A failed dialogue has 0 tokens and a score of 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Result of one policy on all held-out tasks."""
+
+    version: int
+    """0 is the base; ``i`` is the policy after ``i`` trainings."""
+    n: int
+    failed: int
+    """Failed or ungraded dialogues. Each scores 0."""
+    score: float
+    low: float
+    """Lower bound of the score's 95% bootstrap interval."""
+    high: float
+    tokens: float
+    """Mean tokens per dialogue."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """Means of the other metrics of grades, such as turns and the share of tests passed."""
+    fresh: bool = False
+
+
+def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
+    """Return the first dialogues of a policy on each task, in the order of their samples.
+
+    A failed or ungraded dialogue scores 0. Failed, ungraded and truncated dialogues have no answer.
+    """
+    metrics = store.metrics(version, EVALUATION)
+    failed = Draw(None, 0.0, 0, failed=True)
+    draws = {
+        key: failed
+        for key, _ in store.failures(version)
+        if key.stage == EVALUATION and int(key.sample) < samples
+    }
+    for tree in store.trees(version, EVALUATION):
+        for outcome, _ in tree.trajectories():
+            if outcome.sample < samples:
+                key = ItemKey(version, EVALUATION, tree.task, f"{outcome.sample:04d}")
+                if outcome.score is None:
+                    draws[key] = failed
+                    continue
+                answer = None if outcome.ending == LENGTH else outcome.answer
+                share = metrics[key].get("fraction")
+                draws[key] = Draw(
+                    answer,
+                    outcome.score,
+                    int(metrics[key].get("tokens", 0)),
+                    None if share is None else float(share),
+                )
+    by_task: dict[str, list[Draw]] = {}
+    for key in sorted(draws):
+        by_task.setdefault(key.task, []).append(draws[key])
+    return by_task
+
+
+def held_out_results(store: Store, version: int) -> dict[str, HeldOutResult]:
+    draws = held_out_draws(store, version, samples=1)
+    return {task: HeldOutResult(first.score, first.tokens) for task, (first,) in draws.items()}
+
+
+def evaluation(store: Store, version: int) -> Evaluation:
+    results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
+    scores = [result.score for result in results]
+    low, high = bootstrap_interval(scores, seed=0)
+    n = len(scores)
+    failed = sum(result.failed for result in results)
+    tokens = sum(result.tokens for result in results) / n
+    means = grade_means(store, version, EVALUATION)
+    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, means)
+
+
+def grade_means(
+    store: Store, iteration: int, stage: str, samples: int | None = 1
+) -> dict[str, float]:
+    """Return the means of the metrics of grades over the dialogues of a stage that did not fail.
+
+    Uses the first ``samples`` dialogues of each task, or all if it is ``None``. ``cut_off`` is the share of messages
+    that were cut off.
+    """
+    values: dict[str, list[float]] = {}
+    for key, metrics in store.metrics(iteration, stage).items():
+        if key.task and (samples is None or int(key.sample) < samples):
+            for name, value in metrics.items():
+                if name not in ("tokens", "seconds") and not isinstance(value, str):
+                    values.setdefault(name, []).append(float(value))
+    messages = sum(values.pop(MESSAGES, ()))
+    means = {name: sum(some) / len(some) for name, some in values.items()}
+    return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +321,6 @@ async def record(
 
 
 def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
-    """Return True if an item of a task is finished without failure."""
     finished = sum(bool(task) for task, _ in store.finished_keys(iteration, stage))
     return finished > sum(key.stage == stage for key, _ in store.failures(iteration))
 
@@ -204,6 +377,14 @@ async def _items(playing: AsyncIterator[EpisodeResult]) -> AsyncIterator[Done]:
         yield Done(one.episode.key, metrics, one.tree, one.credit, one.failure)
 
 
+def totals(
+    store: Store, iteration: int, stage: str, names: Iterable[str]
+) -> dict[str, float | int | str]:
+    """Sum counts of a stage over its tasks."""
+    items = [metrics for key, metrics in store.metrics(iteration, stage).items() if key.task]
+    return {name: sum(int(one.get(name, 0)) for one in items) for name in names}
+
+
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
 
 
@@ -227,7 +408,6 @@ class TreeWriter:
         return sum(searches - len(numbers) for numbers in done)
 
     def load(self, task: Task) -> tuple[Tree, list[Rollout]]:
-        """Return the stored tree of a task and its rollouts."""
         known = self.rollouts.get(task.id, [])
         if not any(rollout.leaf for rollout in known):
             return Tree(task.id, "rollout", self.iteration), known
@@ -303,7 +483,6 @@ def growth_summary(store: Store, iteration: int) -> Metrics:
 
 
 def rollouts(store: Store, iteration: int, task: str | None = None) -> dict[str, list[Rollout]]:
-    """Return the rollouts of an iteration's finished searches in their order, by task."""
     return _rollouts(store.items(iteration, "rollout", task))
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
@@ -102,28 +102,6 @@ def _seconds(run: Run, stages: Sequence[Stage]) -> dict[str, float]:
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
 
 
-class Staged(Protocol):
-    """Interface of a recipe for the loop."""
-
-    name: str
-
-    def stages(self) -> list[Stage]: ...
-
-    def at(self, step: Step) -> Stage: ...
-
-    def fingerprint(self, step: Step) -> str:
-        """Return a hash of the settings that the results of a step depend on."""
-        ...
-
-    def check(self) -> None:
-        """Raise :class:`UserError` for settings that cannot work, before any expensive work."""
-        ...
-
-    def close(self) -> None:
-        """Stop everything that stages share, such as servers."""
-        ...
-
-
 def command_line(words: Sequence[str]) -> str:
     """Return a command of ``coterie`` as it can be typed again; empty where other code was called."""
     program = Path(words[0]).parts if words else ()
@@ -132,7 +110,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def run_steps(
-    recipe: Staged,
+    recipe: Any,
     run: Run,
     progress: Progress,
     steps: Sequence[Step] | None = None,
@@ -158,7 +136,7 @@ def run_steps(
         recipe.close()
 
 
-def _run_stage(recipe: Staged, run: Run, stage: Stage, progress: Progress) -> None:
+def _run_stage(recipe: Any, run: Run, stage: Stage, progress: Progress) -> None:
     step = stage.step
     for required in stage.after:
         if not run.is_finished(required):
@@ -174,7 +152,7 @@ def _run_stage(recipe: Staged, run: Run, stage: Stage, progress: Progress) -> No
     run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
 
 
-def check_finished(recipe: Staged, run: Run) -> None:
+def check_finished(recipe: Any, run: Run) -> None:
     """Raise :class:`UserError` if the settings of a finished or started step have changed."""
     for step in [stage.step for stage in recipe.stages()]:
         fingerprint = run.start_fingerprint(step)
@@ -201,7 +179,7 @@ def _changed_files(run: Run) -> list[str]:
     return named
 
 
-def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list[Step]:
+def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[Step]:
     """Create a run at ``target`` with the finished steps of ``source`` that are valid under ``settings``.
 
     The source may be a run of another recipe with equal steps. The folder appears when it is complete. Returns the
@@ -222,7 +200,7 @@ def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list
     return steps
 
 
-def _valid_steps(recipe: Staged, run: Run) -> list[Step]:
+def _valid_steps(recipe: Any, run: Run) -> list[Step]:
     steps: list[Step] = []
     for stage in recipe.stages():
         step, has_inputs = stage.step, all(required in steps for required in stage.after)

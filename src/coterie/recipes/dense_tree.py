@@ -1,0 +1,513 @@
+"""DensePolicy: preference pairs from a dense tree of trajectories per task.
+
+No paper is published; the algorithm follows the released code (leoozy/DensePolicy and zhao-ht/TreeDPO).
+
+    for each iteration:
+        rollout      grow a tree per task. Each round starts rollouts at the node with the highest
+                     0.8 C^(1/4) + 0.2 D / L + 2 sqrt(1 + N) / (2 + N), until the tree has its pairs. C: largest value
+                     difference to a sibling, D: mean distance to the ends of rollouts, L: maximum steps, N: visits
+        reward       V(node) = mean success of the rollouts through it
+        select       siblings with V_chosen - V_rejected >= margin and enough visits; from the tasks with the most
+                     pairs, up to a fixed total
+        train        DPO on these pairs and on outside preference sets. The policy before this training is pi_ref:
+                     L = -log sigmoid(beta [log pi(a_w|h) / pi_ref(a_w|h) - log pi(a_l|h) / pi_ref(a_l|h)]), for the
+                     messages a_w and a_l after a shared history h
+    evaluate         greedily on held-out tasks
+
+Deliberate deviations from the released code:
+
+* New rollouts are accepted. The code accepts none after the first round.
+* Visits count distinct leaves, and choosing a node for expansion is not a visit.
+* A node's value is the mean over rollouts. ``search.value=children`` is the code's mean over children.
+* A path that was sampled to its end is not sampled again.
+* A replay that differs from the recorded path fails its branch. The code only warns.
+* An outside set that is too small is not filled up with repeats.
+* Training and held-out tasks are disjoint. The code trains on test tasks.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import cycle, islice
+
+from coterie.datasets.conversations import MixedPreferences
+from coterie.environments.acting import Acting, drop_shots
+from coterie.environments.protocol import Openers, agents_of, most_turns
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree_settings import DenseTreeSettings
+from coterie.recipes.plan import HeldOutQuestions, Plan
+from coterie.recipes.report import plain_report, selected_examples
+from coterie.recipes.trainings import imitate, prefer
+from coterie.record.rows import Edit, Pair, View, recontext, turn_pair, view
+from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import Message, digest
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.page import Report, Section
+from coterie.rollout.branches import Branches
+from coterie.rollout.conversation_rows import preference_pair
+from coterie.rollout.dense_search import (
+    DenseSearch,
+    NodeValue,
+    TreeValues,
+    distinct_rollouts,
+    drop_requests,
+    instructed_samplers,
+)
+from coterie.rollout.episodes import Driver
+from coterie.rollout.samplers import CandidateSampler, TokenSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judgment, Rollout, Search
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import (
+    Done,
+    TreeWriter,
+    going_on,
+    grow_trees,
+    growth_summary,
+    on_trees,
+    rollouts,
+    totals,
+)
+from coterie.runs.loop import Stage
+from coterie.runs.roles import load_selections
+from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
+
+MAX_TREES = 64
+"""Trees that grow concurrently, each with a window of rollouts in flight."""
+GROWN = "grown"
+"""Stage name of the items that mark complete trees."""
+PLAIN = "plain"
+"""Recontext rule of training: prompts without few-shot examples and sampling instructions."""
+
+
+def plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Remove few-shot examples and sampling instructions from messages."""
+    return drop_requests(drop_shots(messages))
+
+
+class DenseTree(Recipe):
+    """The DensePolicy recipe."""
+
+    settings: DenseTreeSettings
+    by_task = ("rollout", GROWN, "reward")
+    edits: Mapping[str, Edit] = {PLAIN: plain}
+
+    def __init__(self, settings: DenseTreeSettings) -> None:
+        super().__init__(settings)
+        if len(self.environment.actors) != 1 or not agents_of(self.environment):
+            raise UserError(
+                f"{self.name} needs one agent, and {settings.played} has "
+                f"{', '.join(self.environment.actors)}",
+                "use an environment with one agent, such as environment=python_maths or babyai",
+            )
+        (self.agent,) = agents_of(self.environment)
+        self.steps_of_path = most_turns(self.environment)
+
+    def stages(self) -> list[Stage]:
+        stages = [self.evaluation(0)]
+        for i in range(self.settings.iterations):
+            stages += self.iteration(i, [stage for stage in stages if stage.trains])
+        return stages
+
+    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        sampling = (
+            *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
+            *("pairs.margin", "pairs.max_visits"),
+        )
+        selection, training = ("learns", "pairs", "budget"), ("learns", "objective", "train")
+        sets = self.mix_identity
+        rollout = self.stage(i, "rollout", self.sample, before, uses=sampling)
+        reward = self.stage(i, "reward", self.value, [rollout], uses=["search.value"])
+        select = self.stage(i, "select", self.pair, [reward], uses=selection)
+        train = self.stage(
+            *(i, "train", self.learn, [select], sets), uses=training, trains=self.main_role
+        )
+        return [rollout, reward, select, train, self.evaluation(i + 1, [train])]
+
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Grow a tree for each task, all concurrently. Keeps complete trees and continues incomplete ones."""
+        tasks, done = self.train_tasks(i), run.store.finished_keys(i, GROWN)
+        run.store.put_tasks(tasks)
+        if left := [task for task in tasks if (task.id, "") not in done]:
+            await self.grow(run, i, left, progress)
+        return growth_summary(run.store, i)
+
+    async def grow(self, run: Run, i: int, tasks: Sequence[Task], progress: Progress) -> None:
+        s, role = self.settings, self.main_role
+        sampler = await self.sampler(run, self.newest(run, role, i), 0.0)
+        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
+        writer = TreeWriter(
+            run.store, i, progress, lambda: stats.sampled_tokens - before, by_rollout=True
+        )
+
+        def begin(driver: Driver, sessions: Sessions, task: Task) -> Search:
+            tree, known = writer.load(task)
+            return self.search(driver.branches(task, tree, sessions), sampler, known)
+
+        def note(search: Search) -> None:
+            count = len(search.rollouts)
+            key = ItemKey(i, GROWN, search.tree.task)
+            run.store.finish(key, metrics={"rollouts": count})
+            if missing := max(0, s.search.runs - count):
+                progress.advance(missing, sampled_tokens=writer.sampled_tokens())
+
+        known = sum(len(writer.rollouts.get(task.id, ())) for task in tasks)
+        title = f"trees {i}"
+        progress.start(s.search.runs * len(tasks) - known, title)
+        with going_on(title, progress):
+            async with self.actors(run) as actors:
+                driver = actors.driver({self.agent: sampler}, s.seed)
+                await grow_trees(driver, writer, tasks, begin, MAX_TREES, note)
+
+    async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Store V(node), the mean success of the rollouts through a node, as credit."""
+        work = partial(self.value_tree, run)
+        await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
+        return totals(run.store, i, "reward", ("nodes", "successes"))
+
+    def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Select sibling pairs with ``V_chosen - V_rejected >= margin``, or successful rollouts for the control."""
+        selections, counts = (
+            self.select_successes(run, i)
+            if self.settings.learns == "successes"
+            else self.select_pairs(run, i)
+        )
+        run.select(i, selections)
+        return {
+            "tasks": len(counts),
+            "pairs": sum(counts.values()),
+            "without_pairs": sum(not count for count in counts.values()),
+            "selected": len(selections),
+        }
+
+    def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train by DPO on the pairs, or by SFT for the control; pi_ref is the policy before this training.
+
+        ``L = -log sigmoid(beta [log pi(a_w|h) / pi_ref(a_w|h) - log pi(a_l|h) / pi_ref(a_l|h)])``
+        """
+        if self.settings.learns == "successes":
+            return imitate(
+                self, run, i, self.settings.train, progress, make_view=self.training_view
+            )
+        pairs = list(self.train_pairs(run, i))
+        if not pairs:
+            raise UserError(
+                f"the trees of iteration {i} have no pairs: no two siblings differ by pairs.margin="
+                f"{self.settings.pairs.margin:g}",
+                "grow larger trees (search.runs), lower pairs.margin or pairs.max_visits, or use tasks that the policy "
+                "solves sometimes; `coterie report` shows the trees",
+            )
+        version = self.newest(run, self.main_role, i)
+        policy = self.models(run).load_to_train(self.main_role, version)
+        mixed, counts = self.mixed_pairs(i, policy.renderer, progress)
+        seeded = self.seeded(self.settings.train, i)
+        metrics = prefer(
+            *(run, i, policy, pairs + mixed, self.settings.objective, seeded, progress),
+            role=self.main_role,
+        )
+        return {**metrics, "tree_pairs": len(pairs), **counts}
+
+    def plan(self) -> Plan:
+        for source in self.settings.mix.sets:
+            MixedPreferences(source).files()
+        if not self.train_tasks(0):
+            part, parts = self.settings.rollout.shard
+            raise UserError(
+                f"rollout.shard=[{part},{parts}] has no tasks",
+                "use fewer shards, or raise rollout.tasks",
+            )
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.settings.train}
+
+    def dialogues(self) -> int:
+        s = self.settings
+        return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
+
+    def openers(self) -> Openers:
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """Return the training tasks of an iteration that belong to this run's shard."""
+        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
+        previous = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, previous)[part::parts]
+
+    # -- trees ----------------------------------------------------------------------------------
+
+    def search(
+        self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
+    ) -> Search:
+        return DenseSearch(
+            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
+            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
+            steps=self.steps_of_path,
+            seed=self.settings.seed,
+        )
+
+    def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
+        """Return the agent's sampler of each child label. Labels with the same temperature share a sampler."""
+        s = self.settings.search
+        temperatures = [s.temperature(label) for label in range(s.base)]
+        samplers = {t: sampler.at(t) for t in temperatures}
+        if s.children == "temperature" or s.children == "sampling":
+            return [samplers[t] for t in temperatures]
+        return instructed_samplers(s.children, samplers[0.0], samplers[1.0], s.base)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    async def value_tree(self, run: Run, tree: Tree) -> Done:
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        rollouts_by_task = rollouts(run.store, tree.iteration, tree.task)
+        values = tree_values(tree, rollouts_by_task[tree.task], self.settings)
+        credit = [
+            Credit(node, name, number, settings)
+            for node, value in values.items()
+            for name, number in (
+                ("value", value.mean),
+                ("visits", float(value.visits)),
+                ("distance", value.distance),
+            )
+        ]
+        counts: Metrics = {
+            "nodes": len(values),
+            "successes": sum(bool(outcome.score) for outcome in tree.outcomes.values()),
+        }
+        return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+
+    def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        columns: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for credit in run.store.credit_of(tree):
+            if credit.settings == settings:
+                columns[credit.name][credit.node] = credit.value
+        visits, distances = columns["visits"], columns["distance"]
+        return {
+            node: NodeValue(mean, round(visits[node]), distances[node])
+            for node, mean in columns["value"].items()
+        }
+
+    # -- selection ------------------------------------------------------------------------------
+
+    def tree_pairs(self, run: Run, tree: Tree) -> list[Preference]:
+        """Return all pairs of a tree, in an order that does not depend on the order of its rollouts.
+
+        Siblings with ``V_chosen - V_rejected >= margin`` and enough visits are a pair.
+        """
+        s = self.settings.pairs
+        if s.rule == "first_difference":
+            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            pairs = first_differences(tree, scores, self.agent, s)
+        else:
+            pairs = dense_pairs(tree, self.values(run, tree), s)
+        return sorted(pairs, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """Select pairs within the budget and count all pairs by task.
+
+        Keeps the ids of pairs in memory instead of the trees.
+        """
+        pairs_by_task = {
+            tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
+            for tree in run.store.outlines(iteration, "rollout")
+        }
+        counts = {task: len(pairs) for task, pairs in pairs_by_task.items()}
+        indices = densest(counts, self.settings.budget, self.settings.seed)
+        context = self.context(self.train_tasks(iteration))
+        selections = [
+            Selection(better, self.agent, context, rejected=worse)
+            for task in sorted(indices)
+            for better, worse in map(pairs_by_task[task].__getitem__, indices[task])
+        ]
+        if self.settings.learns == "random_sides":
+            selections = [self._random_side(one) for one in selections]
+        return selections, counts
+
+    def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """Select successful rollouts for the control, one per pair. Rollouts repeat only after all are used."""
+        pairs, counts = self.select_pairs(run, iteration)
+        leaves = [
+            leaf
+            for tree in run.store.outlines(iteration, "rollout")
+            for leaf, outcome in tree.outcomes.items()
+            if (outcome.score or 0.0) >= SUCCESS
+        ]
+        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
+        context = self.context(self.train_tasks(iteration))
+        repeated = islice(cycle(leaves), len(pairs))
+        selections = [Selection(leaf, self.agent, context) for leaf in repeated]
+        return selections, counts
+
+    def _random_side(self, pair: Selection) -> Selection:
+        assert pair.rejected is not None, "it is a pair"
+        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
+            return pair
+        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+
+    # -- training data --------------------------------------------------------------------------
+
+    def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "the selections are pairs"
+            worse = replace(selection, leaf=selection.rejected)
+            sides = self.training_view(tree, selection), self.training_view(tree, worse)
+            yield turn_pair(*sides, weight=selection.weight, group=tree.task)
+
+    def training_view(self, tree: Tree, selection: Selection) -> View:
+        """Return the agent's view of a trajectory without few-shot examples and sampling instructions."""
+        if selection.context is None:
+            return view(tree, selection.leaf, selection.agent)
+        render = self.renderer.render
+        return recontext(
+            tree, selection.leaf, selection.agent, name=selection.context, edit=plain, render=render
+        )
+
+    @cached_property
+    def renderer(self) -> ChatRenderer:
+        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
+
+    def context(self, tasks: Sequence[Task]) -> str | None:
+        """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
+        has_instructions = self.settings.search.children not in ("temperature", "sampling")
+        has_examples = isinstance(self.environment, Acting) and any(
+            map(self.environment.shots, tasks[:1])
+        )
+        return PLAIN if has_instructions or has_examples else None
+
+    # -- outside preferences --------------------------------------------------------------------
+
+    @cached_property
+    def mix_identity(self) -> list[tuple[str, int, str]]:
+        """Names, counts and checksums of the outside preference sets."""
+        sets = (
+            (MixedPreferences(source), count) for source, count in self.settings.mix.sets.items()
+        )
+        return sorted((one.name, count, one.content()) for one, count in sets)
+
+    @cached_property
+    def heldout_questions(self) -> HeldOutQuestions:
+        """Held-out questions of a data set; empty for games, whose tasks are not questions."""
+        if self.settings.dataset.name is None:
+            return HeldOutQuestions(())
+        tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
+        return HeldOutQuestions(
+            str(task.public["question"]) for task in tasks if "question" in task.public
+        )
+
+    def mixed_pairs(
+        self, iteration: int, renderer: ChatRenderer, progress: Progress
+    ) -> tuple[list[Pair], Metrics]:
+        """Draw the outside pairs of an iteration and count them by set.
+
+        Pairs with a held-out question are left out and counted.
+        """
+        pairs, counts = list[Pair](), dict[str, float | int | str]()
+        for source, count in self.settings.mix.sets.items():
+            preferences = MixedPreferences(source)
+            candidates = preferences.draw(
+                count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
+            )
+            rows = [
+                row
+                for row in candidates
+                if not any(
+                    one.role == "user" and self.heldout_questions.occurs_in(one.content)
+                    for one in row.messages[: row.start]
+                )
+            ]
+            progress.start(len(rows), f"pairs of {preferences.name}")
+            for row in rows:
+                pairs.append(preference_pair(renderer, row))
+                progress.advance(1)
+            counts[f"mixed_{preferences.name}"] = len(rows)
+            lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
+            counts |= {f"{what}_{preferences.name}": n for what, n in lacking.items() if n}
+        return pairs, counts
+
+
+SUCCESS = 1.0
+"""Score of a successful rollout."""
+
+
+def tree_values(
+    tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
+) -> Mapping[str, NodeValue]:
+    values = TreeValues(tree.root, settings.search.value)
+    for path, rollout in distinct_rollouts(tree, rollouts, set()):
+        values.add(path, rollout.reward or 0.0)
+    return values
+
+
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+    return [Judgment(outcome.score or 0.0) for outcome in outcomes]
+
+
+BINS = 8
+"""Bars of a histogram, without the bar of trees that have no pairs."""
+
+
+def dense_tree_report(recipe: DenseTree, run: Run) -> Report:
+    done = [step for step in recipe.steps() if run.is_finished(step)]
+    selects = [step.iteration for step in done if step.stage == "select"]
+    own = [_histogram(run, i) for i in selects[-1:]]
+    own += [_selected(recipe, run, i) for i in selects[-1:]]
+    return plain_report(recipe, run, own)
+
+
+def _selected(recipe: DenseTree, run: Run, i: int) -> Section:
+    margin = recipe.settings.pairs.margin
+    reason = (
+        "Selected: a rollout that succeeded (a control)."
+        if recipe.settings.learns == "successes"
+        else f"Replies after the same turns. A pair: their values differ by {margin:g} or more, within the budget."
+    )
+    return Section(
+        "selected",
+        f"What iteration {i} was trained on",
+        "Marked tokens are trained. The value of a reply is the mean success of the rollouts through it.",
+        examples=selected_examples(
+            recipe,
+            run,
+            i,
+            reason=reason,
+            facts=lambda credit: {name: credit[name] for name in ("value", "visits") if name in credit},
+        ),
+    )  # fmt: skip
+
+
+def _histogram(run: Run, iteration: int) -> Section:
+    counts: dict[str, int] = dict.fromkeys(run.store.tree_tasks(iteration, "rollout"), 0)
+    for task, _ in run.store.selections(iteration, "select"):
+        counts[task] += 1
+    bins = histogram(list(counts.values()))
+    points = tuple(Point(n, count, f"{label}: {count}") for n, (label, count) in enumerate(bins))
+    series = (Series("tasks", points, kind="bars"),)
+    labels = tuple(label for label, _ in bins)
+    return Section(
+        "density",
+        "Selected pairs of a task",
+        f"{len(counts)} tasks in iteration {iteration}.",
+        ("pairs", "tasks"),
+        tuple((label, f"{count}") for label, count in bins),
+        (Chart("density-chart", "Tasks by selected pairs", "pairs", "tasks", series, labels),),
+    )
+
+
+def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Return bins of equal width as labels and counts. Zero has a separate bin."""
+    bins = [("0", sum(not count for count in counts))]
+    most = max(counts, default=0)
+    width = -(-most // BINS)
+    for low in range(1, most + 1, max(width, 1)):
+        high = min(low + width - 1, most)
+        label = f"{low}" if low == high else f"{low}-{high}"
+        bins.append((label, sum(low <= count <= high for count in counts)))
+    return bins

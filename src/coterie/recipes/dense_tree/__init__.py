@@ -1,1 +1,0 @@
-"""DensePolicy: preference pairs from dense trees of trajectories."""

@@ -1,0 +1,417 @@
+"""GAP (arXiv 2510.25320): an agent that plans a question as a graph and runs independent tool calls in parallel.
+
+Notation of the paper: question q, trace tau, plan G = (V, E), where sub-task j depends on sub-task i if (i, j) in E.
+
+    evaluate  the initial policy on held-out questions
+    -- SFT (section 4.1)
+    rollout   traces: an expert that knows the gold facts answers the training questions with the real tools, or a file
+    select    traces with the right answer, the gold facts in their observations, and enough calls
+    train     L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)                                   (equation 4)
+    evaluate  the policy on the same held-out questions
+    -- RL (section 4.2)
+    reinforce DAPO by default (``rl.*`` selects GRPO or PPO, see :mod:`coterie.recipes.rl`): a group of rollouts
+              per question with answer reward R, advantage A from the group, and the token mean of
+              max(-rho A, -clip(rho, 1 - eps_low, 1 + eps_high) A) on the agent's tokens, rho = pi / pi_old
+    evaluate  the policy on the same held-out questions
+
+Algorithm 1 (parse the graph, sort it into levels, run each level in parallel) is in ``coterie.environments.workflow``:
+plans are parsed, checked and measured, and a plan written as a graph of calls runs level by level without asking the
+agent again.
+
+Deliberate deviations from the released code:
+
+* The plan is parsed. In the code it is only text.
+* Sampled calls are never rewritten, so training uses exactly the sampled tokens.
+* Observations have one format in training and rollout, and are masked by token spans instead of a search for tags.
+* Answers are extracted by the same rule in training and evaluation.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from coterie.config.folders import expanded, sha256
+from coterie.environments.answers import question_of
+from coterie.environments.protocol import Openers, Shared, agents_of
+from coterie.environments.workflow.agent import AgentSettings
+from coterie.environments.workflow.expert import Demonstrates
+from coterie.environments.workflow.trace import SEARCH, NoTrace
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import LoadedModel, load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.gap_settings import EXPERT, GapSettings
+from coterie.recipes.gap_traces import (
+    TraceEnvironment,
+    TraceRow,
+    format_error,
+    read_traces,
+    task_of,
+)
+from coterie.recipes.plan import HeldOutQuestions, Plan
+from coterie.recipes.report import plain_report, selected_examples
+from coterie.recipes.rl import CRITIC, plan_reinforcement, reinforce, reinforce_uses, step_sections
+from coterie.recipes.trainings import train_role
+from coterie.record.rows import Row, rows, view
+from coterie.record.tree import Metrics, Selection, Task, Tree
+from coterie.reports.examples import Example
+from coterie.reports.page import Report, Section
+from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.recorded_turns import ScriptedSampler
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import play, summary
+from coterie.runs.loop import REINFORCE, Stage
+from coterie.runs.roles import Role, load_selections
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.tags import Tags
+from coterie.training.batches import max_row_length, steps_for_targets
+from coterie.training.settings import TrainingSettings
+
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+WITHOUT, LEFT_OUT = "no trace: ", "left out: "
+"""Prefixes of metric names that count traces by reason."""
+MAX_LISTED = 10
+"""Maximum number of broken rows listed in a message."""
+
+
+class Gap(Recipe):
+    """The GAP recipe."""
+
+    settings: GapSettings
+
+    def __init__(self, settings: GapSettings) -> None:
+        super().__init__(settings)
+        agents = agents_of(self.environment)
+        if len(self.environment.actors) != 1 or len(agents) != 1:
+            raise UserError(
+                f"{self.name} trains one agent, and {settings.played} has {', '.join(self.environment.actors)}",
+                "use environment=mhqa, web, code or code_maths",
+            )
+        (self.agent,) = agents
+        expert = settings.imitates and settings.traces.source == EXPERT
+        if expert and not isinstance(self.environment, Demonstrates):
+            raise UserError(
+                f"traces=expert: {settings.played} has no expert",
+                "use environment=mhqa, or traces=FILE with trajectories of another agent",
+            )
+        self._check_form()
+        if settings.imitates and not self.closed:
+            self._check_calls()
+
+    def stages(self) -> list[Stage]:
+        stages = [self.evaluation(0)]
+        if self.settings.imitates:
+            stages += self._imitation()
+        if self.settings.reinforces:
+            stages += self._reinforcement([stages[-2]] if self.settings.imitates else [])
+        return stages
+
+    def _imitation(self) -> list[Stage]:
+        file, role = [self.file_content], self.main_role
+        sampling, training = ("traces", "tools"), ("train", "traces.max_truncated")
+        rollout = self.stage(0, "rollout", self.sample, (), file, uses=sampling)
+        select = self.stage(0, "select", self.select, [rollout], uses=["traces.min_calls"])
+        train = self.stage(0, "train", self.imitate_traces, [select], uses=training, trains=role)
+        return [rollout, select, train, self.evaluation(1, [train])]
+
+    def _reinforcement(self, after: list[Stage]) -> list[Stage]:
+        i, uses = len(after), [*reinforce_uses(self.settings.rl, "rl."), "tools"]
+        stage = self.stage(i, REINFORCE, self.reinforce, after, uses=uses, trains=self.main_role)
+        return [stage, self.evaluation(i + 1, [stage])]
+
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
+        left_out = await self.play_traces(run, progress)
+        metrics = summary(run.store, i, "rollout")
+        return {**(metrics if self.has_scores else self.without_scores(run, metrics)), **left_out}
+
+    def select(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
+        selections, counts = self.choose_traces(run, i)
+        run.select(i, selections)
+        return {"selected": len(selections), **counts}
+
+    async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
+        return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.main_role])
+
+    def _check_calls(self) -> None:
+        syntax = self.environment.syntax
+        if not isinstance(syntax, Tags):
+            raise UserError(
+                "traces are written in tags, and tools.calls=native uses the model's own call syntax",
+                "use tools.calls=inline, or tags",
+            )
+        if self.settings.traces.source == EXPERT and SEARCH not in syntax.calls:
+            raise UserError(
+                f"traces=expert: the expert calls {SEARCH}, which is not a tool of this run",
+                f"add it to tools.use; the run has {', '.join(syntax.calls)}",
+            )
+
+    def _check_form(self) -> None:
+        own = self.settings.environment
+        closed = isinstance(own, AgentSettings) and own.prompt == "closed"
+        if closed != self.closed:
+            raise UserError(
+                f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
+                "for the control without tools use traces.form=closed environment.prompt=closed tools=[]; otherwise "
+                "remove all three",
+            )
+
+    @property
+    def closed(self) -> bool:
+        return self.settings.traces.form == "closed"
+
+    def roles(self) -> tuple[Role, ...]:
+        critic = self.settings.reinforces and self.settings.rl.has_critic
+        own = super().roles()
+        return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
+
+    def openers(self) -> Openers:
+        return {Sandbox: Sandbox}
+
+    def plan(self) -> Plan:
+        s = self.settings
+        if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
+            raise UserError(
+                f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
+            )
+        if s.reinforces:
+            return plan_reinforcement(s.rl, s, super().plan, "rl.")
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.settings.train} if self.settings.imitates else {}
+
+    def training_tasks(self) -> int:
+        s, rl = self.settings, self.settings.rl
+        traces = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
+        return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
+
+    def dialogues(self) -> int:
+        s = self.settings
+        return s.traces.tasks * s.imitates + s.rl.paths * s.reinforces
+
+    # -- traces ---------------------------------------------------------------------------------
+
+    @cached_property
+    def file_content(self) -> str:
+        """Hash of the file of traces; empty without a file.
+
+        A missing file is only an error where it is read (:meth:`plan`), so a finished run stays valid without it.
+        """
+        used = self.settings.traces.source != EXPERT and self.file.is_file()
+        return sha256(self.file) if used else ""
+
+    @property
+    def file(self) -> Path:
+        return expanded(self.settings.traces.source)
+
+    @cached_property
+    def heldout_questions(self) -> HeldOutQuestions:
+        return HeldOutQuestions(map(question_of, self.heldout_tasks()))
+
+    async def play_traces(self, run: Run, progress: Progress) -> Metrics:
+        """Write all traces to the store and return the number of tasks without one, by reason."""
+        renderer, _ = load_renderer(self.settings.model, self.settings.engine.template_args)
+        if self.settings.traces.source == EXPERT:
+            return await self._play_expert(run, renderer, progress)
+        return await self._play_file(run, renderer, progress)
+
+    async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+        assert isinstance(self.environment, Demonstrates), "checked above"
+        s, scripts = self.settings.traces, dict[str, Sequence[str]]()
+        tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
+        missing = Counter[str]()
+        for task in tasks:
+            try:
+                scripts[task.id] = self.environment.trace(task).messages(s.form)
+            except NoTrace as error:
+                missing[str(error)] += 1
+        episodes = [Episode(task, 0, 0, "rollout") for task in tasks if task.id in scripts]
+        if not episodes:
+            raise UserError(
+                f"the expert has no trace for any of {len(tasks)} training tasks: {_describe_counts(missing)}",
+                "use a data set with supporting facts (2wiki, hotpot_qa, musique), or traces=FILE",
+            )
+        sampler = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
+        async with self.actors(run) as actors:
+            driver = actors.driver({self.agent: sampler}, self.settings.seed)
+            await play(run.store, driver, episodes, progress, lambda: 0)
+        return {f"{WITHOUT}{reason}": count for reason, count in missing.items()}
+
+    async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+        (traces, broken), left_out = read_traces(self.file, progress), Counter[str]()
+        rows = list[TraceRow]()
+        for number, row in traces.items():
+            if self.heldout_questions.occurs_in(row.prompt):
+                left_out["ask held-out questions"] += 1
+            elif reason := self._format_error(row):
+                broken[number] = reason
+            else:
+                rows.append(row)
+        unique = {task_of(row).id: row for row in rows}
+        left_out["ask the same as another one"] += len(rows) - len(unique)
+        left_out["can't be read"] += len(broken)
+        reasons = [f"row {number} {broken[number]}" for number in sorted(broken)]
+        if broken:
+            more = f"; and {len(broken) - MAX_LISTED} more" if len(broken) > MAX_LISTED else ""
+            listed = "; ".join(reasons[:MAX_LISTED])
+            progress.say(f"{self.file}: {len(broken)} left out: {listed}{more}")
+        if not unique and broken:
+            raise UserError(
+                f"no trace of {self.file} can be trained on: {reasons[0]}",
+                "correct the traces, or give the tools that they call (tools.use, tools.config)",
+            )
+        if not unique:
+            raise UserError(
+                f"every trace of {self.file} asks a held-out question",
+                "give traces of other questions; held-out questions are not trained on",
+            )
+        first_rows = list(unique.values())[: self.settings.traces.tasks]
+        environment = TraceEnvironment(self.environment, first_rows, closed=self.closed)
+        sampler = ScriptedSampler(renderer, environment.script, self.file.name)
+        driver = Driver(
+            environment, {self.agent: sampler}, seed=self.settings.seed, shared=Shared()
+        )
+        episodes = [Episode(task, 0, 0, "rollout") for task in environment.own_tasks]
+        await play(run.store, driver, episodes, progress, lambda: 0)
+        return {f"{LEFT_OUT}{reason}": count for reason, count in left_out.items() if count}
+
+    def _format_error(self, row: TraceRow) -> str:
+        """Return why the agent's call format cannot express a trace, or an empty string."""
+        if self.closed:
+            return ""
+        assert isinstance(self.environment.syntax, Tags), "checked above"
+        return format_error(row.output, self.environment.syntax)
+
+    @property
+    def has_scores(self) -> bool:
+        """True if traces have scores. A file has no gold answers."""
+        return self.settings.traces.source == EXPERT
+
+    def without_scores(self, run: Run, metrics: Metrics) -> Metrics:
+        """Remove the score from a summary and do not count ungraded traces as failed."""
+        failed = len([key for key, _ in run.store.failures(0) if key.stage == "rollout"])
+        return {name: value for name, value in metrics.items() if name != "score"} | {
+            "failed": failed
+        }
+
+    # -- selection ------------------------------------------------------------------------------
+
+    def choose_traces(self, run: Run, iteration: int) -> tuple[list[Selection], Metrics]:
+        """Return the traces to train on and the number of traces left out, by reason."""
+        selections, counts = list[Selection](), Counter[str]()
+        tasks = self._tasks()
+        for tree in run.store.trees(iteration, "rollout"):
+            for outcome, _ in tree.trajectories():
+                reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
+                counts[reason] += 1
+                if not reason:
+                    selections.append(Selection(outcome.leaf, self.agent))
+        return selections, {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
+
+    def _tasks(self) -> Mapping[str, Task]:
+        if self.settings.traces.source != EXPERT:
+            return {}
+        tasks = self.environment.tasks("train", self.settings.traces.tasks, self.settings.seed)
+        return {task.id: task for task in tasks}
+
+    def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
+        if self.closed:
+            return "the answer is not right" if task and not score else ""
+        path = tree.path(leaf)
+        calls = sum(len(turn.calls) for turn in path)
+        if calls < self.settings.traces.min_calls:
+            return "too few calls"
+        if task is None:
+            return ""
+        assert isinstance(self.environment, Demonstrates), "checked above"
+        results = [result.text for turn in path for result in turn.results]
+        if not self.environment.grounded(task, results):
+            return "the facts were not found"
+        return "" if score else "the answer is not right"
+
+    # -- training -------------------------------------------------------------------------------
+
+    def imitate_traces(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+        """Train by SFT on the selected traces, with observations masked (equation 4).
+
+        ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
+        """
+        training_rows = [
+            row
+            for tree, selection in load_selections(run, iteration)
+            for row in rows(view(tree, selection.leaf, selection.agent))
+            if row.targets
+        ]
+        if not training_rows:
+            raise UserError(
+                "no trace is left to learn from",
+                "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
+            )
+        lengths = self.check_lengths(training_rows)
+        model = self.models(run).load_to_train(self.main_role, 0)
+        progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
+        settings = self._with_target_tokens(
+            training_rows, model, self.seeded(self.settings.train.plain, iteration)
+        )
+        max_length = max_row_length(model.model, settings)
+        fitting = [row for row in training_rows if len(row.ids) <= max_length]
+        targets = sum(row.target_count for row in fitting)
+        progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
+        return train_role(
+            run, iteration, model, training_rows, settings, progress, role=self.main_role
+        )
+
+    def _with_target_tokens(
+        self, rows: Sequence[Row], model: LoadedModel, settings: TrainingSettings
+    ) -> TrainingSettings:
+        tokens = self.settings.train.target_tokens
+        if tokens is None:
+            return settings
+        steps, epochs = steps_for_targets(model.model, rows, settings, tokens)
+        return settings.model_copy(update={"max_steps": steps, "epochs": epochs})
+
+    def check_lengths(self, rows: Sequence[Row]) -> str:
+        """Return quantiles of the row lengths. Raises ``UserError`` if too many rows exceed train.max_length."""
+        lengths = sorted(len(row.ids) for row in rows)
+        max_length, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
+        too_long = sum(length > max_length for length in lengths) / len(lengths)
+        at = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
+        quantiles = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
+        if too_long > allowed:
+            raise UserError(
+                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={max_length:,} ({quantiles}), "
+                f"and traces.max_truncated allows {100 * allowed:g}%",
+                f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
+            )
+        return quantiles
+
+
+def _describe_counts(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{reason} ({count})" for reason, count in counts.items())
+
+
+def gap_report(recipe: Gap, run: Run) -> Report:
+    own = [_traces(recipe, run)]
+    if recipe.settings.reinforces:
+        for iteration in (0, 1):
+            own += step_sections(recipe, recipe.settings.rl, run, iteration)
+    return plain_report(recipe, run, own)
+
+
+def _traces(recipe: Gap, run: Run) -> Section:
+    s, examples = recipe.settings.traces, tuple[Example, ...]()
+    if run.is_finished(Step(0, "select")):
+        rule = "the answer is right" if s.form == "closed" else (
+            f"it has {s.min_calls} calls or more, its results have the supporting facts, and its answer is right"
+        )  # fmt: skip
+        reason = f"Selected: {rule} (a file of traces has no right answers)."
+        examples = selected_examples(recipe, run, 0, reason=reason)
+    return Section(
+        "traces",
+        "Traces",
+        "Marked tokens are trained; results of tools are not.",
+        examples=examples,
+    )

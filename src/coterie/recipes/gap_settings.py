@@ -1,0 +1,154 @@
+"""Settings of ``gap``."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.datasets.load import DatasetSettings
+from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.workflow.trace import TraceForm
+from coterie.recipes.settings import RecipeSettings
+from coterie.record.turn import digest
+from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.training.settings import TrainingSettings
+
+EXPERT = "expert"
+
+
+class TracesSettings(Settings):
+    """Traces for supervised fine-tuning."""
+
+    main: ClassVar[str] = "source"
+
+    source: str = key(
+        EXPERT,
+        "`expert` writes traces from the gold facts of the training rows and calls the run's tools. Or a file in the "
+        "format of GAP's SFT data (.json, .jsonl, .parquet).",
+        source="GAP: AFM's traces, rewritten by GPT-4o",
+    )
+    form: TraceForm = key(
+        "parallel",
+        "`parallel`: a plan, then all independent calls in one message. `sequential`: one call at a time without a "
+        "plan (baseline). `closed`: train only on answers (control without tools, with environment.prompt=closed "
+        "tools=[]).",
+    )
+    tasks: int = key(7000, "Maximum training tasks, or rows of the file.", source="GAP: 7000", ge=1)
+    min_calls: int = key(1, "Minimum calls per trace.", source="GAP's paper: 3", ge=0)
+    max_truncated: float = key(
+        0.1,
+        "Maximum share of traces longer than train.max_length. Training is refused above it.",
+        ge=0,
+        le=1,
+    )
+
+
+class MessageSettings(Settings):
+    """Messages of the agent."""
+
+    max_tokens: int = key(1024, "Maximum tokens per message.", ge=1)
+
+
+class ImitationSettings(TrainingSettings):
+    """Supervised fine-tuning on traces."""
+
+    learning_rate: float = key(1e-5, "peak learning rate", source="GAP: 1e-5", gt=0)
+    epochs: int = key(4, "passes over all rows", source="GAP: 4", ge=1)
+    batch_rows: int = key(32, "rows per optimizer step", source="GAP: 32", ge=1)
+    max_length: int = key(5120, "maximum tokens per row", source="GAP: 5120", ge=2)
+    tokens_per_microbatch: int = key(
+        8192, "padded tokens per forward and backward pass; changes memory, not results", ge=2
+    )
+    target_tokens: int | None = key(
+        None,
+        "total number of target tokens to train on, instead of `epochs`; for controls with an equal training budget",
+        ge=1,
+    )
+
+    @property
+    def plain(self) -> TrainingSettings:
+        return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
+
+    def identity(self) -> str:
+        """Hash of the settings that change results."""
+        own = self.plain.identity()
+        return own if self.target_tokens is None else digest(own, self.target_tokens)
+
+
+class GapSettings(RecipeSettings):
+    """Settings that all methods of ``gap`` share."""
+
+    model: str = key(
+        "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
+    )
+    method: Literal["sft", "rl", "sft_rl"] = key(
+        "sft",
+        "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning of the initial model. `sft_rl`: both, "
+        "in this order.",
+    )
+    traces: TracesSettings = TracesSettings()
+    rollout: MessageSettings = MessageSettings()
+    train: ImitationSettings = ImitationSettings()
+    rl: ReinforceSettings = ReinforceSettings()
+
+    @property
+    def imitates(self) -> bool:
+        return self.method != "rl"
+
+    @property
+    def reinforces(self) -> bool:
+        return self.method != "sft"
+
+    @property
+    def rounds(self) -> int:
+        return self.imitates + self.reinforces
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.method == "sft_rl" and self.train.method != self.rl.update.method:
+            raise ValueError(
+                f"train.method={self.train.method} and rl.update.method={self.rl.update.method} differ, and "
+                "reinforcement learning continues from the fine-tuned weights; use the same method for both"
+            )
+        return self
+
+    @property
+    def max_tokens(self) -> int:
+        return self.rollout.max_tokens
+
+
+class MhqaSettings(GapSettings):
+    """Settings of ``gap/mhqa``."""
+
+    recipe: ClassVar[str] = "gap/mhqa"
+    summary: ClassVar[str] = "GAP: parallel tool calls for multi-hop questions, SFT then RL."
+
+    dataset: DatasetSettings = DatasetSettings(name="hotpot_qa")
+    environment: EnvironmentSettings = EnvironmentSettings(name="mhqa")
+
+
+class WebSettings(GapSettings):
+    """Settings of ``gap/web``."""
+
+    recipe: ClassVar[str] = "gap/web"
+    summary: ClassVar[str] = "GAP: parallel tool calls for questions about the web."
+
+    dataset: DatasetSettings = DatasetSettings(name="qa")
+    environment: EnvironmentSettings = EnvironmentSettings(name="web")
+
+
+class CodeSettings(GapSettings):
+    """Settings of ``gap/code``, which has no expert and reads traces from a file."""
+
+    recipe: ClassVar[str] = "gap/code"
+    summary: ClassVar[str] = "GAP: programs for coding contests and mathematics."
+
+    dataset: DatasetSettings = DatasetSettings(name="livecodebench")
+    environment: EnvironmentSettings = EnvironmentSettings(name="code")
+
+
+class TinySettings(GapSettings):
+    """Settings of ``gap/tiny``: the packaged model on the packaged encyclopedia."""
+
+    recipe: ClassVar[str] = "gap/tiny"
+    summary: ClassVar[str] = "GAP on the packaged encyclopedia and model."

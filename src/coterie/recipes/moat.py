@@ -1,0 +1,589 @@
+"""MOAT (arXiv 2509.09629): alternating alignment of a planner pi_p and a grounder pi_g.
+
+Notation of the paper: task x, tool list I, plan (subgoal sequence) s, gold actions a, generated actions a_hat.
+
+    start        (iteration 0, optional) SFT of pi_p on gold plans and of pi_g on gold actions
+    for each iteration:
+        rollout      K plans s ~ pi_p(. | x) per task, and actions a_hat ~ pi_g(. | x, I, s) for each plan
+        -- planning agent alignment
+        reward       r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s). The paper's -PPL = -exp(-r(s)) ranks plans
+                     in the same order
+        select       (s_w, s_l): the best and the worst plan of a task, if r(s_w) - r(s_l) > margin
+        align        DPO of pi_p on these pairs; the planner before this training is the reference pi_ref:
+                     L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])
+        -- grounding agent improving
+        correct      a critic accepts or corrects a_hat for the best plans
+        improve      SFT of pi_g on accepted, corrected and gold rows
+        measure      J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s) on held-out tasks, after each half
+    evaluate     plan, ground and execute greedily on held-out tasks
+
+``parts`` leaves out one half (ablations) or replaces both with SFT on gold rows (control).
+
+Deliberate deviations from the released code:
+
+* The reward counts every token of the gold actions, including the end of the turn. The code skips tokens of
+  probability 1.
+* Rewards are log-likelihoods, from which the perplexity follows.
+* Empty and duplicate plans are left out. The code replaces an empty plan with a plan of another task.
+* The critic's reply is not cut off after 16 tokens, its actions are parsed and checked, and its rows are trained on.
+"""
+
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from coterie.engines.chat_model import ChatModel, check_chat, open_chat
+from coterie.engines.protocol import Engine, EngineError
+from coterie.environments.plan_ground import (
+    GROUNDER,
+    PLANNER,
+    PlanGround,
+    gold,
+    known_results,
+    request,
+)
+from coterie.environments.protocol import Openers, State
+from coterie.environments.registry import check_no_tools
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import LoadedModel, load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.moat_settings import SCRIPT, MoatSettings
+from coterie.recipes.plan import Plan
+from coterie.recipes.trainings import prefer, train_role
+from coterie.record.rows import Pair, Row, rows, turn_pair, view
+from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
+from coterie.record.turn import Turn, digest
+from coterie.rewards.critics import Correction, correction_question, read_correction
+from coterie.rewards.dialogue_reward import quotes
+from coterie.rewards.likelihood import mean_loglikelihoods, perplexity
+from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import WrittenTurn, write_path
+from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
+from coterie.rollout.tree_search import Value
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import Done, do_items, on_trees, totals
+from coterie.runs.loop import Stage
+from coterie.runs.roles import Role, load_selections
+from coterie.selection import PairSettings, sibling_pairs
+from coterie.tools.actions.grammar import check, describe
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
+
+DATA = "data"
+"""Author of gold plans and actions."""
+LOWEST = -sys.float_info.max
+"""Threshold below any reward, so that even a very bad plan can be the chosen side of a pair."""
+WHOLE, HALF = "measure", "measure_half"
+"""Stages that measure J: after a whole iteration, and between its two halves."""
+LEFT_OUT = ("empty", "truncated", "equal", "leaks")
+"""Reasons why a plan has no reward: it is empty, truncated, a duplicate, or quotes the gold actions."""
+COUNTS = ("accepted", "corrected", "unreadable", "rows")
+IN_FLIGHT = 16
+"""Tasks scored or reviewed concurrently."""
+
+
+class Moat(Recipe):
+    """The MOAT recipe."""
+
+    settings: MoatSettings
+    environment: PlanGround
+
+    def __init__(self, settings: MoatSettings) -> None:
+        super().__init__(settings)
+        check_no_tools(settings, self.name)
+        if not isinstance(self.environment, PlanGround):
+            raise UserError(
+                f"{self.name} needs a planner and a grounder, and {settings.played} has none",
+                "use a data set with plans, such as dataset=gsm8k_plans, or derive your environment from "
+                "coterie.environments.plan_ground.PlanGround",
+            )
+
+    def roles(self) -> tuple[Role, ...]:
+        """Return the planner and the grounder. With ``share`` both are adapters of one base."""
+        s = self.settings
+        shares = PLANNER if s.share else None
+        return (Role(PLANNER, s.model), Role(GROUNDER, s.grounder or s.model, shares=shares))
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of all iterations. Success and J are also measured before the first one."""
+        first = int(self.settings.start.enabled)
+        stages = self.supervised(0, (), ("start.tasks", "start.train")) if first else []
+        stages += self.measurement(first, stages)
+        for i in range(first, self.settings.rounds):
+            stages += self.iteration(i, [stage for stage in stages if stage.trains])
+        return stages
+
+    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
+        s, draws = self.settings, [self.draws(i)]
+        if s.parts == "sft":
+            stages = self.supervised(i, before, ["improve.train"], draws)
+            return [*stages, *self.measurement(i + 1, stages)]
+        rollout = self.stage(i, "rollout", self.sample, before, draws, uses=("rollout", "engine"))
+        reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
+        stages = [rollout, reward]
+        if s.parts != "grounder":  # planning agent alignment
+            select = self.stage(i, "select", self.select, [reward], uses=["pairs"])
+            align = self.stage(i, "align", self.align, [select], uses=["align"], trains=PLANNER)
+            half = self.stage(i, HALF, self.measure_half, [align], uses=self.measured)
+            stages += [select, align, half]
+        if s.parts != "planner":  # grounding agent improving
+            correct = self.stage(i, "correct", self.correct, [reward], uses=["correct"])
+            improve = self.stage(
+                *(i, "improve", self.improve, [correct]), uses=["improve"], trains=GROUNDER
+            )
+            stages += [correct, improve]
+        return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
+
+    def supervised(
+        self, i: int, before: Sequence[Stage], uses: Sequence[str], depends: Sequence[object] = ()
+    ) -> list[Stage]:
+        return [
+            self.stage(
+                *(i, name, partial(self.teach, role=role), before, depends), uses=uses, trains=role
+            )
+            for name, role in (("align", PLANNER), ("improve", GROUNDER))
+        ]
+
+    def measurement(self, version: int, after: Sequence[Stage]) -> list[Stage]:
+        """Return the stages that measure J and, for tasks that can be graded, success."""
+        measure = self.stage(version, WHOLE, self.measure, after, uses=self.measured)
+        graded = self.environment.ungraded is None
+        return [measure, *([self.evaluation(version, after)] if graded else [])]
+
+    measured = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
+    """Settings that J depends on."""
+
+    # -- planning agent alignment ---------------------------------------------------------------
+
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
+        s = self.settings.rollout
+        episodes = [
+            Episode(task, sample, i, "rollout")
+            for task in self.train_tasks(i)
+            for sample in range(s.samples)
+        ]
+        samplers = {
+            PLANNER: await self.role_sampler(run, PLANNER, i, s.temperature),
+            GROUNDER: await self.role_sampler(run, GROUNDER, i, s.ground_temperature),
+        }
+        return await self.play_by(run, episodes, samplers, progress)
+
+    async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Store ``r(s) = (1/|a|) sum_l log pi_g(a_l | a_<l, x, I, s)`` of every valid plan as credit."""
+        grounder = self.models(run).embedded(GROUNDER, self.newest(run, GROUNDER, i))
+        work = partial(self.reward_tree, run, grounder)
+        await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
+        counts = totals(run.store, i, "reward", ("plans", *LEFT_OUT))
+        items = run.store.metrics(i, "reward").items()
+        rewards = [float(m["reward"]) for key, m in items if key.task and "reward" in m]
+        return {**counts, "reward": statistics.fmean(rewards) if rewards else 0.0}
+
+    async def reward_tree(self, run: Run, grounder: Engine, tree: Tree) -> Done:
+        key, s = ItemKey(tree.iteration, "reward", tree.task), self.settings.reward
+        task = run.store.task(tree.task)
+        plans, counts = valid_plans(tree, task, leak_guard=s.leak_guard)
+        metrics: dict[str, float | int | str] = {"plans": len(plans), **counts}
+        if not plans or gold(task).done:
+            return Done(key, metrics)
+        try:
+            loglikelihoods = await self.loglikelihoods(grounder, task, tree, plans)
+        except EngineError as error:
+            return Done(key, metrics, failure=str(error))
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        rewards, credit = [], []
+        for plan, loglikelihood in zip(plans, loglikelihoods, strict=True):
+            rewards.append(loglikelihood + s.success * _success(tree, plan))
+            values = {
+                "loglikelihood": loglikelihood,
+                "perplexity": perplexity(loglikelihood),
+                "reward": rewards[-1],
+            }
+            credit += [Credit(plan.id, name, value, settings) for name, value in values.items()]
+        metrics |= {"reward": statistics.fmean(rewards), "spread": max(rewards) - min(rewards)}
+        return Done(key, metrics, None, tuple(credit))
+
+    async def loglikelihoods(
+        self, grounder: Engine, task: Task, tree: Tree, plans: Sequence[Turn]
+    ) -> list[float]:
+        """Return r(s) of each plan ``s``: the mean log-likelihood of the gold actions in nats per token."""
+        render = self.renderers[GROUNDER]
+        prompts = [
+            render(self.environment.see(State(task, 0, turns=(plan,)), GROUNDER), tree, GROUNDER)
+            for plan in plans
+        ]
+        return await mean_loglikelihoods(grounder, prompts, render.encode_turn(gold(task).actions))
+
+    def select(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Pair plans of one task: ``r(s_w) - r(s_l) > margin``."""
+        s = self.settings.pairs
+        rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
+        settings = self.fingerprint(Step(i, "reward"))
+        rewards = run.store.credit(settings, "reward", iteration=i, stage="rollout")
+        selections = []
+        for tree in run.store.trees(i, "rollout"):
+            plans = [turn.id for turn in tree.children(tree.root) if turn.id in rewards]
+            values = {plan: Value(rewards[plan], 1) for plan in plans}
+            selections += [
+                Selection(pair.chosen.id, PLANNER, rejected=pair.rejected.id)
+                for pair in sibling_pairs(tree, values, rule)
+            ]
+        run.select(i, selections)
+        return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
+
+    def align(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train the planner by DPO; the reference is the planner before this training.
+
+        ``L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])``
+        """
+        s, planner = self.settings.align, self.load_newest(run, PLANNER, i)
+        pairs, seeded = self.pairs(run, i), self.seeded(s.train, i)
+        return prefer(run, i, planner, pairs, s.objective, seeded, progress, role=PLANNER)
+
+    # -- grounding agent improving --------------------------------------------------------------
+
+    async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Collect the grounder's training rows: accepted, corrected and gold actions."""
+        async with open_critic(self, run) as critic:
+            work = partial(self.correct_tree, run, critic)
+            title = f"correct {i}"
+            await on_trees(
+                run.store, i, work, progress, title, in_flight=IN_FLIGHT, stage="correct"
+            )
+        return totals(run.store, i, "correct", COUNTS)
+
+    async def correct_tree(self, run: Run, critic: "ActionCritic", tree: Tree) -> Done:
+        task, target = run.store.task(tree.task), gold(run.store.task(tree.task))
+        key, counts = ItemKey(tree.iteration, "correct", tree.task), Counter[str]()
+        if target.done:
+            return Done(key, {"rows": 0})
+        examples: list[tuple[WrittenTurn, WrittenTurn]] = []
+        for candidate in _candidates(self, run, tree):
+            try:
+                correction = _validate(self, task, await critic.review(task, candidate), candidate)
+            except EngineError as error:
+                return Done(key, {}, failure=str(error))
+            counts[correction.verdict] += 1
+            examples += _examples(self, task, candidate, correction, critic.name)
+        if self.settings.correct.gold:
+            gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
+            examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
+        corrections = Tree(tree.task, "correct", tree.iteration)
+        for draw, example in enumerate(examples):
+            write_path(self.environment, task, corrections, example, self.renderers, draw)
+        return Done(key, {**counts, "rows": len(examples)}, corrections if examples else None)
+
+    def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
+        grounder = self.load_newest(run, GROUNDER, i)
+        rows, seeded = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
+        return train_role(run, i, grounder, rows, seeded, progress, role=GROUNDER)
+
+    # -- J --------------------------------------------------------------------------------------
+
+    async def measure_half(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Measure ``J(pi_p', pi_g)``: the newly aligned planner with the grounder before its update."""
+        planner, grounder = self.newest(run, PLANNER, i + 1), self.newest(run, GROUNDER, i)
+        return await self.joint(run, Step(i, HALF), planner, grounder, progress)
+
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
+        """Measure ``J(pi_p', pi_g')`` of the newest planner and grounder."""
+        planner, grounder = (self.newest(run, role, version) for role in (PLANNER, GROUNDER))
+        return await self.joint(run, Step(version, WHOLE), planner, grounder, progress)
+
+    async def joint(
+        self, run: Run, step: Step, planner: int, grounder: int, progress: Progress
+    ) -> Metrics:
+        """Estimate J of two versions: the mean over held-out tasks and its standard error."""
+        s = self.settings
+        sampler = await self.sampler(run, planner, s.rollout.temperature, s.rollout.top_p, PLANNER)
+        engine = self.models(run).embedded(GROUNDER, grounder)
+        tasks = self.environment.scored_tasks(s.measure.tasks, s.seed)
+        run.store.put_tasks(tasks)
+        items = {
+            ItemKey(step.iteration, step.stage, task.id): partial(
+                self.measure_task, sampler, engine, task, step
+            )
+            for task in tasks
+        }
+        title = f"{step.stage} {step.iteration}"
+        await do_items(run.store, items, progress, "tasks", title, in_flight=IN_FLIGHT)
+        metrics = run.store.metrics(step.iteration, step.stage).items()
+        values = [
+            float(m["loglikelihood"]) for key, m in metrics if key.task and "loglikelihood" in m
+        ]
+        if not values:
+            return {"n": 0}
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        error = spread / math.sqrt(len(values))
+        j, n = statistics.fmean(values), len(values)
+        return {"n": n, "j": j, "standard_error": error, PLANNER: planner, GROUNDER: grounder}
+
+    async def measure_task(
+        self, planner: TokenSampler, grounder: Engine, task: Task, step: Step
+    ) -> Done:
+        """Sample plans of a held-out task and average their r(s)."""
+        key = ItemKey(step.iteration, step.stage, task.id)
+        tree = Tree(task.id, step.stage, step.iteration)
+        samples = range(self.settings.measure.samples)
+        seeds = [int(digest("J", self.settings.seed, task.id, n)[:15], 16) for n in samples]
+        messages = self.environment.see(State(task, 0), PLANNER)
+        prompt = Prompt(tree, tree.root, PLANNER, messages, seeds[0], 0)
+        try:
+            candidates = await planner.candidates(prompt, AgentContext(), seeds, list(samples))
+            for candidate in candidates:
+                tree.add(candidate.turn, candidate.request)
+            plans = [candidate.turn for candidate in candidates]
+            loglikelihoods = await self.loglikelihoods(grounder, task, tree, plans)
+        except EngineError as error:
+            return Done(key, {}, failure=str(error))
+        return Done(key, {"loglikelihood": statistics.fmean(loglikelihoods)}, tree)
+
+    # -- settings, size and tasks ---------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        s = self.settings
+        check_chat("correct.critic", s.correct.critic, SCRIPT)
+        if not self.environment.scored_tasks(s.measure.tasks, s.seed):
+            raise UserError("no held-out task has gold actions", "give the data set held-out rows")
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return self.settings.trainings
+
+    def dialogues(self) -> int:
+        """Return the number of plans, including those sampled to measure J."""
+        s = self.settings
+        tasks = self.environment.tasks("train", s.rollout.tasks, s.seed)
+        plans = len(tasks) * s.rollout.samples * s.iterations if s.parts != "sft" else 0
+        held_out = len(self.environment.scored_tasks(s.measure.tasks, s.seed)) * s.measure.samples
+        return plans + held_out * sum(step.stage in (WHOLE, HALF) for step in self.steps())
+
+    def whole_task(self, task: Task) -> Task:
+        """Reduce a task to its question, which is the same for all single-step tasks made from it."""
+        public = {name: task.public[name] for name in ("question", "description")}
+        return replace(task, public=public)
+
+    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+        return self.environment.max_turns * self.settings.max_tokens
+
+    def players(self) -> dict[str, str]:
+        return {PLANNER: PLANNER, GROUNDER: GROUNDER}
+
+    def openers(self) -> Openers:
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
+    @cached_property
+    def renderers(self) -> dict[str, ChatRenderer]:
+        args = self.settings.engine.template_args
+        return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
+
+    def draws(self, iteration: int) -> list[int]:
+        first = int(self.settings.start.enabled)
+        return [self.settings.rollout.tasks] * (iteration - first + 1)
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        s = self.settings
+        if s.start.enabled and iteration == 0:
+            return self.environment.tasks("train", s.start.tasks, s.seed)
+        *before, count = self.draws(iteration)
+        return self.environment.tasks("train", count, s.seed, before)
+
+    async def role_sampler(
+        self, run: Run, role: str, iteration: int, temperature: float
+    ) -> TokenSampler:
+        """Return a sampler of the newest version that a role has in an iteration."""
+        version = self.newest(run, role, iteration)
+        return await self.sampler(run, version, temperature, self.settings.rollout.top_p, role)
+
+    def load_newest(self, run: Run, role: str, iteration: int) -> LoadedModel:
+        return self.models(run).load_to_train(role, self.newest(run, role, iteration))
+
+    # -- training data --------------------------------------------------------------------------
+
+    def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
+        """Train a role by SFT on gold plans, or on gold actions for gold plans."""
+        s = self.settings
+        train = s.start.train if s.start.enabled and iteration == 0 else s.improve.train
+        tasks, seeded = self.train_tasks(iteration), self.seeded(train, iteration)
+        training_rows = [row for task in tasks for row in self.gold_rows(task, role)]
+        model = self.load_newest(run, role, iteration)
+        return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
+
+    def gold_rows(self, task: Task, role: str) -> list[Row]:
+        """Return the gold row of a task: the gold plan, or the gold actions for it."""
+        target, tree = gold(task), Tree(task.id, DATA, 0)
+        if target.done and role == GROUNDER:
+            return []
+        turns = [WrittenTurn(PLANNER, target.plan, DATA)]
+        if role == GROUNDER:
+            turns.append(WrittenTurn(GROUNDER, target.actions, DATA))
+        *_, last = write_path(self.environment, task, tree, turns, self.renderers)
+        return list(rows(view(tree, last.id, role)))
+
+    def pairs(self, run: Run, iteration: int) -> list[Pair]:
+        """Return the selected pairs. Raises ``UserError`` if nothing was selected."""
+        pairs = []
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "the selections are pairs"
+            sides = (view(tree, leaf, PLANNER) for leaf in (selection.leaf, selection.rejected))
+            pairs.append(turn_pair(*sides, group=tree.task))
+        if not pairs:
+            raise UserError(
+                f"iteration {iteration} has no pair of plans that differ by more than "
+                f"pairs.margin={self.settings.pairs.margin:g}",
+                "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
+            )
+        return pairs
+
+    def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
+        yield from super().trained_on(run, iteration)
+        for tree in run.store.trees(iteration, "correct"):
+            for turn in tree.leaves():
+                yield GROUNDER, tree, Selection(turn.id, GROUNDER)
+
+    def corrected_rows(self, run: Run, iteration: int) -> list[Row]:
+        """Return the rows of the stage ``correct``. Raises ``UserError`` if it wrote nothing."""
+        training_rows = [
+            row
+            for tree in run.store.trees(iteration, "correct")
+            for turn in tree.leaves()
+            for row in rows(view(tree, turn.id, GROUNDER))
+        ]
+        if not training_rows:
+            raise UserError(
+                f"iteration {iteration} has no training rows for the grounder",
+                "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
+            )
+        return training_rows
+
+
+# -- plans --------------------------------------------------------------------------------------
+
+
+def valid_plans(tree: Tree, task: Task, *, leak_guard: bool) -> tuple[list[Turn], Counter[str]]:
+    """Return the plans that get a reward, and the number of other plans by reason."""
+    counts: Counter[str] = Counter(dict.fromkeys(LEFT_OUT, 0))
+    by_text: dict[str, Turn] = {}
+    actions = [action for step in gold(task).steps for action in step.actions]
+    for turn in sorted(tree.children(tree.root), key=lambda turn: turn.draw):
+        text = " ".join(turn.text.split())
+        if not text or turn.truncated:
+            counts["truncated" if turn.truncated else "empty"] += 1
+        elif text in by_text:
+            counts["equal"] += 1
+        elif leak_guard and quotes(text, actions):
+            counts["leaks"] += 1
+        else:
+            by_text[text] = turn
+    return list(by_text.values()), counts
+
+
+def best_first(rewards: Sequence[tuple[str, float]]) -> list[str]:
+    """Return nodes by descending reward; ties keep the order of sampling."""
+    return [node for node, _ in sorted(rewards, key=lambda item: -item[1])]
+
+
+def _success(tree: Tree, plan: Turn) -> float:
+    """Return the mean score of the grounder's actions for a plan; 0 if it has no graded actions."""
+    leaves = [plan, *tree.children(plan.id)]
+    scores = [tree.outcomes[node.id].score for node in leaves if node.id in tree.outcomes]
+    return statistics.fmean(score or 0.0 for score in scores) if scores else 0.0
+
+
+# -- critics of actions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sampled plan with the grounder's actions and their score."""
+
+    plan: Turn
+    actions: Turn
+    score: float
+
+
+class ActionCritic:
+    """Critic that accepts actions that gave the right answer and replaces all others with the gold actions."""
+
+    name = f"critic:{SCRIPT}"
+
+    async def review(self, task: Task, candidate: Candidate) -> Correction:
+        """Return the verdict on a candidate. Raises ``EngineError``."""
+        if candidate.score >= 1:
+            return Correction("accepted")
+        target = gold(task)
+        return Correction("corrected", target.plan, target.actions)
+
+
+class ModelCritic(ActionCritic):
+    """Chat model as the critic. Its prompt has neither the gold actions nor execution results."""
+
+    def __init__(self, chat: ChatModel, tools: str, seed: int) -> None:
+        self.chat, self.tools, self.seed = chat, tools, seed
+        self.name = f"critic:{chat.name}"
+
+    async def review(self, task: Task, candidate: Candidate) -> Correction:
+        """Parse the model's reply. A truncated reply is unreadable."""
+        seed = int(digest("critic", self.seed, candidate.actions.id)[:15], 16)
+        messages = correction_question(
+            request(task), candidate.plan.text, candidate.actions.text, self.tools
+        )
+        reply = await self.chat.ask(messages, seed)
+        return Correction("unreadable") if reply.truncated else read_correction(reply.text)
+
+
+@asynccontextmanager
+async def open_critic(recipe: Moat, run: Run) -> AsyncIterator[ActionCritic]:
+    s = recipe.settings.correct.critic
+    if s.url is None and s.model == SCRIPT:
+        yield ActionCritic()
+        return
+    async with open_chat(s, run.folder / "critic") as chat:
+        yield ModelCritic(chat, describe(recipe.environment.domain.name), recipe.settings.seed)
+
+
+def _candidates(recipe: Moat, run: Run, tree: Tree) -> list[Candidate]:
+    """Return the candidates to review: the actions for the plan with the highest reward, or for all plans."""
+    plans = [turn.id for turn in tree.children(tree.root)]
+    rewards = run.store.credit(recipe.fingerprint(Step(tree.iteration, "reward")), "reward", plans)
+    ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
+    candidates = []
+    for plan in ranked[: 1 if recipe.settings.correct.candidates == "best" else None]:
+        for actions in tree.children(plan)[:1]:
+            score = tree.outcomes[actions.id].score if actions.id in tree.outcomes else None
+            candidates.append(Candidate(tree.turns[plan], actions, score or 0.0))
+    return candidates
+
+
+def _validate(recipe: Moat, task: Task, correction: Correction, candidate: Candidate) -> Correction:
+    actions = candidate.actions.text if correction.verdict == "accepted" else correction.actions
+    domain, known = recipe.environment.domain.name, known_results(task)
+    if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
+        return Correction("unreadable")
+    return correction
+
+
+def _examples(
+    recipe: Moat, task: Task, candidate: Candidate, correction: Correction, critic: str
+) -> list[tuple[WrittenTurn, WrittenTurn]]:
+    s, verdict = recipe.settings.correct, correction.verdict
+    plan, actions = (
+        WrittenTurn(role, turn.whole_text, turn.writer, turn.ids)
+        for role, turn in ((PLANNER, candidate.plan), (GROUNDER, candidate.actions))
+    )
+    if verdict == "corrected":
+        if s.subgoals == "corrected":
+            plan = WrittenTurn(PLANNER, correction.subgoals, critic)
+        return [(plan, WrittenTurn(GROUNDER, correction.actions, critic))]
+    if verdict == "accepted" or s.unreadable == "keep":
+        return [(plan, actions)]
+    if s.unreadable == "gold":
+        return [(plan, WrittenTurn(GROUNDER, gold(task).actions, DATA))]
+    return []

@@ -1,0 +1,475 @@
+"""Optima (arXiv 2410.08115): iterative training of agents that communicate effectively and briefly.
+
+Notation of the paper: base model M_base, policy M_i of iteration i, task d, dialogue (trajectory) tau with turns
+tau[k].
+
+    M_0 = M_base
+    for i = 0 .. iterations-1, an SFT iteration (algorithm 1; isft has only these):
+        sample         N dialogues per task with M_i; for i = 0 each with a random format prompt
+        reward         R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)     (equation 1)
+                       R_token = #Tokens(tau) / max over the task's N dialogues,
+                       R_loss = max_k mean token loss of tau[k] under M_base, given its context
+        demonstrate    the dialogue with the highest R per task, if R >= theta_sft; of these the top share
+        imitate        SFT on each agent's own turns, without format prompts -> M_{i+1}
+    or a DPO iteration (algorithm 2, idpo: all but the first; algorithm 3, isft_dpo: every second):
+        search         a tree of dialogues per task: sample an utterance from softmax(values), play rollouts from it
+                                                                                                        (algorithm 4)
+        value          value(utterance) = mean R of the rollouts through it
+        pair           siblings u_w, u_l with value(u_w) > theta_filter and value(u_w) - value(u_l) > theta_diff
+                                                                                                        (algorithm 5)
+        prefer         DPO with M_i as the reference -> M_{i+1}; idpo adds nll * (mean -log pi(u_w | h)):
+                       L = -log sigmoid(beta [log pi(u_w|h) / pi_ref(u_w|h) - log pi(u_l|h) / pi_ref(u_l|h)])
+    evaluate           every M_i greedily on held-out tasks
+
+Deliberate deviations from the released code:
+
+* The partner's turns are ``user`` messages.
+* R_loss is computed given the turn's context, as in the paper. The code scores each turn alone.
+* The threshold is applied before the top share, as in the paper.
+* An utterance that is almost equal to a sibling becomes that sibling (``coterie.rollout.tree_search``).
+* Pairs use the values of the finished tree.
+* A dialogue that reaches the turn limit keeps its last answer, as in evaluation.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from coterie.engines.protocol import POLICY, Engine, EngineError
+from coterie.environments.protocol import agents_of, formats_of
+from coterie.environments.talk import drop_format
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.optima_settings import (
+    DPORoundSettings,
+    OptimaDPOSettings,
+    OptimaSettings,
+    TrainingKind,
+)
+from coterie.recipes.trainings import prefer, train_role
+from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
+from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
+from coterie.record.turn import Turn, digest
+from coterie.rewards.dialogue_reward import (
+    DialogueSample,
+    Reward,
+    RewardSettings,
+    count_leaks,
+    count_repeats,
+    largest_loss,
+    rewards,
+)
+from coterie.rewards.likelihood import turn_losses
+from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import (
+    Done,
+    TreeWriter,
+    going_on,
+    grow_trees,
+    growth_summary,
+    on_trees,
+    rollouts,
+    totals,
+)
+from coterie.runs.loop import Stage
+from coterie.runs.roles import load_selections
+from coterie.selection import best_demonstrations, random_demonstrations, sibling_pairs
+from coterie.training.settings import TrainingSettings
+
+PROBE = "probe"
+"""Stage name of the dialogues that measure the length of dialogues."""
+DROP_FORMAT = "drop_format"
+"""Recontext rule of iteration 0: prompts without the format prompt."""
+IN_FLIGHT, TREES_IN_FLIGHT = 64, 128
+"""Trees scored and grown concurrently."""
+COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
+"""Counts of each task's dialogues."""
+
+
+@dataclass(slots=True)
+class TreeJudge:
+    """Reward of the dialogues of a tree (equation 1)::
+
+    R(tau) = R_task(tau) - lambda_token R_token(tau) + lambda_loss / R_loss(tau)
+    """
+
+    rule: RewardSettings
+    max_tokens: int | None
+    """Denominator of R_token; ``None`` for the longest of the given dialogues."""
+    base: Engine
+    """Frozen M_base, for R_loss."""
+    agents: tuple[str, ...]
+    settings: str
+    """Fingerprint that keys the credit."""
+    show: Callable[[Tree, str, str], View] = view
+    """Function that returns an agent's view of a dialogue without a format prompt."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Loss of each turn under M_base, in nats per token."""
+
+    async def __call__(self, tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
+        """Return the rewards of finished paths, with their terms and losses as credit. Raises ``EngineError``."""
+        new = await self._losses(tree, outcomes) if self.rule.lambda_loss else {}
+        self.losses |= new
+        samples = [self.sample(tree, outcome) for outcome in outcomes]
+        judgments = []
+        for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
+            terms = reward.terms.items()
+            credit = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
+            judgments.append(Judgment(reward.total, tuple(credit)))
+        if judgments and new:
+            nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())
+            judgments[0] = Judgment(judgments[0].reward, judgments[0].credit + nll)
+        return judgments
+
+    async def _losses(self, tree: Tree, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        views: list[View] = []
+        for outcome in outcomes:
+            turns = agent_turns(tree.path(outcome.leaf))
+            speakers = {turn.speaker.name: None for turn in turns if turn.id not in self.losses}
+            views += [self.show(tree, outcome.leaf, agent) for agent in speakers]
+        losses = await turn_losses(self.base, views) if views else {}
+        return {turn: loss for turn, loss in losses.items() if turn not in self.losses}
+
+    def sample(self, tree: Tree, outcome: Outcome) -> DialogueSample:
+        """Collect the terms of the reward of a dialogue. Without losses (lambda_loss = 0) R_loss is 0."""
+        path = tree.path(outcome.leaf)
+        turns = agent_turns(path)
+        loss = largest_loss(self.losses, [turn.id for turn in turns]) if self.losses else 0.0
+        leaks, repeats = count_leaks(turns, self.agents), count_repeats(turns)
+        return DialogueSample(outcome, dialogue_tokens(path), loss, leaks, repeats, tuple(path))
+
+
+def agent_turns(path: Sequence[Turn]) -> list[Turn]:
+    return [turn for turn in path if turn.speaker.kind == "agent"]
+
+
+class Optima(Recipe):
+    """The Optima recipe. ``settings.kinds()`` lists which iterations are SFT and which DPO."""
+
+    settings: OptimaSettings
+    edits: Mapping[str, Edit] = {DROP_FORMAT: drop_format}
+
+    def __init__(self, settings: OptimaSettings) -> None:
+        super().__init__(settings)
+        self.agents = agents_of(self.environment)
+        settings.reward.custom_terms()
+        if isinstance(settings, OptimaDPOSettings):
+            settings.dpo.reward.custom_terms()
+
+    def stages(self) -> list[Stage]:
+        before, stages = list[Stage](), list[Stage]()
+        for i, kind in enumerate(self.settings.kinds()):
+            stages.append(self.evaluation(i, before))
+            stages += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
+            before = stages[-1:]
+        return [*stages, self.evaluation(self.settings.iterations, before)]
+
+    # -- SFT iteration (algorithm 1) ------------------------------------------------------------
+
+    def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        sampling = ("rollout", "engine")
+        rollout = self.stage(i, "rollout", self.sample, before, [self.draws(i)], uses=sampling)
+        reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
+        select = self.stage(i, "select", self.demonstrate, [reward], uses=["select"])
+        training = ("train", "from_initial")
+        train = self.stage(i, "train", self.imitate, [select], uses=training, trains=POLICY)
+        return [rollout, reward, select, train]
+
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Sample N dialogues per task with M_i; for i = 0 each with a random format prompt."""
+        s = self.settings.rollout
+        temperature = s.temperature if i else s.first_temperature
+        return await self.play(run, self.episodes(i), temperature, s.top_p, progress)
+
+    async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Store R(tau), its terms, and every turn's loss under M_base as credit (equation 1)."""
+        base, context = self.models(run).embedded(POLICY, 0), self.context(i)
+        settings = self.fingerprint(Step(i, "reward"))
+
+        def show(tree: Tree, leaf: str, agent: str) -> View:
+            return self.training_view(tree, Selection(leaf, agent, context), base.loaded)
+
+        async def score(tree: Tree) -> Done:
+            judge = TreeJudge(self.settings.reward, None, base, self.agents, settings, show)
+            key, outcomes = ItemKey(i, "reward", tree.task), [one for one, _ in tree.graded()]
+            try:
+                judgments = await judge(tree, outcomes)
+            except EngineError as error:
+                return Done(key, self.conduct(tree, [], failed=1), failure=str(error))
+            credit = tuple(one for judgment in judgments for one in judgment.credit)
+            return Done(key, self.conduct(tree, outcomes), credit=credit)
+
+        await on_trees(run.store, i, score, progress, f"reward {i}", in_flight=IN_FLIGHT)
+        return totals(run.store, i, "reward", COUNTS)
+
+    def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Select each task's best dialogue with R >= theta_sft, keep the top share, in all agents' views."""
+        rewards, s = self.rewards(run, i), self.settings.select
+        if s.rule == "best":
+            demonstrations = best_demonstrations(rewards, s)
+        else:
+            seed = int(digest("select", self.settings.seed, i)[:15], 16)
+            demonstrations = random_demonstrations(rewards, s.counts[i], seed)
+        context, agents = self.context(i), self.agents
+        run.select(
+            i, [Selection(r.leaf, agent, context) for _, r in demonstrations for agent in agents]
+        )
+        return {"tasks": len(rewards), "selected": len(demonstrations)}
+
+    def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train M_{i+1} by SFT on each agent's own turns of the selected dialogues."""
+        policy = self.models(run).load_to_train(POLICY, 0 if self.settings.from_initial else i)
+        rows = self.rows(run, i, policy)
+        if not rows:
+            raise UserError(
+                f"nothing was selected in iteration {i}: no dialogue has a reward of at "
+                f"least select.threshold={self.settings.select.threshold}",
+                "lower select.threshold with --fork FOLDER; the report shows the rewards",
+            )
+        seeded = self.seeded(self.settings.train, i)
+        return train_role(run, i, policy, rows, seeded, progress, role=POLICY)
+
+    # -- DPO iteration (algorithm 2) ------------------------------------------------------------
+
+    def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        sampling = (
+            *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
+            *("rollout.top_p", "rollout.max_tokens", "engine"),
+        )
+        training = ("dpo.objective", "dpo.train")
+        rollout = self.stage(i, "rollout", self.search, before, [self.draws(i)], uses=sampling)
+        reward = self.stage(i, "reward", self.value, [rollout], uses=["dpo.reward"], alone=True)
+        select = self.stage(i, "select", self.pair, [reward], uses=["dpo.select"])
+        train = self.stage(i, "train", self.prefer, [select], uses=training, trains=POLICY)
+        return [rollout, reward, select, train]
+
+    async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Grow a tree of dialogues per task, all concurrently (algorithm 4)."""
+        limit = await self.probe(run, i, progress)
+        await self.grow(run, i, limit, progress)
+        return {**growth_summary(run.store, i), "token_limit": limit}
+
+    async def probe(self, run: Run, i: int, progress: Progress) -> int:
+        """Return the denominator of R_token in tree search: a percentile of the tokens of new dialogues, plus 1."""
+        s, tasks = self.dpo_settings, self.train_tasks(i)
+        episodes = [
+            Episode(tasks[n % len(tasks)], n // len(tasks), i, PROBE) for n in range(s.probe)
+        ]
+        await self.play(run, episodes, s.temperature, self.settings.rollout.top_p, progress)
+        lengths = [int(metrics["tokens"]) for metrics in run.store.metrics(i, PROBE).values()]
+        return int(np.percentile([length for length in lengths if length], s.percentile)) + 1
+
+    async def grow(self, run: Run, i: int, max_tokens: int, progress: Progress) -> None:
+        """Grow the trees of an iteration with M_i; ``max_tokens`` is the denominator of R_token."""
+        s, tasks = self.dpo_settings, self.train_tasks(i)
+        sampler = await self.sampler(run, i, s.temperature, self.settings.rollout.top_p)
+        base, settings = self.models(run).embedded(POLICY, 0), self.fingerprint(Step(i, "reward"))
+        judge = TreeJudge(s.reward, max_tokens, base, self.agents, settings)
+        judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
+        run.store.put_tasks(tasks)
+        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
+        writer = TreeWriter(run.store, i, progress, lambda: stats.sampled_tokens - before)
+        rule, samplers = growth(s.search), dict.fromkeys(self.agents, sampler)
+
+        def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
+            tree, known = writer.load(task)
+            branches = driver.branches(task, tree, sessions)
+            return TreeSearch(branches, samplers, judge, rule, known, seed=driver.seed)
+
+        title = f"searches {i}"
+        progress.start(writer.left(tasks, s.search.searches), title)
+        with going_on(title, progress):
+            async with self.actors(run) as actors:
+                driver = actors.driver(samplers, self.settings.seed)
+                await grow_trees(driver, writer, tasks, search, TREES_IN_FLIGHT)
+
+    async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Store the value of every node, the mean R of the rollouts through it, as credit."""
+        settings, by_task = self.fingerprint(Step(i, "reward")), rollouts(run.store, i)
+
+        async def one(tree: Tree) -> Done:
+            credit = [
+                Credit(node, name, number, settings)
+                for node, value in node_values(tree, by_task[tree.task]).items()
+                for name, number in (("value", value.mean), ("visits", float(value.visits)))
+            ]
+            counts = self.conduct(tree, [outcome for outcome, _ in tree.trajectories()])
+            del counts["failed"]
+            return Done(ItemKey(i, "reward", tree.task), counts, credit=tuple(credit))
+
+        await on_trees(run.store, i, one, progress, f"values {i}", in_flight=1)
+        return totals(run.store, i, "reward", (name for name in COUNTS if name != "failed"))
+
+    def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Select sibling pairs: value(u_w) > theta_filter, value(u_w) - value(u_l) > theta_diff (algorithm 5)."""
+        selections = list[Selection]()
+        for tree in run.store.trees(i, "rollout"):
+            scores, s = mean_scores(tree), self.dpo_settings.select
+            for pair in sibling_pairs(tree, self.values(run, tree), s, scores.__getitem__):
+                speaker = pair.chosen.speaker.name
+                selections.append(Selection(pair.chosen.id, speaker, rejected=pair.rejected.id))
+        run.select(i, selections)
+        return {"tasks": len(run.store.tree_tasks(i, "rollout")), "selected": len(selections)}
+
+    def prefer(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Train M_{i+1} by DPO on the pairs, with M_i as the reference pi_ref.
+
+        ``L = -log sigmoid(beta [log pi(u_w|h) / pi_ref(u_w|h) - log pi(u_l|h) / pi_ref(u_l|h)])``, plus
+        ``nll * (mean -log pi(u_w|h))``.
+        """
+        s, pairs = self.dpo_settings, self.pairs(run, i)
+        if not pairs:
+            raise UserError(
+                f"no pair was selected in iteration {i}: no utterance has a value above "
+                f"dpo.select.theta_filter={s.select.theta_filter} and a sibling that is worse by "
+                f"more than dpo.select.theta_diff={s.select.theta_diff}",
+                "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
+            )
+        policy, seeded = self.models(run).load_to_train(POLICY, i), self.seeded(s.train, i)
+        return prefer(run, i, policy, pairs, s.objective, seeded, progress, role=POLICY)
+
+    # -- settings and size ----------------------------------------------------------------------
+
+    @property
+    def dpo_settings(self) -> DPORoundSettings:
+        assert isinstance(self.settings, OptimaDPOSettings), "this method has no DPO iterations"
+        return self.settings.dpo
+
+    def kind(self, iteration: int) -> TrainingKind:
+        return self.settings.kinds()[iteration]
+
+    def is_dpo(self, iteration: int) -> bool:
+        return iteration < self.settings.iterations and self.kind(iteration) == "dpo"
+
+    def rule(self, iteration: int) -> RewardSettings:
+        return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        trainings = {"train": self.settings.train}
+        if isinstance(self.settings, OptimaDPOSettings):
+            trainings["dpo.train"] = self.settings.dpo.train
+        return trainings
+
+    def training_tasks(self) -> int:
+        return max(self.settings.draws())
+
+    def dialogues(self) -> int:
+        count = 0
+        for i in range(self.settings.iterations):
+            each = self.settings.rollout.samples
+            if self.is_dpo(i):
+                search = self.dpo_settings.search
+                each, count = search.searches * search.rollouts, count + self.dpo_settings.probe
+            count += each * len(self.train_tasks(i))
+        return count
+
+    # -- tasks and episodes ---------------------------------------------------------------------
+
+    def draws(self, iteration: int) -> list[int]:
+        """Return the numbers of tasks that the iterations up to this one draw."""
+        return self.settings.draws()[: iteration + 1]
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """Return the training tasks of an iteration. Every iteration continues where the last one stopped."""
+        *before, count = self.draws(iteration)
+        return self.environment.tasks("train", count, self.settings.seed, before)
+
+    def episodes(self, iteration: int) -> list[Episode]:
+        """Return N episodes per task; in iteration 0 each has a random format prompt."""
+        return [
+            Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
+            for task in self.train_tasks(iteration)
+            for sample in range(self.settings.rollout.samples)
+        ]
+
+    def context(self, iteration: int) -> str | None:
+        """Return the recontext rule for scoring and training on an iteration's dialogues."""
+        pool = self.settings.rollout.format_pool and bool(formats_of(self.environment))
+        return DROP_FORMAT if iteration == 0 and pool else None
+
+    def _format(self, task: Task, sample: int, iteration: int) -> str | None:
+        if self.context(iteration) is None:
+            return None
+        key = digest("format", self.settings.seed, iteration, task.id, sample)
+        return random.Random(key).choice(formats_of(self.environment))
+
+    # -- rewards, values and training data ------------------------------------------------------
+
+    def conduct(
+        self, tree: Tree, outcomes: Sequence[Outcome], failed: int = 0
+    ) -> dict[str, float | int | str]:
+        turns = [agent_turns(tree.path(outcome.leaf)) for outcome in outcomes]
+        return {
+            "trajectories": len(outcomes),
+            "failed": failed,
+            "truncated": sum(outcome.ending == LENGTH for outcome in outcomes),
+            "leaks": sum(count_leaks(some, self.agents) for some in turns),
+            "repeats": sum(map(count_repeats, turns)),
+        }
+
+    def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
+        """Read the rewards computed under the current settings, by task. Failed tasks are left out."""
+        settings = self.fingerprint(Step(iteration, "reward"))
+        parts = {
+            name: run.store.credit(settings, name, iteration=iteration, stage="rollout")
+            for name in self.rule(iteration).names()
+        }
+        return {
+            tree.task: [
+                Reward(leaf, one.sample, {name: part[leaf] for name, part in parts.items()})
+                for one, _ in tree.trajectories()
+                if (leaf := one.leaf) in parts["task"]
+            ]
+            for tree in run.store.trees(iteration, "rollout")
+        }
+
+    def values(self, run: Run, tree: Tree) -> dict[str, Value]:
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
+        means, visits = credit("value"), credit("visits")
+        return {node: Value(mean, round(visits[node])) for node, mean in means.items()}
+
+    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+        return [
+            row
+            for tree, one in load_selections(run, iteration)
+            for row in rows(self.training_view(tree, one, policy), one.weight)
+            if row.targets
+        ]
+
+    def pairs(self, run: Run, iteration: int) -> list[Pair]:
+        """Return the selected pairs of an iteration; pairs of one tree share a group."""
+        pairs = []
+        for tree, selection in load_selections(run, iteration):
+            assert selection.rejected is not None, "an iteration of DPO selects pairs"
+            leaves = (selection.leaf, selection.rejected)
+            sides = (view(tree, leaf, selection.agent) for leaf in leaves)
+            pairs.append(turn_pair(*sides, weight=selection.weight, group=tree.task))
+        return pairs
+
+    def training_view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
+        """Return an agent's view of a dialogue without the format prompt."""
+        if selection.context is None:
+            return view(tree, selection.leaf, selection.agent)
+        return recontext(
+            *(tree, selection.leaf, selection.agent),
+            name=selection.context,
+            edit=drop_format,
+            render=model.renderer.render,
+        )
+
+
+def mean_scores(tree: Tree) -> dict[str, float]:
+    scores_by_turn: dict[str, list[float]] = {}
+    for outcome, path in tree.graded():
+        for turn in path:
+            scores_by_turn.setdefault(turn.id, []).append(outcome.score or 0.0)
+    return {node: sum(scores) / len(scores) for node, scores in scores_by_turn.items()}

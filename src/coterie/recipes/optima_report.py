@@ -1,0 +1,126 @@
+"""Report of an ``optima`` run: rewards by term, costs, and the selected dialogues and turns."""
+
+from collections.abc import Mapping, Sequence
+
+from coterie.recipes.optima import Optima
+from coterie.recipes.report import plain_report, selected_examples
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example
+from coterie.reports.page import Report, Section
+from coterie.rewards.dialogue_reward import Reward
+from coterie.rollout.episodes import dialogue_tokens
+from coterie.runs.folder import Run
+
+MAX_POINTS = 600
+"""Maximum number of rollouts in a chart."""
+
+
+def optima_report(recipe: Optima, run: Run) -> Report:
+    done = [step for step in recipe.steps() if run.is_finished(step)]
+    iterations = [step.iteration for step in done if step.stage == "reward"]
+    selects = [step.iteration for step in done if step.stage == "select"]
+    samples = {i: _samples(recipe, run, i) for i in iterations}
+    own = [_rewards(samples), _scatter(samples)]
+    own += [
+        Section(
+            f"selected-{i}",
+            f"What iteration {i} was trained on",
+            "Marked tokens are trained.",
+            examples=_selected(recipe, run, i),
+        )
+        for i in dict.fromkeys((*selects[:1], *selects[-1:]))
+    ]
+    return plain_report(recipe, run, own)
+
+
+def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
+    terms = recipe.rule(i).names()
+    if recipe.is_dpo(i):
+        rule = recipe.dpo_settings.select
+        return selected_examples(
+            recipe,
+            run,
+            i,
+            reason="Replies after the same turns. A pair: the value of the chosen one is above theta_filter="
+            f"{rule.theta_filter:g}, and above the rejected one by more than theta_diff={rule.theta_diff:g}.",
+            facts=lambda credit: {name: credit[name] for name in ("value", "visits") if name in credit},
+        )  # fmt: skip
+
+    def facts(credit: Mapping[str, float]) -> Mapping[str, float]:
+        own = {name: credit[name] for name in terms if name in credit}
+        return {"reward": sum(own.values()), **{f"= {name}": one for name, one in own.items()}}
+
+    select = recipe.settings.select
+    reason = (
+        f"Selected: the best rollout of its task, with a reward of {select.threshold:g} or more, and among the best of "
+        "all tasks."
+        if select.rule == "best"
+        else "Selected at random (a control)."
+    )
+    return selected_examples(recipe, run, i, reason=reason, facts=facts)
+
+
+def _samples(recipe: Optima, run: Run, i: int) -> list[tuple[Reward, int, float, bool]]:
+    """Return the reward, tokens and score of each rollout of an iteration, with True if any of it was selected."""
+    turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
+    rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
+    return [
+        (rewards[o.leaf], dialogue_tokens(path), o.score or 0.0, any(turn.id in turns for turn in path))
+        for tree in run.store.trees(i, "rollout")
+        for o, path in tree.graded()
+        if o.leaf in rewards
+    ]  # fmt: skip
+
+
+def _rewards(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+    rows = []
+    totals: dict[bool, list[Point]] = {False: [], True: []}
+    for i, every in samples.items():
+        for over in (False, True):
+            own = [one for one in every if one[3] or not over]
+            if own:
+                name = "selected" if over else "all"
+                means = {t: sum(one[0].terms[t] for one in own) / len(own) for t in own[0][0].terms}
+                total = sum(means.values())
+                rows.append((f"{i}", name, f"{total:.3f}", *(f"{v:.3f}" for v in means.values())))
+                totals[over].append(Point(i, total, f"iteration {i}: {name} {total:.2f}"))
+    terms = next((list(every[0][0].terms) for every in samples.values() if every), [])
+    series = (
+        Series("all rollouts", tuple(totals[False]), "grey"),
+        Series("selected for training", tuple(totals[True])),
+    )
+    chart = Chart("reward-chart", "Mean reward", "iteration", "reward", series)
+    return Section(
+        "reward",
+        "Reward",
+        "Mean reward and its terms, each with its sign and coefficient: the terms add up to the reward.",
+        ("iteration", "over", "reward", *(f"= {name}" for name in terms)),
+        tuple(rows),
+        (chart,) if rows else (),
+    )
+
+
+def _scatter(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+    charts = []
+    for i, every in samples.items():
+        part = every[:: -(-len(every) // MAX_POINTS) or 1]
+        points: dict[bool, list[Point]] = {False: [], True: []}
+        for reward, tokens, score, selected in part:
+            title = f"reward {reward.total:.2f}, {tokens} tokens, score {score:.2f}"
+            points[selected].append(Point(tokens, reward.total, title, hollow=score < 0.5))
+        series = (
+            Series("not selected", tuple(points[False]), "grey", "dots"),
+            Series("selected", tuple(points[True]), "accent", "dots"),
+        )
+        if part:
+            name = f"Iteration {i}, {len(every):,} rollouts"
+            charts.append(
+                Chart(f"scatter-{i}", name, "tokens (log scale)", "reward", series, log=True)
+            )
+    return Section(
+        "samples",
+        "Reward against tokens",
+        "Each point is a rollout; hollow points have a score below 0.5. Where pairs of turns are trained, the rollouts "
+        "through a chosen turn are the selected ones.",
+        charts=tuple(charts),
+    )

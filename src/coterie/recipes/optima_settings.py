@@ -1,0 +1,220 @@
+"""Settings of ``optima``."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.recipes.settings import RecipeSettings
+from coterie.rewards.dialogue_reward import RewardSettings
+from coterie.rollout.tree_search import SearchSettings
+from coterie.selection import PairSettings, SelectSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
+
+TrainingKind = Literal["sft", "dpo"]
+"""Kind of an iteration: SFT on the best dialogues, or DPO on pairs from trees."""
+
+
+class RolloutSettings(Settings):
+    """Sampling of training dialogues."""
+
+    tasks: int = key(
+        256,
+        "Training tasks per iteration. Every iteration draws new tasks until the data set is exhausted, then all are "
+        "reshuffled.",
+        ge=1,
+    )
+    samples: int = key(8, "Dialogues per task (N).", source="Optima section 3.2 (10)", ge=1)
+    temperature: float = key(0.7, "Sampling temperature.", source="Optima section 3", gt=0, le=2)
+    first_temperature: float = key(
+        0.3,
+        "Sampling temperature of iteration 0, where format prompts add diversity.",
+        source="Optima section 3 (information exchange)",
+        gt=0,
+        le=2,
+    )
+    top_p: float = key(1.0, "Nucleus sampling: smallest probability mass to keep.", gt=0, le=1)
+    max_tokens: int = key(96, "Maximum tokens per turn. A turn that reaches it ends the dialogue.",
+                          source="Optima: 2000", ge=1)  # fmt: skip
+    format_pool: bool = key(
+        True,
+        "Give each dialogue of iteration 0 a random format prompt of the environment. Training rows omit it.",
+        source="Optima section 3.1",
+    )
+
+
+class OptimaSettings(RecipeSettings):
+    """Settings of ``optima/isft``: all iterations are SFT."""
+
+    recipe: ClassVar[str] = "optima/isft"
+    questions: ClassVar[str | None] = "debate"
+    summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
+
+    model: str = key(
+        "tiny-exchange",
+        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
+    )
+    iterations: int = key(
+        3, "Iterations of rollout, reward, select and train.",
+        source="Optima: 6", ge=1,
+    )  # fmt: skip
+    from_initial: bool = key(
+        False,
+        "Start each SFT from the base model instead of the last policy.",
+        source="Optima: off for information exchange, on for debate",
+    )
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    select: SelectSettings = SelectSettings()
+    train: TrainingSettings = TrainingSettings()
+
+    @property
+    def rounds(self) -> int:
+        return self.iterations
+
+    @property
+    def max_tokens(self) -> int:
+        return self.rollout.max_tokens
+
+    def kinds(self) -> list[TrainingKind]:
+        return ["sft"] * self.iterations
+
+    def draws(self) -> list[int]:
+        return [self.rollout.tasks] * self.iterations
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.rollout.samples == 1 and self.select.rule == "best" and self.reward.lambda_token:
+            raise ValueError(
+                "rollout.samples=1 gives no choice and makes every token term equal to -reward.lambda_token; use at "
+                "least 2 samples, or reward.lambda_token=0"
+            )
+        if self.select.rule == "random" and len(self.select.counts) < self.iterations:
+            raise ValueError(f"select.counts needs {self.iterations} numbers, one per iteration")
+        if self.select.rule == "best" and self.select.threshold > self.reward.max_reward:
+            raise ValueError(
+                f"select.threshold={self.select.threshold:g} is above the maximum reward "
+                f"{self.reward.max_reward:g} of these reward settings; lower it"
+            )
+        return self
+
+
+class TreeRewardSettings(RewardSettings):
+    """Weights of the reward terms in tree search."""
+
+    leak_penalty: float = key(0.0, "Penalty per utterance that speaks for another agent.", ge=0)
+    leaks_lose_task: bool = key(
+        True,
+        "Set R_task to 0 if an utterance speaks for another agent.",
+        source="Optima's code, in tree search",
+    )
+
+
+class RPOSettings(DPOSettings):
+    """DPO objective with an NLL term (RPO)."""
+
+    nll: float = key(
+        1.0,
+        "weight of the mean negative log-likelihood of the chosen side",
+        source="Optima section 3.3: 1 (iDPO), 0 (iSFT-DPO)",
+        ge=0,
+    )
+
+
+class PairTrainingSettings(TrainingSettings):
+    """DPO training on pairs."""
+
+    learning_rate: float = key(5e-7, "peak learning rate", source="Optima's code", gt=0)
+    warmup_ratio: float = key(
+        0.1, "share of steps with a rising learning rate", source="Optima's code", ge=0, lt=1
+    )
+    batch_rows: int = key(64, "pairs per optimizer step", source="Optima's code", ge=1)
+
+
+class DPORoundSettings(Settings):
+    """DPO iteration: a tree of dialogues per task, sibling pairs, preference training."""
+
+    tasks: int = key(64, "Training tasks per iteration, with one tree each.", ge=1)
+    temperature: float = key(0.7, "Sampling temperature.", source="Optima's code (0.7)", gt=0, le=2)
+    probe: int = key(
+        100,
+        "Dialogues played first to measure the length of dialogues.",
+        source="Optima's code: 100",
+        ge=1,
+    )
+    percentile: float = key(
+        85.0,
+        "Percentile of their tokens that, plus 1, is the denominator of the token term.",
+        source="Optima's code: 85 (iDPO), 80 (iSFT-DPO)",
+        gt=0,
+        le=100,
+    )
+    search: SearchSettings = SearchSettings()
+    reward: TreeRewardSettings = TreeRewardSettings()
+    select: PairSettings = PairSettings()
+    objective: RPOSettings = RPOSettings()
+    train: PairTrainingSettings = PairTrainingSettings()
+
+
+class OptimaDPOSettings(OptimaSettings):
+    """Settings of the methods with DPO iterations."""
+
+    dpo: DPORoundSettings = DPORoundSettings()
+
+    def draws(self) -> list[int]:
+        counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
+        return [counts[kind] for kind in self.kinds()]
+
+    @model_validator(mode="after")
+    def _refuse_two_kinds_of_adapters(self) -> Self:
+        one, other = self.train, self.dpo.train
+        for name, mine, theirs in (
+            ("method", one.method, other.method),
+            ("lora_r", one.rank, other.rank),
+            ("lora_alpha", one.alpha, other.alpha),
+            ("lora_targets", one.lora_targets, other.lora_targets),
+        ):
+            if mine != theirs:
+                raise ValueError(
+                    f"train.{name}={mine} and dpo.train.{name}={theirs} differ, and each training continues from the "
+                    "last one; use the same value for both"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_no_pairs(self) -> Self:
+        max_reward = self.dpo.reward.max_reward
+        if self.dpo.select.theta_filter >= max_reward:
+            raise ValueError(
+                f"dpo.select.theta_filter={self.dpo.select.theta_filter:g} is not below the maximum value "
+                f"{max_reward:g} of these dpo.reward settings; lower it"
+            )
+        return self
+
+
+class IDPOSettings(OptimaDPOSettings):
+    """Settings of ``optima/idpo``: one SFT iteration from the base model, then DPO."""
+
+    recipe: ClassVar[str] = "optima/idpo"
+    summary: ClassVar[str] = "Optima: one SFT iteration, then DPO on pairs from tree search."
+
+    def kinds(self) -> list[TrainingKind]:
+        """SFT, DPO, DPO, ..."""
+        return ["dpo" if i else "sft" for i in range(self.iterations)]
+
+    @model_validator(mode="after")
+    def _refuse_no_dpo(self) -> Self:
+        if self.iterations < 2:
+            raise ValueError("optima/idpo with iterations=1 has no DPO iteration; use at least 2")
+        return self
+
+
+class ISFTDPOSettings(OptimaDPOSettings):
+    """Settings of ``optima/isft_dpo``: alternating SFT and DPO."""
+
+    recipe: ClassVar[str] = "optima/isft_dpo"
+    summary: ClassVar[str] = "Optima: alternating SFT and DPO."
+
+    def kinds(self) -> list[TrainingKind]:
+        """SFT, DPO, SFT, ..."""
+        return ["dpo" if i % 2 else "sft" for i in range(self.iterations)]

@@ -1,0 +1,282 @@
+"""Report of a run: common sections, the sections of a recipe, and examples of its training data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+from coterie.config.resolve import flatten
+from coterie.environments.registry import Choice
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.recipes.base import Recipe
+from coterie.record.rows import Row, View, recontext, rows, view
+from coterie.record.tree import Selection, Task, Tree
+from coterie.reports import sections
+from coterie.reports.examples import Example, Shown, described, example, rollout
+from coterie.reports.page import Report, Section
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import evaluation, grade_means
+
+EXAMPLES = 8
+MAX_OF_TASK = 2
+"""Maximum number of nodes of one task whose pairs are shown."""
+MAX_COMMANDS = 5
+"""Maximum number of shown commands, for runs that were resumed many times."""
+Numbers = Mapping[str, float]
+Facts = Callable[[Numbers], Numbers]
+
+
+def plain_report(
+    recipe: Recipe, run: Run, own: Sequence[Section] = (), facts: Sequence[tuple[str, str]] = ()
+) -> Report:
+    """Return the report of a run, finished or not.
+
+    Args:
+        recipe: Recipe of the run.
+        run: The run.
+        own: Sections of the recipe.
+        facts: Facts of the recipe for the head of the page.
+    """
+    done = [step for step in recipe.steps() if run.is_finished(step)]
+    versions = [step.iteration for step in done if step.stage == "evaluate"]
+    evaluations = [evaluation(run.store, version) for version in versions]
+    measured = [run.metrics(step) for step in done]
+    trained = sum(int(metrics.get("trained_tokens", 0)) for metrics in measured)
+    training = sum("trained_tokens" in metrics for metrics in measured)
+    metric = recipe.environment.metric
+    rollouts = [step for step in done if step.stage == "rollout" and run.metrics(step).get("n")]
+    means = [(step, grade_means(run.store, step.iteration, step.stage, None)) for step in rollouts]
+    labels = [
+        (f"after iteration {one.version}" if one.version else "base", one) for one in evaluations
+    ]
+    return Report(
+        kind="run report",
+        title=f"{recipe.title} on {recipe.settings.played}",
+        facts=(
+            ("model", recipe.settings.model),
+            ("seed", f"{recipe.settings.seed}"),
+            ("trainings", f"{training} finished"),
+            ("tokens trained", f"{trained:,}"),
+            *facts,
+        ),
+        commands=run.commands()[-MAX_COMMANDS:],
+        headlines=sections.headlines(evaluations, metric, recipe.settings.rounds),
+        sections=(
+            sections.changes(recipe.settings, _preset(recipe)),
+            *own,
+            replace(sections.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
+            sections.measures(
+                [
+                    (f"training, iteration {step.iteration}", int(run.metrics(step)["n"]), of_stage)
+                    for step, of_stage in means
+                    if of_stage
+                ]
+            ),
+            sections.tools(run.store.calls()),
+            _stages(run, done),
+            sections.failures(run),
+            sections.timings(run, done),
+            sections.settings(recipe.settings),
+        ),
+    )  # fmt: skip
+
+
+def decoder(recipe: Recipe) -> Callable[[str], ChatRenderer]:
+    """Return a function that gives the renderer of an agent's model; no weights are loaded."""
+    models = {role.name: role.model for role in recipe.roles()}
+    players, args = recipe.players(), recipe.settings.engine.template_args
+
+    @cache
+    def of(agent: str) -> ChatRenderer:
+        return load_renderer(models[players.get(agent, recipe.main_role)], args)[0]
+
+    return of
+
+
+def seen(recipe: Recipe, tree: Tree, leaf: str, selection: Selection) -> View:
+    """Return an agent's view up to a turn, under the context in which it is trained."""
+    if selection.context is None:
+        return view(tree, leaf, selection.agent)
+    return recontext(
+        tree,
+        leaf,
+        selection.agent,
+        name=selection.context,
+        edit=recipe.edits[selection.context],
+        render=decoder(recipe)(selection.agent).render,
+    )
+
+
+def selected_examples(
+    recipe: Recipe,
+    run: Run,
+    iteration: int,
+    *,
+    reason: str,
+    facts: Facts = dict,
+    see: Callable[[Tree, str, Selection], View] | None = None,
+    count: int = EXAMPLES,
+) -> tuple[Example, ...]:
+    """Return tasks of an iteration with selected and other samples side by side.
+
+    Args:
+        recipe: Recipe of the run.
+        run: The run.
+        iteration: An iteration whose selection is finished.
+        reason: Selection rule of the stage.
+        facts: Function that returns the credit of a turn to show, the most important values first.
+        see: Return what an agent saw of the path to a turn; default: as it was sampled.
+        count: Number of examples.
+    """
+    by_task: dict[str, list[Selection]] = {}
+    for task, one in run.store.selections(iteration, "select"):
+        if task in by_task or len(by_task) < count:
+            by_task.setdefault(task, []).append(one)
+    reward = Step(iteration, "reward")
+    settings = recipe.fingerprint(reward) if reward in recipe.steps() else ""
+    examples = []
+    for task, selections in by_task.items():
+        tree = run.store.tree(iteration, "rollout", task)
+        numbers: dict[str, dict[str, float]] = {}
+        for credit in run.store.credit_of(tree):
+            if credit.settings == settings:
+                numbers.setdefault(credit.node, {})[credit.name] = credit.value
+        own = {node: facts(of_node) for node, of_node in numbers.items()}
+        groups: dict[str, list[Selection]] = {}
+        for one in selections:
+            groups.setdefault(_parent(tree, one), []).append(one)
+        for chosen in [*groups.values()][:MAX_OF_TASK]:
+            draw = _sides if chosen[0].rejected else _demonstrations
+            samples = draw(tree, chosen, own, see or partial(seen, recipe))
+            why = f"{reason} {_difference(chosen[0], own)}".strip()
+            examples.append(example(run.store.task(task), samples, decoder(recipe), why))
+    return tuple(examples[:count])
+
+
+def _parent(tree: Tree, one: Selection) -> str:
+    parents = {tree.turns[node].parent for node in (one.leaf, one.rejected or "") if node}
+    return parents.pop() if one.rejected and len(parents) == 1 else ""
+
+
+def _sides(
+    tree: Tree,
+    pairs: Sequence[Selection],
+    numbers: Mapping[str, Numbers],
+    look: Callable[[Tree, str, Selection], View],
+) -> list[Shown]:
+    """Return the turns, or the whole rollouts, that pairs compare, and their siblings."""
+    first = pairs[0]
+    assert first.rejected is not None, "these selections are pairs"
+    chosen, rejected = ({one.leaf for one in pairs}, {one.rejected for one in pairs})
+    parent = tree.turns[first.leaf].parent
+    are_siblings = tree.turns[first.rejected].parent == parent
+    nodes = dict.fromkeys(node for one in pairs for node in (one.leaf, one.rejected) if node)
+    if are_siblings:
+        nodes |= dict.fromkeys(turn.id for turn in tree.children(parent))
+    replies = []
+    for node in nodes:
+        side = "chosen" if node in chosen else "rejected" if node in rejected else ""
+        own: list[Row] = [row for row in rows(look(tree, node, first)) if row.targets]
+        if are_siblings:  # only the turn itself is compared
+            own = [replace(row, targets=row.targets[-1:]) for row in own[-1:]]
+        side = f"{side} and rejected" if node in chosen & rejected else side
+        texts = described(tree.outcomes.get(node), numbers.get(node, {}))
+        named = tuple((first.agent, row) for row in own)
+        if named:
+            replies.append((node, Shown("", texts, named, trained=bool(side), side=side)))
+    replies.sort(key=lambda one: (-_first(numbers.get(one[0])), one[1].side != "chosen"))
+    what = "reply" if are_siblings else "rollout"
+    return [replace(one, name=f"{what} {n}") for n, (_, one) in enumerate(replies, 1)]
+
+
+def _demonstrations(
+    tree: Tree,
+    chosen: Sequence[Selection],
+    numbers: Mapping[str, Numbers],
+    look: Callable[[Tree, str, Selection], View],
+) -> list[Shown]:
+    """Return the rollouts of a task by falling reward, with the selected rollouts as trained."""
+    rollouts = []
+    for outcome, path in tree.trajectories():
+        own = [one for one in chosen if one.leaf == outcome.leaf]
+        one = rollout(
+            *(tree, outcome, path, f"rollout {outcome.sample}", numbers.get(outcome.leaf)),
+            trained=bool(own),
+            side="chosen" if own else "",
+        )
+        if own:
+            trained = ((s.agent, row) for s in own for row in rows(look(tree, s.leaf, s)))
+            one = replace(one, rows=tuple((agent, row) for agent, row in trained if row.targets))
+        rollouts.append((outcome.leaf, one))
+    rollouts.sort(key=lambda one: (-_first(numbers.get(one[0])), not one[1].side))
+    return [one for _, one in rollouts]
+
+
+def _difference(one: Selection, numbers: Mapping[str, Numbers]) -> str:
+    better, worse = (numbers.get(node or "") for node in (one.leaf, one.rejected))
+    if not better or not worse:
+        return ""
+    name = next(iter(better))
+    high, low = better[name], worse[name]
+    return f"Here: {name} {high:.3f} against {low:.3f}, a difference of {high - low:.3f}."
+
+
+def _first(numbers: Numbers | None) -> float:
+    return next(iter(numbers.values())) if numbers else -math.inf
+
+
+def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
+    """Return held-out tasks with the first and the last policy's rollout; those with the largest change come first."""
+    if not versions:
+        return ()
+    tasks = list[tuple[float, int, Task, list[Shown]]]()
+    for task in recipe.heldout_tasks()[: 4 * EXAMPLES]:
+        sides, scores = list[Shown](), list[float]()
+        for version in dict.fromkeys((versions[0], versions[-1])):
+            try:
+                tree = run.store.tree(version, "evaluate", task.id)
+            except KeyError:  # the rollout failed; the table of failures says why
+                continue
+            name = f"after iteration {version}" if version else "before training"
+            for outcome, path in [*tree.trajectories()][:1]:
+                sides.append(rollout(tree, outcome, path, name))
+                scores.append(outcome.score or 0.0)
+        if sides:
+            tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
+    tasks.sort(key=lambda one: one[:2])
+    picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
+    return tuple(example(task, sides, decoder(recipe)) for *_, task, sides in picks)
+
+
+UNLISTED = ("seconds", "settings", "weights")
+
+
+def _stages(run: Run, done: Sequence[Step]) -> Section:
+    """Return the counts and means that each finished stage reported."""
+    rows = []
+    for step in done:
+        texts = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in run.metrics(step).items()
+            if name not in UNLISTED
+        )
+        rows.append((f"{step.iteration}", step.stage, ", ".join(texts)))
+    heads = ("iteration", "stage", "metrics")
+    return Section("stages", "Metrics of stages", "", heads, tuple(rows), folded=True)
+
+
+def _preset(recipe: Recipe) -> dict[str, object] | None:
+    from coterie.recipes.registry import settings
+
+    own = recipe.settings
+    choice = Choice.of(own.model_dump())
+    names = (("dataset", choice.dataset), ("environment", choice.environment))
+    words = [f"{group}={name}" for group, name in names if name]
+    if source := getattr(own.dataset, "source", None):
+        words.append(f"dataset.source={source}")
+    try:
+        return flatten(settings(own.recipe, words).model_dump(mode="json"))
+    except UserError:
+        return None

@@ -1,0 +1,385 @@
+"""Reinforcement learning on the sampled tokens: PPO, GRPO and DAPO.
+
+    evaluate   the initial policy on held-out tasks
+    reinforce  steps, each with the newest policy:
+                 sample     G = ``rollout.samples`` rollouts for each of ``rollout.tasks`` tasks
+                 reward     R_i of rollout i: the environment's rewards or score, plus the run's own terms
+                 advantage  A_i = (R_i - mean R) / std R over the G rollouts of a task
+                            (GRPO, arXiv 2402.03300; DAPO, arXiv 2503.14476), or GAE (PPO, arXiv 1707.06347):
+                            delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1}
+                 update     with rho_t = pi(a_t | s_t) / pi_old(a_t | s_t), on the agents' own tokens:
+                            L = mean_t max(-rho_t A_t, -clip(rho_t, 1 - eps_low, 1 + eps_high) A_t) + kl D(pi, pi_ref)
+    evaluate   the trained policy on the same held-out tasks
+
+The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
+divergence D to the loss (``loss.mean`` selects the mean over tokens or over rollouts). DAPO has a higher upper clip, a
+mean over all tokens, no divergence, dynamic sampling until enough groups have different rewards, and a soft penalty
+for long answers. PPO has a critic V. The steps are in :mod:`coterie.runs.reinforce`, the loss in
+:mod:`coterie.training.policy_gradient`, the advantages in :mod:`coterie.rewards.advantages`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from coterie.engines.protocol import POLICY
+from coterie.environments.protocol import agents_of
+from coterie.errors import UserError
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
+from coterie.recipes.report import decoder, plain_report
+from coterie.recipes.rl_settings import GrpoSettings
+from coterie.recipes.settings import RecipeSettings
+from coterie.record.tree import Metrics
+from coterie.reports.charts import Chart, Point, Series
+from coterie.reports.examples import Example, Shown, described, example
+from coterie.reports.page import Report, Section
+from coterie.rewards.advantages import group_advantages
+from coterie.rewards.path_reward import PathReward
+from coterie.runs.folder import Run
+from coterie.runs.loop import REINFORCE, Stage
+from coterie.runs.reinforce import Reinforcement, step_records
+from coterie.runs.reinforce_batch import (
+    AgentPath,
+    paths_of,
+    step_stage,
+)
+from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.roles import LearnerConfig, Role
+from coterie.training.distributed import launches
+from coterie.training.losses import Reads, ValueLoss
+from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
+from coterie.training.policy_gradient import PolicyGradient
+from coterie.training.settings import weight_dtype
+
+CRITIC = "critic"
+"""Role of the value function."""
+
+
+def reinforce_uses(s: ReinforceSettings, prefix: str = "") -> list[str]:
+    """Return the settings that the RL stage depends on; keys of ``s`` start with ``prefix``."""
+    own = ["rollout", "reward", "advantage", "steps", "loss", "update"]
+    return ["engine", *(f"{prefix}{name}" for name in own + ["critic"] * s.has_critic)]
+
+
+def plan_reinforcement(
+    s: ReinforceSettings, run_settings: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
+) -> Plan:
+    """Check the settings ``s`` of the stage, whose keys start with ``prefix``, and add its memory to a run's plan.
+
+    Raises ``UserError`` if the settings cannot work.
+    """
+    PathReward(s.reward)
+    if s.steps.minibatches > s.rollout.tasks:
+        raise UserError(
+            f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
+            "and the group of a task is not split",
+            f"use at most {s.rollout.tasks} minibatches",
+        )
+    check_served(run_settings.engine, {f"{prefix}update": s.update})
+    trainings = {f"{prefix}update": s.update}
+    if s.has_critic:
+        trainings[f"{prefix}critic.train"] = s.critic.train
+    for name, training in trainings.items():
+        if launches(training):
+            raise UserError(
+                f"{name}.processes and {name}.launch do not work in reinforcement learning, where the engine and the "
+                "trainer share a model",
+                f"remove {name}.processes and {name}.launch",
+            )
+        check_training(name, training, run_settings, run_settings.model)
+    result = plan()
+    for name, training in trainings.items():
+        check_room(name, training, result.context, result.shortest_prompt)
+    memory = _training_memory(s, run_settings, result, f"{prefix}update")
+    memory.check(result.available, result.device, run_settings.model)
+    return replace(result, memory=(*result.memory, memory))
+
+
+def _training_memory(
+    s: ReinforceSettings, run_settings: RecipeSettings, plan: Plan, key: str
+) -> MemoryPlan:
+    turns = plan.turns or plan.context
+    longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
+    length, engine = min(plan.context, longest), run_settings.engine
+    attention = engine.attention or "sdpa"
+    reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
+    policies, critics, sampling = [], [], Counter[str]()
+    for role, shape in plan.shapes.items():
+        if role == CRITIC:
+            critics.append(TrainedModel(shape, s.critic.train, length, 1, "states", attention))
+            continue
+        policies.append(TrainedModel(shape, s.update, length, 1, reads, attention))
+        if engine.kind == "inprocess":
+            size = weight_dtype(run_settings).itemsize
+            dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
+            sampling.update(cache_memory(shape, engine, size, dialogues, length))
+    # An adapter's base is its reference.
+    copied = (s.loss.kl or s.reward.kl) and s.update.method == "full"
+    return training_memory(
+        key,
+        [*policies, *critics],
+        device=engine.device_name,
+        references=len(policies) if copied else 0,
+        sampling=sampling,
+    )
+
+
+async def reinforce(
+    recipe: Recipe,
+    s: ReinforceSettings,
+    run: Run,
+    iteration: int,
+    progress: Progress,
+    *,
+    roles: Sequence[str],
+) -> Metrics:
+    """Run the RL stage: train ``roles`` from their newest versions."""
+    players = recipe.players()
+    policies = [
+        LearnerConfig(
+            role,
+            recipe.newest(run, role, iteration),
+            tuple(agent for agent, player in players.items() if player == role),
+            PolicyGradient(s.loss.at(s.rollout.temperature)),
+            recipe.seeded(s.update, iteration),
+            s.steps.updates,
+        )
+        for role in roles
+    ]
+    critic = None
+    if s.has_critic:
+        (like,) = policies
+        training = recipe.seeded(s.critic.train, iteration)
+        critic = LearnerConfig(
+            *(
+                CRITIC,
+                like.version,
+                like.agents,
+                ValueLoss(s.critic.loss),
+                training,
+                s.steps.updates,
+            ),
+            like=like.role,
+        )
+    async with recipe.actors(run) as actors:
+        work = Reinforcement(
+            *(run, iteration, recipe.environment, actors, recipe.models(run), s),
+            *(PathReward(s.reward), recipe.settings.seed, policies, critic),
+        )
+        return await work.learn(progress)
+
+
+class Reinforce(Recipe):
+    """The reinforcement learning recipe."""
+
+    settings: GrpoSettings
+
+    def stages(self) -> list[Stage]:
+        before, uses = self.evaluation(0), reinforce_uses(self.settings)
+        training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
+        return [before, training, self.evaluation(1, [training])]
+
+    def roles(self) -> tuple[Role, ...]:
+        """Return one policy, or one per agent, and the critic of PPO."""
+        policies = tuple(Role(name, self.settings.model) for name in self.learning_roles)
+        critic = (Role(CRITIC, self.settings.model, head=True),) if self.settings.has_critic else ()
+        return policies + critic
+
+    @property
+    def learning_roles(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.players().values()))
+
+    def players(self) -> dict[str, str]:
+        """Map each agent to the policy that plays it."""
+        agents = agents_of(self.environment)
+        each = self.settings.policies == "each" and len(agents) > 1
+        return {agent: agent if each else POLICY for agent in agents}
+
+    def plan(self) -> Plan:
+        return plan_reinforcement(self.settings, self.settings, super().plan)
+
+    def training_tasks(self) -> int:
+        return self.settings.rollout.tasks * self.settings.steps.count
+
+    def dialogues(self) -> int:
+        return self.settings.paths
+
+    async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
+
+
+ROWS, POINTS = 40, 100
+"""Maximum number of steps in the table and in the chart. Steps are evenly spaced and include the last one."""
+COLUMNS = (
+    ("reward", "reward"),
+    ("score", "score"),
+    ("tokens", "tokens"),
+    ("turns", "turns"),
+    ("limit reached", "truncated"),
+    ("groups with an advantage", "groups_telling"),
+    ("all rewards equal", "groups_flat"),
+    ("failed", "samples_failed"),
+    ("without a reward", "paths_failed"),
+    ("older weights", "paths_stale"),
+    ("rows too long", "rows_too_long"),
+    ("entropy", "/entropy"),
+    ("KL", "/policy_kl"),
+    ("clipped", "/clip_share"),
+    ("ratio", "/ratio"),
+    ("gradient", "/grad_norm"),
+)
+"""Headings of the table with their metrics. ``/`` starts a metric of the first role that has it."""
+RULES = {
+    "mean": "reward - mean of the group",
+    "mean_std": "(reward - mean of the group) / standard deviation of the group",
+    "leave_one_out": "reward - mean of the other rewards of the group",
+}
+
+
+def step_sections(
+    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int
+) -> tuple[Section, ...]:
+    """Return sections on the steps of an iteration and their groups; none before the first step is finished."""
+    records = step_records(run.store, iteration, REINFORCE)
+    if not records:
+        return ()
+    numbers = sorted(records)
+    columns = [
+        (head, name)
+        for head, name in COLUMNS
+        if head in ("reward", "score") or any(_of(records[n], name) not in ("", "0") for n in numbers)
+    ]  # fmt: skip
+    points = tuple(
+        Point(
+            n + 1,
+            reward := float(records[n]["reward"]),
+            f"step {n + 1}: reward {reward:.3f}, standard error {(error := float(records[n]['reward_error'])):.3f}",
+            reward - error,
+            reward + error,
+        )
+        for n in _spaced(numbers, POINTS)
+    )
+    steps = Section(
+        f"reinforce-{iteration}",
+        "Steps of reinforcement learning",
+        "Each step samples from the newest policy. Reward and score are means over all rollouts of a step; the band is "
+        "one standard error of the reward.",
+        ("step", *(head for head, _ in columns)),
+        tuple(
+            (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
+            for n in _spaced(numbers, ROWS)
+        ),
+        (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", (Series("reward", points),)),),
+    )  # fmt: skip
+    rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
+    groups = Section(
+        f"groups-{iteration}",
+        "Groups: which rollouts were made more likely",
+        f"All rollouts of a task, by reward. Marked tokens are trained, weighted by the advantage: {rule}. A positive "
+        "advantage makes tokens more likely, a negative one less likely, 0 teaches nothing. The reward is the sum of "
+        "its terms.",
+        examples=tuple(_groups(recipe, s, run, iteration, numbers)),
+    )
+    return steps, groups
+
+
+def _groups(
+    recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int, numbers: Sequence[int]
+) -> list[Example]:
+    """Return groups with advantages of the first, the middle and the last step, and one group without."""
+    informative, flat = list[Example](), list[Example]()
+    middle, last = numbers[len(numbers) // 2], numbers[-1]
+    counts = {numbers[0]: 2, middle: 2, last: 2}
+    for number, most in counts.items():
+        at, count = step_stage(REINFORCE, number), 0
+        for task in run.store.tree_tasks(iteration, at):
+            paths = paths_of(
+                *(run.store, iteration, at, [task], agents_of(recipe.environment)),
+                PathReward(s.reward),
+            )
+            by_agent: dict[str, list[AgentPath]] = {}
+            for path in paths:
+                by_agent.setdefault(path.agent, []).append(path)
+            for own in by_agent.values():
+                totals = {path.sampled.total for path in own}
+                if len(totals) > 1 and count < most:
+                    informative.append(_group(recipe, s, run, number, own))
+                    count += 1
+                elif len(totals) == 1 and not flat and len(own) > 1:
+                    flat.append(_group(recipe, s, run, number, own))
+            if count == most:
+                break
+    return informative + flat
+
+
+def _group(
+    recipe: Recipe, s: ReinforceSettings, run: Run, number: int, paths: Sequence[AgentPath]
+) -> Example:
+    known: Sequence[float | None] = [None] * len(paths)
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    if s.advantage.baseline != "values":
+        known = group_advantages([path.sampled for path in paths], s.advantage.baseline).values
+    ranked = sorted(
+        zip(paths, known, strict=True),
+        key=lambda one: -(one[0].sampled.total if one[0].sampled.total is not None else -1e9),
+    )
+    samples = []
+    for path, advantage in ranked:
+        left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
+        facts = _facts(path, advantage)
+        learns = bool(advantage) or s.has_critic
+        samples.append(
+            Shown(
+                f"rollout {path.outcome.sample}",
+                described(path.outcome, facts),
+                tuple((path.agent, row) for row in path.rows),
+                trained=learns and not left_out,
+                side=""
+                if left_out or not advantage
+                else f"{'more' if advantage > 0 else 'less'} likely",
+            )
+        )
+    several = f", {paths[0].agent}" if len(agents_of(recipe.environment)) > 1 else ""
+    why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
+    if len(set(rewards)) > 1:
+        why += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
+    elif rewards:
+        why += (
+            f", all {rewards[0]:.3f}: every advantage is 0, and nothing is learned from this group."
+        )
+    else:
+        why += ": nothing is learned from this group."
+    if s.reward.kl:
+        why += " The divergence from the reference is also taken off for each token."
+    return example(run.store.task(paths[0].task), samples, decoder(recipe), why)
+
+
+def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
+    total = path.sampled.total
+    facts: dict[str, float | str] = {"reward": "none" if total is None else total}
+    acts = sum(reward for _, reward in path.sampled.steps)
+    terms: Mapping[str, float] = {**path.terms, "acts": acts}
+    facts |= {f"= {name}": f"{value:+.3f}" for name, value in terms.items() if value}
+    if advantage is not None:
+        facts["advantage"] = f"{advantage:+.3f}"
+    return facts
+
+
+def _of(record: Metrics, name: str) -> str:
+    value = record.get(name)
+    if name.startswith("/"):
+        value = next((v for key, v in record.items() if key.endswith(name)), None)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _spaced(numbers: Sequence[int], most: int) -> list[int]:
+    every = -(-len(numbers) // most)
+    return sorted({*numbers[::-1][::every]})
+
+
+def rl_report(recipe: Reinforce, run: Run) -> Report:
+    return plain_report(recipe, run, step_sections(recipe, recipe.settings, run, 0))

@@ -1,1 +1,0 @@
-"""Reinforcement learning: PPO, GRPO and DAPO."""

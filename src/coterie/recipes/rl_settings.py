@@ -1,0 +1,55 @@
+"""Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``, which are presets of the same keys."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import key
+from coterie.recipes.settings import RecipeSettings
+from coterie.runs.reinforce_settings import ReinforceSettings
+
+
+class GrpoSettings(ReinforceSettings, RecipeSettings):
+    """Settings of ``rl/grpo``."""
+
+    recipe: ClassVar[str] = "rl/grpo"
+    questions: ClassVar[str | None] = "question"
+    summary: ClassVar[str] = "GRPO: advantages relative to a group of rollouts of the same task."
+
+    model: str = key(
+        "tiny-exchange",
+        "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
+    )
+    policies: Literal["one", "each"] = key(
+        "one",
+        "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "
+        "turns.",
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        return self.rollout.max_tokens
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.policies == "each" and self.has_critic:
+            raise ValueError(
+                "policies=each does not support a critic; use advantage.baseline=mean, or policies=one"
+            )
+        return self
+
+
+class DapoSettings(GrpoSettings):
+    """Settings of ``rl/dapo``."""
+
+    recipe: ClassVar[str] = "rl/dapo"
+    summary: ClassVar[str] = (
+        "DAPO: GRPO with dynamic sampling, a higher upper clip and a token mean."
+    )
+
+
+class PpoSettings(GrpoSettings):
+    """Settings of ``rl/ppo``."""
+
+    recipe: ClassVar[str] = "rl/ppo"
+    summary: ClassVar[str] = "PPO: a critic estimates the value before each token."

@@ -1,0 +1,194 @@
+"""Dialogues of SWEET-RL's offline files as the dialogues of a run.
+
+A row is one dialogue, from the user's request to the agent's last turn:
+
+    {"task": {"problem_description", "ground_truth", "test_cases", ...},
+     "dialogue_history": [{"role": "user", "content"}, {"role": "assistant", "content", "output"}, ...],
+     "answer", "reward"}
+
+``content`` is the text visible to the other side, ``output`` the agent's raw completion. Each dialogue is rebuilt under
+the prompts of the run's environment.
+"""
+
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from coterie.datasets.code_rows import CodeRow
+from coterie.datasets.files import read_rows
+from coterie.datasets.rows import Frozen, SetRow
+from coterie.engines.protocol import EngineError
+from coterie.environments.checks import faults_of
+from coterie.environments.coding import AGENT, BackendProgramming
+from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.talk import ANSWERED
+from coterie.environments.user_simulator import PERSON
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.progress import Progress
+from coterie.recipes.plan import content_of
+from coterie.recipes.sweet_rl_settings import FIRST, SweetSettings
+from coterie.record.tree import TURNS, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.turn import Part, Speaker, Turn, make_turn
+from coterie.rollout.episodes import dialogue_tokens
+from coterie.rollout.recorded_turns import recorded_response
+from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
+from coterie.runs.folder import Run
+from coterie.runs.items import Done, do_items, summary
+from coterie.tools.sandbox.pool import Sandbox
+
+IN_FLIGHT = 16
+"""Dialogues rebuilt and graded concurrently."""
+
+
+class HistoryTurn(Frozen):
+    """One turn of a dialogue."""
+
+    role: Literal["user", "assistant"]
+    content: str
+    output: str | None = None
+
+
+class OfflineDialogue(SetRow):
+    """One row of the file."""
+
+    task: CodeRow
+    dialogue_history: tuple[HistoryTurn, ...] = Field(min_length=2)
+    answer: str | None = None
+    reward: float | None = Field(None, ge=0, le=1)
+    """Share of tests passed; ``None`` if the file has no reward."""
+
+    @model_validator(mode="after")
+    def _check_dialogue(self) -> Self:
+        roles = [turn.role for turn in self.dialogue_history]
+        if roles != ["user", "assistant"] * (len(roles) // 2):
+            raise ValueError(
+                "turns must alternate, starting with the user and ending with the assistant"
+            )
+        if not self.task.usable:
+            raise ValueError(f"its task {self.task.flaw}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Rebuilds and grades dialogues under the run's prompts."""
+
+    environment: BackendProgramming
+    renderer: ChatRenderer
+    context: int
+    """Context length of the model in tokens."""
+    author: str
+    shared: Shared
+
+    async def finish(self, key: ItemKey, task: Task, row: OfflineDialogue) -> Done:
+        """Rebuild and grade a dialogue. Fails the item if the context is too short or grading fails."""
+        tree, state, room = self._tree(task, int(key.sample), row)
+        tokens: Metrics = {"tokens": dialogue_tokens(state.turns)}
+        if room > self.context:
+            why = f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
+            return Done(key, tokens, failure=why)
+        try:
+            grade = await self._grade(row, state)
+        except EngineError as error:
+            return Done(key, tokens, failure=str(error))
+        assert state.end is not None
+        tree.end(Outcome(state.turns[-1].id, int(key.sample), state.end, state.answer, grade.score))
+        return Done(key, {**tokens, **grade.metrics}, tree)
+
+    async def _grade(self, row: OfflineDialogue, state: State) -> Grade:
+        if row.reward is None:
+            with faults_of(self.environment):
+                return await self.environment.grade(state, self.shared)
+        turns = sum(turn.speaker.name == AGENT for turn in state.turns)
+        return Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
+
+    def _tree(self, task: Task, sample: int, row: OfflineDialogue) -> tuple[Tree, State, int]:
+        """Return the dialogue as a tree with one path, its last state, and the context tokens it needs."""
+        tree = Tree(task.id, "rollout", FIRST)
+        context, turns, room = AgentContext(), tuple[Turn, ...](), 0
+        for line in row.dialogue_history:
+            node = turns[-1].id if turns else tree.root
+            if line.role == "user":
+                part = Part(line.content, source=PERSON if turns else "task")
+                turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
+                tree.add(turn)
+            else:
+                messages = self.environment.see(State(task, 0, turns=turns), AGENT)
+                prompt = Prompt(tree, node, AGENT, messages, 0, sample)
+                text = line.content if line.output is None else line.output
+                replayed = recorded_response(prompt, context, text, self.author, self.renderer)
+                turn = replayed.turn
+                tree.add(turn, replayed.request)
+                before = len(context.ids) - len(turn.ids)
+                room = max(room, before + max(len(turn.ids), MIN_ROOM))
+            turns += (turn,)
+        last = turns[-1].text
+        tagged = self.environment.answer(last)
+        answer = row.answer or tagged or self.environment.visible(last).strip()
+        ending = TURNS if tagged is None else ANSWERED
+        return tree, State(task, 0, turns=turns, answer=answer, end=ending), room
+
+
+async def play_offline(
+    environment: BackendProgramming, s: SweetSettings, run: Run, file: Path, progress: Progress
+) -> Metrics:
+    """Write the dialogues of a file to the store, and grade those without a reward in the sandbox.
+
+    Raises ``UserError`` for a broken row, and if no dialogue is left to train on.
+    """
+    dialogues, left_out = _dialogues(environment, s, file, progress)
+    run.store.put_tasks({task.id: task for task, _ in dialogues.values()}.values())
+    renderer, context = load_renderer(s.model, s.engine.template_args)
+    async with AsyncExitStack() as stack:
+        shared = Shared()
+        if any(row.reward is None for _, row in dialogues.values()):
+            sandbox = Sandbox(s.sandbox)
+            shared = Shared(await stack.enter_async_context(sandbox))
+        replay = Replay(environment, renderer, context, f"import:{file.name}", shared)
+        items = {key: partial(replay.finish, key, *dialogue) for key, dialogue in dialogues.items()}
+        await do_items(
+            run.store, items, progress, "dialogues", f"read {file.name}", in_flight=IN_FLIGHT
+        )
+    return {**summary(run.store, FIRST, "rollout"), "held_out": left_out}
+
+
+def _dialogues(
+    environment: BackendProgramming, s: SweetSettings, file: Path, progress: Progress
+) -> tuple[dict[ItemKey, tuple[Task, OfflineDialogue]], int]:
+    """Return the dialogues within ``rollout.tasks`` and ``rollout.repeats``, and the number of held-out dialogues."""
+    held_out = {
+        key
+        for task in environment.tasks("heldout", 10**9, s.seed)
+        for key in (task.id, content_of(task))
+    }
+    limits, left_out = s.rollout, 0
+    dialogues: dict[ItemKey, tuple[Task, OfflineDialogue]] = {}
+    task_rows, repeats = dict[str, CodeRow](), Counter[str]()
+    for row in read_rows(file, OfflineDialogue, progress):
+        task = environment.task(row.task)
+        if task.id in held_out or content_of(task) in held_out:
+            left_out += 1
+            continue
+        if task.id not in task_rows and len(task_rows) == limits.tasks:
+            continue
+        if task_rows.setdefault(task.id, row.task) != row.task:
+            raise UserError(
+                f"{file} has two tasks with the id {row.task.id}",
+                "give each task a unique id",
+            )
+        if repeats[task.id] < limits.repeats:
+            key = ItemKey(FIRST, "rollout", task.id, f"{repeats[task.id]:04d}")
+            repeats[task.id] += 1
+            dialogues[key] = (task, row)
+    if not dialogues:
+        raise UserError(
+            f"every dialogue of {file} has a held-out task", "give a file with training tasks"
+        )
+    return dialogues, left_out

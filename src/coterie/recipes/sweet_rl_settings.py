@@ -1,0 +1,195 @@
+"""Settings of ``sweet_rl/backend``, its baselines and its ablations."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.engines.chat_model import ChatModelSettings
+from coterie.environments.user_simulator import UserSimulatorSettings
+from coterie.recipes.settings import RecipeSettings
+from coterie.selection import RankedPairSettings
+from coterie.tools.sandbox.worker import SandboxSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
+
+SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]
+CriticKind = Literal["likelihood", "regression", "classifier", "judge"]
+POLICY = "policy"
+"""Name of the base model as the judge."""
+FIRST, SECOND = 0, 1
+"""Rounds: of the dialogues and the critic, and of the candidates and the policy."""
+
+
+class RepeatSettings(Settings):
+    """Sampling of the offline dialogues."""
+
+    tasks: int = key(
+        1000, "Training tasks.", source="SWEET-RL section 5.1: 5000 (15k dialogues)", ge=1
+    )
+    repeats: int = key(3, "Dialogues per task (k).", source="SWEET-RL section 5.1", ge=1)
+    temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
+    top_p: float = key(1.0, "Nucleus sampling: smallest probability mass to keep.", gt=0, le=1)
+    max_tokens: int = key(1024, "Maximum tokens per turn.", source="SWEET-RL's code", ge=1)
+
+
+class PairObjective(DPOSettings):
+    """Objective of the policy: DPO with an NLL term (equation 4)."""
+
+    nll: float = key(
+        0.01,
+        "weight of the mean negative log-likelihood of the chosen side",
+        source="SWEET-RL table 5",
+        ge=0,
+    )
+
+
+class CriticObjective(PairObjective):
+    """Objective of the critic: Bradley-Terry over whole dialogues (equation 2)."""
+
+    normalise: Literal["none", "tokens", "turns"] = key(
+        "turns",
+        "`turns`: sum over turns of each turn's mean log-ratio. `tokens`: mean over all tokens of a dialogue, as in "
+        "the released code. `none`: sum over all tokens (ablation without normalization).",
+        source="SWEET-RL equations 2 and 3",
+    )
+
+
+class JudgeSettings(ChatModelSettings):
+    """Judge that compares candidates with ``critic.kind=judge``."""
+
+    model: str = key(
+        POLICY,
+        "`policy` (the base model), a model for coterie to load, or, with a `url`, the name of a model on that server.",
+        source="SWEET-RL: Llama-3.1-8B-Instruct, the base",
+        min_length=1,
+    )
+    max_tokens: int = key(8, "Maximum tokens of a verdict.", ge=1)
+
+
+class CriticSettings(Settings):
+    """Critic of single turns."""
+
+    kind: CriticKind = key(
+        "likelihood",
+        "`likelihood`: log-ratios of a language model. Ablations: `regression` (a scalar head on pooled hidden "
+        "states), `classifier` (a value head that predicts success), `judge` (a chat model that compares).",
+        source="SWEET-RL section 4.2; table 3, figure 3",
+    )
+    privileged: bool = key(
+        True,
+        "The critic's prompt contains the reference, which the policy never reads. false is the ablation.",
+        source="SWEET-RL section 4.2; table 3",
+    )
+    objective: CriticObjective = CriticObjective()
+    train: TrainingSettings = TrainingSettings()
+    judge: JudgeSettings = JudgeSettings()
+
+    @property
+    def has_head(self) -> bool:
+        return self.kind in ("regression", "classifier")
+
+    @model_validator(mode="after")
+    def _check_judge(self) -> Self:
+        if self.kind != "judge" and self.judge.model != POLICY:
+            raise ValueError("critic.judge needs critic.kind=judge; set it, or remove critic.judge")
+        return self
+
+
+class CandidateSettings(Settings):
+    """Sampling of candidates for the turns of recorded dialogues."""
+
+    share: float = key(
+        0.1,
+        "Share of the dialogues whose turns get candidates.",
+        source="SWEET-RL's commands: 0.1",
+        gt=0,
+        le=1,
+    )
+    count: int = key(16, "Candidates per turn (n).", source="SWEET-RL section 5.1", ge=2)
+    temperature: float = key(1.0, "Sampling temperature.", source="SWEET-RL's code", gt=0, le=2)
+
+
+class PolicySettings(Settings):
+    """Training of the policy on pairs."""
+
+    objective: PairObjective = PairObjective()
+    train: TrainingSettings = TrainingSettings()
+
+
+class ImitationSettings(Settings):
+    """Training of the policy on successful dialogues."""
+
+    train: TrainingSettings = TrainingSettings()
+
+
+class SweetSettings(RecipeSettings):
+    """Settings of ``sweet_rl/backend``."""
+
+    recipe: ClassVar[str] = "sweet_rl/backend"
+    summary: ClassVar[str] = (
+        "SWEET-RL: a turn-level critic that sees the reference, then DPO on turns."
+    )
+
+    model: str = key(
+        "tiny-persona",
+        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
+    )
+    method: SweetMethod = key(
+        "sweet",
+        "`sweet`. Baselines on the same dialogues: `rejection_ft` (SFT on successful dialogues), `multi_turn_dpo` "
+        "(DPO of the policy on pairs of whole dialogues).",
+        source="SWEET-RL table 2",
+    )
+    user_simulator: UserSimulatorSettings = UserSimulatorSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    rollout: RepeatSettings = RepeatSettings()
+    offline: str | None = key(
+        None,
+        "File of SWEET-RL's offline trajectories (JSONL) instead of sampled dialogues. Reads at most rollout.tasks "
+        "tasks and rollout.repeats dialogues per task.",
+        source="SWEET-RL: colbench_code_offline_15k_llama8b.jsonl",
+        min_length=1,
+    )
+    min_reward: float = key(
+        1.0,
+        "Minimum share of passed tests for a dialogue to count as a success. Lower it for models that never pass all "
+        "tests.",
+        source="SWEET-RL's code: 1",
+        gt=0,
+        le=1,
+    )
+    critic: CriticSettings = CriticSettings()
+    candidates: CandidateSettings = CandidateSettings()
+    pairs: RankedPairSettings = RankedPairSettings()
+    policy: PolicySettings = PolicySettings()
+    rejection_ft: ImitationSettings = ImitationSettings()
+    multi_turn_dpo: PolicySettings = PolicySettings()
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds: ``sweet`` trains a critic, then the policy; the baselines only the policy."""
+        return 2 if self.method == "sweet" else 1
+
+    @property
+    def max_tokens(self) -> int:
+        return self.rollout.max_tokens
+
+    @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        if self.method == "rejection_ft":
+            return {"rejection_ft.train": self.rejection_ft.train}
+        if self.method == "multi_turn_dpo":
+            return {"multi_turn_dpo.train": self.multi_turn_dpo.train}
+        critic = {} if self.critic.kind == "judge" else {"critic.train": self.critic.train}
+        return {**critic, "policy.train": self.policy.train}
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        pairs = self.method == "multi_turn_dpo" or (
+            self.method == "sweet" and self.critic.kind in ("likelihood", "regression")
+        )
+        if pairs and self.rollout.repeats < 2:
+            raise ValueError(
+                "rollout.repeats=1 gives no pair of a success and a failure; use at least 2"
+            )
+        return self

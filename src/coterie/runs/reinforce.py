@@ -1,0 +1,418 @@
+"""Reinforcement learning within a stage. Each step: sample, reward, advantage, update.
+
+Samples of a step are stored before its update, and its metrics after it. Checkpoints of all roles are saved between
+steps. A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the
+stored samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
+"""
+
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from coterie.engines.protocol import Sampling
+from coterie.environments.checks import draw_tasks
+from coterie.environments.protocol import Environment
+from coterie.errors import UserError
+from coterie.progress import Pace, Progress, duration
+from coterie.record.rows import Row
+from coterie.record.store import Store
+from coterie.record.tree import ItemKey, Metrics
+from coterie.rewards.path_reward import PathReward
+from coterie.rollout.episodes import Episode
+from coterie.rollout.samplers import TokenSampler
+from coterie.runs.folder import Run
+from coterie.runs.items import Actors, play
+from coterie.runs.loop import REINFORCE
+from coterie.runs.reinforce_batch import (
+    AgentPath,
+    StepBatch,
+    StepSamples,
+    informative_tasks,
+    paths_of,
+    prepare,
+    step_stage,
+)
+from coterie.runs.reinforce_settings import ReinforceSettings, StepSettings
+from coterie.runs.roles import Learner, LearnerConfig, Roles, learner, saved_updates
+from coterie.training.checkpoint import weight_hash
+
+STEP = "step-"
+"""Prefix of the items with the metrics of a step."""
+DRAWS = "draws"
+"""Metric of a step that counts draws of tasks over all steps so far."""
+TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
+"""Metrics of a whole training, which are not averaged over a step."""
+LEFT_OUT = {
+    "paths_failed": "paths without a reward",
+    "paths_stale": "paths of other weights",
+    "paths_masked": "paths that reached a limit",
+    "paths_too_long": "paths that are too long",
+    "rows_too_long": "rows that are too long",
+    "groups_small": "groups with fewer than two paths",
+}
+"""Descriptions of metrics that count paths and rows left out of training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reinforcement:
+    """Reinforcement learning in one stage of a run."""
+
+    run: Run
+    iteration: int
+    environment: Environment
+    actors: Actors
+    models: Roles
+    settings: ReinforceSettings
+    reward: PathReward
+    seed: int
+    policies: Sequence[LearnerConfig]
+    critic: LearnerConfig | None = None
+
+    async def learn(self, progress: Progress) -> Metrics:
+        """Take the remaining steps and return the metrics of the stage.
+
+        Raises :class:`UserError` if ``patience`` steps in a row have no learning signal: no non-zero advantage, equal
+        rewards in all steps, or no paths to train on.
+        """
+        records = step_records(self.run.store, self.iteration, REINFORCE)
+        first, steps = self._first(records), self.settings.steps
+        pace = Pace(steps.count - first, time.monotonic())
+        with self._open_learners(records, first) as learners:
+            for step in range(first, steps.count):
+                records[step] = await self._step(step, records, learners, progress)
+                pace.add(1, now := time.monotonic())
+                left = pace.left(now, evidence=0.0)
+                line = describe_step(step + 1, steps.count, records[step])
+                progress.say(f"{line}, {duration(left)} left" if left else line)
+                self._check_learning_signal(step, records)
+                if (step + 1) % steps.save_every == 0:
+                    for one in learners:
+                        one.trainer.save()
+            return self._finish(learners, records)
+
+    async def _step(
+        self,
+        step: int,
+        records: Mapping[int, Metrics],
+        learners: Sequence[Learner],
+        progress: Progress,
+    ) -> Metrics:
+        """Take one step and write its metrics: sample, reward, advantage, update."""
+        s, policies = self.settings, learners[: len(self.policies)]
+        critic = learners[-1] if self.critic else None
+        start = time.monotonic()
+        samples = StepSamples(int(records[step - 1][DRAWS]) if step else 0)
+        await self._sample(step, samples, policies, progress)  # groups of paths, with rewards
+        await self.models.engines.rest()
+        middle = time.monotonic()
+        flat = self._is_flat([records[n] for n in range(step)], samples)
+        batch = prepare(samples, policies, critic, s, flat=flat)  # advantages
+        updates = update(batch.paths, learners, s, f"{self.seed}/{self.iteration}/{step}")
+        unmeasured = self._unmeasured(step)
+        metrics = {
+            **step_metrics(samples, batch, updates),
+            **{updates_of(one.role): one.trainer.done for one in learners},
+            "measures_missing": len(unmeasured),
+            "sampling_seconds": round(middle - start, 3),
+            "training_seconds": round(time.monotonic() - middle, 3),
+            "sampled_tokens_per_second": round(
+                sum(path.tokens for path in samples.paths) / (middle - start), 1
+            ),
+            DRAWS: samples.draws,
+        }
+        if not self.run.store.finished(self._key(step)):
+            self.run.store.finish(self._key(step), metrics=metrics)
+        self.run.tracker.stage(REINFORCE, metrics, policies[0].trainer.done)
+        if unmeasured:
+            progress.say(
+                f"reward.measures weighs {', '.join(unmeasured)}, which no dialogue of this step has; it counts as 0. "
+                "The environment's page lists the names."
+            )
+        return metrics
+
+    async def _sample(
+        self, step: int, samples: StepSamples, policies: Sequence[Learner], progress: Progress
+    ) -> None:
+        """Play groups of the step's tasks, except for stored samples, until enough have different rewards."""
+        s, store, stage = self.settings.rollout, self.run.store, step_stage(REINFORCE, step)
+        timeout = self.models.settings.timeout
+        sampling = Sampling(s.temperature, 1.0, s.max_tokens, (), timeout)
+        samplers: dict[str, TokenSampler] = {}
+        for one in policies:
+            samplers |= dict.fromkeys(one.config.agents, await one.sampler(sampling))
+        engines = {id(one.engine): one.engine for one in samplers.values()}.values()
+        driver = self.actors.driver(samplers, self.seed)
+        while samples.rounds < s.rounds:
+            before = [s.draw_count] * samples.draws
+            tasks = draw_tasks(self.environment, "train", s.draw_count, self.seed, before)
+            tasks = [task for task in tasks if task.id not in set(samples.tasks)]
+            samples.draws += 1
+            samples.rounds += 1
+            if not tasks:
+                break
+            episodes = [
+                Episode(task, n, self.iteration, stage) for task in tasks for n in range(s.samples)
+            ]
+            await play(
+                *(store, driver, episodes, progress),
+                lambda: sum(engine.stats.sampled_tokens for engine in engines),
+            )
+            names = [task.id for task in tasks]
+            samples.tasks += names
+            samples.sample_count += len(episodes)
+            samples.paths += paths_of(store, self.iteration, stage, names, [*samplers], self.reward)
+            if len(informative_tasks(samples.paths)) >= s.tasks:
+                break
+
+    def _unmeasured(self, step: int) -> list[str]:
+        """Return the names in ``reward.measures`` that no dialogue of a step has."""
+        weighted = self.settings.reward.measures
+        metrics = (
+            self.run.store.metrics(self.iteration, step_stage(REINFORCE, step)) if weighted else {}
+        )
+        known = {name for key, measures in metrics.items() if key.task for name in measures}
+        return [name for name in weighted if name not in known]
+
+    # -- resuming and stopping ----------------------------------------------------------------------
+
+    def _key(self, step: int) -> ItemKey:
+        return ItemKey(self.iteration, REINFORCE, "", f"{STEP}{step:05d}")
+
+    def _first(self, records: Mapping[int, Metrics]) -> int:
+        saved = {
+            one.role: saved_updates(self.run.training_folder(self.iteration, one.role))
+            for one in self._configs
+        }
+        for step in sorted(records, reverse=True):
+            done = records[step]
+            if all(int(done[updates_of(role)]) in known for role, known in saved.items()):
+                return step + 1
+        return 0
+
+    @property
+    def _configs(self) -> tuple[LearnerConfig, ...]:
+        return (*self.policies, self.critic) if self.critic else tuple(self.policies)
+
+    @contextmanager
+    def _open_learners(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
+        before = records[first - 1] if first else {}
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(
+                    learner(
+                        *(self.run, self.models, self.iteration, one),
+                        at=int(before.get(updates_of(one.role), 0)),
+                    )
+                )
+                for one in self._configs
+            ]
+
+    def _is_flat(self, before: Sequence[Metrics], samples: StepSamples) -> bool:
+        """Return True if all rewards of the stage so far are equal, so that advantages are only errors of the critic.
+
+        With gamma < 1 or step rewards, tokens have different returns even if the rewards of paths are equal.
+        """
+        if self.settings.advantage.gamma < 1 or any(path.sampled.steps for path in samples.paths):
+            return False
+        totals = [path.sampled.total for path in samples.paths]
+        known = [{"reward": one, "reward_error": 0} for one in totals if one is not None]
+        return not known or _all_equal([*before, *known])
+
+    def _check_learning_signal(self, step: int, records: Mapping[int, Metrics]) -> None:
+        """Raise ``UserError`` if the last ``patience`` steps had no learning signal."""
+        patience = self.settings.steps.patience
+        last = [records[n] for n in range(max(0, step + 1 - patience), step + 1)]
+        if len(last) < patience:
+            return
+        discounted = self.settings.advantage.gamma < 1  # returns differ even if rewards are equal
+        has_signal = any(one["groups_telling"] and one["paths"] for one in last)
+        if not has_signal or (_all_equal(last) and not discounted):
+            raise _no_signal_error(last)
+
+    def _finish(self, learners: Sequence[Learner], records: Mapping[int, Metrics]) -> Metrics:
+        """Publish the final weights of all roles, including roles without an optimizer step."""
+        for one in learners:
+            if one.trainer.report is None:
+                one.trainer.save()
+        report, *_ = [one.trainer.finish() for one in learners]
+        tenth = max(self.settings.steps.count // 10, 1)
+        last = [float(records[step]["reward"]) for step in sorted(records)][-tenth:]
+        return {
+            "steps": report.steps,
+            "rows": report.rows,
+            "trained_tokens": sum(int(one["trained_tokens"]) for one in records.values()),
+            "dropped": report.dropped_too_long + report.dropped_empty,
+            "reward": sum(last) / len(last),
+            "weights": weight_hash(report.final),
+        }
+
+
+def minibatches(
+    tasks: Sequence[str], settings: StepSettings, seed: str
+) -> Iterator[frozenset[str]]:
+    """Yield the tasks of each minibatch.
+
+    Every epoch has each task once. Sizes differ by at most one. With fewer tasks than ``minibatches``, each task is its
+    own minibatch.
+    """
+    for epoch in range(settings.epochs):
+        order = sorted(set(tasks))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        parts = min(settings.minibatches, len(order))
+        for part in range(parts):
+            yield frozenset(order[part::parts])
+
+
+def update(
+    paths: Sequence[AgentPath], learners: Sequence[Learner], s: ReinforceSettings, seed: str
+) -> dict[str, float]:
+    """Train each role on the paths of its agents, and return the mean metrics of the optimizer steps.
+
+    Rows that are too long are left out and counted. Skips optimizer steps without a gradient, because Adam would scale
+    up rounding errors. Raises :class:`UserError` if all rows are too long.
+    """
+    sums: dict[str, list[float]] = {}
+    too_long = trained = 0
+    fits = False
+    for tasks in minibatches([path.task for path in paths], s.steps, seed):
+        for one in learners:
+            every = _rows(paths, one.config.agents, tasks)
+            rows = [row for row in every if len(row.ids) <= one.trainer.longest]
+            too_long += len(every) - len(rows)
+            one.trainer.leave_out(len(every) - len(rows), 0)
+            fits = fits or bool(rows)
+            if rows and _has_gradient(one, rows, s):
+                if one.config.like is None:  # not a critic
+                    trained += sum(row.target_count for row in rows)
+                for name, value in one.trainer.step(rows).items():
+                    if name not in TOTALS:
+                        sums.setdefault(f"{one.role}/{name}", []).append(value)
+    if too_long and not fits:
+        raise UserError(
+            f"all {too_long} rows of a step are longer than the maximum of the training, "
+            f"{max(one.trainer.longest for one in learners)} tokens",
+            "raise update.max_length (up to the model's context), or shorten dialogues (rollout.max_tokens, fewer "
+            "turns)",
+        )
+    means = {name: sum(values) / len(values) for name, values in sums.items()}
+    return {"rows_too_long": too_long, "trained_tokens": trained, **means}
+
+
+def _has_gradient(one: Learner, rows: Sequence[Row], s: ReinforceSettings) -> bool:
+    """Return True if the loss of a role has a gradient.
+
+    A critic always has one. A policy needs an advantage, an entropy bonus, or a divergence from the reference.
+    """
+    if one.config.like is not None or s.loss.entropy or (s.loss.kl and one.has_moved):
+        return True
+    return any(any(row.advantages or ()) for row in rows)
+
+
+def _rows(paths: Sequence[AgentPath], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
+    mine = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in mine for row in path.rows]
+
+
+def step_metrics(
+    samples: StepSamples, batch: StepBatch, updates: Mapping[str, float]
+) -> dict[str, float | int | str]:
+    """Return the metrics of a step.
+
+    ``reward`` and ``score`` are means over all graded paths, including paths that are not trained on.
+    """
+    paths = samples.paths
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
+    thought = _mean([float(path.thought_tokens) for path in paths])
+    return {
+        "reward": _mean(rewards),
+        "reward_error": stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0,
+        "score": _mean([outcome.score for outcome in outcomes if outcome.score is not None]),
+        "tokens": _mean([float(path.tokens) for path in paths]),
+        **({"thought_tokens": thought} if thought else {}),
+        "turns": _mean([float(path.turns) for path in paths]),
+        "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
+        "groups_telling": len(batch.informative),
+        **batch.counts,
+        "paths": len(batch.paths),
+        "tasks": len(samples.tasks),
+        "samples": samples.sample_count,
+        "samples_failed": samples.sample_count - len(outcomes),
+        "rounds": samples.rounds,
+        **updates,
+    }
+
+
+def describe_step(step: int, steps: int, metrics: Metrics) -> str:
+    reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
+    parts = [
+        f"step {step} of {steps}: reward {reward:.3f}",
+        f"score {score:.3f}",
+        f"{tokens:.0f} tokens",
+        f"{metrics['groups_telling']} groups with an advantage",
+    ]
+    known: Mapping[str, str] = {"entropy": "entropy", "policy_kl": "KL", "grad_norm": "gradient"}
+    for name, value in metrics.items():
+        short = known.get(name.rpartition("/")[2])
+        if short and not isinstance(value, str) and not name.startswith("critic/"):
+            parts.append(f"{short} {value:.3g}")
+    if missing := left_out([metrics]):
+        parts.append(f"left out: {missing}")
+    return ", ".join(parts)
+
+
+def left_out(steps: Sequence[Metrics]) -> str:
+    """Describe the paths and rows left out of steps, or return an empty text."""
+    sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
+    return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _all_equal(last: Sequence[Metrics]) -> bool:
+    first = float(last[0]["reward"])
+    return all(
+        not one["reward_error"] and math.isclose(float(one["reward"]), first, abs_tol=1e-12)
+        for one in last
+    )
+
+
+def _no_signal_error(last: Sequence[Metrics]) -> UserError:
+    if not any(one["paths"] for one in last) and (missing := left_out(last)):
+        return UserError(
+            f"the last {len(last)} steps had no path to train on; left out: {missing}",
+            "look at some paths with `coterie report`. Paths without a reward were not graded, or their reward is not "
+            "a number. For paths too long for the critic raise critic.train.max_length. For paths that were cut off "
+            "allow more turns or tokens, or set advantage.truncated=train",
+        )
+    mean, cut = (
+        sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
+    )
+    limited = f" {cut:.0%} of the rollouts reached a limit of turns or tokens." if cut else ""
+    return UserError(
+        f"in the last {len(last)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
+        f"advantages are zero.{limited}",
+        "look at some rollouts with `coterie report`. A mean near the maximum or minimum reward means that the tasks "
+        "are too easy or too hard for this policy. Choose other tasks, raise rollout.samples or rollout.temperature, "
+        "or fine-tune the policy first",
+    )
+
+
+def step_records(store: Store, iteration: int, stage: str) -> dict[int, Metrics]:
+    items = store.metrics(iteration, stage)
+    return {
+        int(key.sample.removeprefix(STEP)): metrics
+        for key, metrics in items.items()
+        if key.sample.startswith(STEP)
+    }
+
+
+def updates_of(role: str) -> str:
+    """Return the name of the metric that counts a role's optimizer steps so far."""
+    return f"{role}/updates"

@@ -1,0 +1,345 @@
+"""Batch of a reinforcement step: the paths of its groups, with their rewards, advantages and rows to train on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coterie.record.rows import Row, rows, view
+from coterie.record.store import Store
+from coterie.record.tree import Metrics, Outcome, Tree
+from coterie.record.turn import Turn
+from coterie.rewards.advantages import (
+    GroupAdvantages,
+    SampledPath,
+    gae,
+    group_advantages,
+    kl_rewards,
+    trained_values,
+    turn_ends,
+    whiten,
+    with_advantage,
+    with_advantages,
+)
+from coterie.rewards.path_reward import GradedPath, PathReward, total
+from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
+from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
+from coterie.runs.roles import Learner
+from coterie.training.reference import with_old, with_values
+from coterie.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPath:
+    """Trajectory of one agent in one sampled episode of a task."""
+
+    task: str
+    agent: str
+    outcome: Outcome
+    turns: int
+    rows: tuple[Row, ...]
+    """Sampled turns of the agent with their prompts, one row per segment."""
+    sampled: SampledPath
+    """Rewards and group of the path."""
+    thought_tokens: int = 0
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Terms of the reward, without the rewards of acts."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.target_count for row in self.rows)
+
+    @property
+    def trained(self) -> int:
+        """Number of trainable tokens, which have a token before them."""
+        return sum(len(turn) for row in self.rows for turn in row.predicted)
+
+
+def paths_of(
+    store: Store,
+    iteration: int,
+    stage: str,
+    tasks: Sequence[str],
+    agents: Sequence[str],
+    reward: PathReward,
+) -> list[AgentPath]:
+    """Return the path of each agent with sampled turns, in the order of tasks and samples.
+
+    Failed episodes have no paths.
+    """
+    items = {key: metrics for key, metrics in store.metrics(iteration, stage).items() if key.task}
+    by_sample = {(key.task, int(key.sample)): metrics for key, metrics in items.items()}
+    known = set(store.tree_tasks(iteration, stage))
+    paths: list[AgentPath] = []
+    for task in tasks:
+        if task in known:
+            tree = store.tree(iteration, stage, task)
+            rewards = _environment_rewards(store, tree)
+            for outcome, path in tree.trajectories():
+                measures = by_sample.get((task, outcome.sample), {})
+                paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
+    return paths
+
+
+def _of_sample(
+    tree: Tree,
+    outcome: Outcome,
+    path: Sequence[Turn],
+    agents: Sequence[str],
+    rewards: Mapping[tuple[str, str], float],
+    measures: Metrics,
+    reward: PathReward,
+) -> Iterator[AgentPath]:
+    for agent in agents:
+        agent_rows = tuple(row for row in rows(view(tree, outcome.leaf, agent)) if row.targets)
+        if not agent_rows:
+            continue
+        steps = _steps(path, agent, agent_rows, rewards)
+        path_reward = _whole(outcome, agent, bool(steps), rewards)
+        graded = GradedPath(outcome, tuple(path), agent, path_reward, measures)
+        terms = reward.terms(graded)
+        sampled = SampledPath(tree.task, outcome.leaf, total(terms), steps, agent)
+        thought = sum(turn.thought_tokens for turn in graded.own_turns)
+        count = len(graded.own_turns)
+        yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
+
+
+def _environment_rewards(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
+    credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
+    return {(one.node, one.name): one.value for one in credit}
+
+
+def _whole(
+    outcome: Outcome, agent: str, stepwise: bool, rewards: Mapping[tuple[str, str], float]
+) -> float | None:
+    """Return the reward of the whole path: the final reward, else the score, else 0 if single turns had rewards."""
+    final = rewards.get((outcome.leaf, f"{FINAL_REWARD}:{agent}"))
+    if final is not None:
+        return final
+    return 0.0 if stepwise else outcome.score
+
+
+def _steps(
+    path: Sequence[Turn], agent: str, own: Sequence[Row], rewards: Mapping[tuple[str, str], float]
+) -> tuple[tuple[int, float], ...]:
+    """Return (token index, reward) of step rewards, each at the last token of the agent's latest turn so far.
+
+    A reward before the agent's first turn is placed at the end of that turn.
+    """
+    ends = turn_ends(own)
+    if not ends:
+        return ()
+    place, steps = next(iter(ends.values())), []
+    for turn in path:
+        place = ends.get(turn.id, place)
+        reward = rewards.get((turn.id, f"{REWARD}:{agent}"))
+        if reward is not None:
+            steps.append((place, reward))
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Paths of a step with advantages, and counts of paths left out."""
+
+    paths: tuple[AgentPath, ...]
+    """Paths to train on. Their rows have advantages."""
+    informative: frozenset[str]
+    """Tasks with a non-zero advantage."""
+    counts: Mapping[str, int]
+    """Numbers of groups, and of paths left out by reason."""
+
+
+def group_batch(paths: Sequence[AgentPath], settings: AdvantageSettings) -> StepBatch:
+    """Set A_i = R_i - baseline for each path i, relative to the paths of the same task and agent.
+
+    ``baseline=mean``: the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``:
+    the mean of the other paths.
+    """
+    assert settings.baseline != "values", "values need a critic"
+    advantages = group_advantages([path.sampled for path in paths], settings.baseline)
+    trainable, informative = list[AgentPath](), set[str]()
+    for path, value in zip(paths, advantages.values, strict=True):
+        if value is None:
+            continue
+        if value:
+            informative.add(path.task)
+        trainable.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
+    return StepBatch(tuple(trainable), frozenset(informative), group_counts(advantages))
+
+
+def group_counts(advantages: GroupAdvantages) -> dict[str, int]:
+    return {
+        "groups": advantages.groups,
+        "groups_flat": advantages.flat,
+        "groups_small": advantages.small,
+        "paths_failed": advantages.failed,
+    }
+
+
+def critic_batch(
+    paths: Sequence[AgentPath],
+    critic: object,
+    training: TrainingSettings,
+    settings: AdvantageSettings,
+    flat: bool = False,
+) -> StepBatch:
+    """Set the GAE advantage of each token (Schulman et al. 2016): A_t = delta_t + gamma lam A_{t+1}.
+
+    ``delta_t = r_t + gamma V_{t+1} - V_t`` with V from the critic, a model with a value head. A path that a limit cut
+    off is bootstrapped with the value after its last token. Rows also get the values and returns that the critic is
+    trained on. Paths with rows longer than the training allows are left out. With ``flat`` rewards, all advantages are
+    errors of the critic and are set to 0.
+    """
+    graded = [path for path in paths if path.sampled.total is not None and path.trained]
+    rows = [row for path in graded for row in path.rows]
+    rows_with_values, after = with_values(critic, rows, training)
+    trainable, estimates = list[AgentPath](), list[tuple[list[float], list[float]]]()
+    start = 0
+    for path in graded:
+        stop = start + len(path.rows)
+        own, last = rows_with_values[start:stop], after[start:stop]
+        start = stop
+        if any(row.values is None for row in own if row.predicted):
+            continue
+        ends = [value for value in last if value is not None]
+        bootstrap = ends[-1] if path.outcome.ending.truncated else 0.0
+        rewards = path.sampled.token_rewards(path.trained)
+        values = trained_values(own)
+        estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
+        trainable.append(replace(path, rows=tuple(own)))
+    advantages = [path_advantages for path_advantages, _ in estimates]
+    if flat:
+        advantages = [[0.0] * len(own) for own in advantages]
+    elif settings.whiten:
+        advantages = whiten(advantages)
+    batch = tuple(
+        replace(path, rows=tuple(with_advantages(path.rows, own, returns)))
+        for path, own, (_, returns) in zip(trainable, advantages, estimates, strict=True)
+    )
+    informative = {path.task for path, own in zip(trainable, advantages, strict=True) if any(own)}
+    left_out = {
+        "paths_failed": len(paths) - len(graded),
+        "paths_too_long": len(graded) - len(trainable),
+    }
+    return StepBatch(batch, frozenset(informative), left_out)
+
+
+@dataclass(slots=True)
+class StepSamples:
+    """Samples of one step."""
+
+    draws: int
+    """Number of draws of tasks over all steps so far."""
+    rounds: int = 0
+    tasks: list[str] = field(default_factory=list)
+    paths: list[AgentPath] = field(default_factory=list)
+    sample_count: int = 0
+    """Number of samples, including failed samples."""
+
+
+def step_stage(stage: str, step: int) -> str:
+    """Return the stage name under which the samples of a step are stored."""
+    return f"{stage}/{step:05d}"
+
+
+def prepare(
+    samples: StepSamples,
+    policies: Sequence[Learner],
+    critic: Learner | None,
+    s: ReinforceSettings,
+    *,
+    flat: bool = False,
+) -> StepBatch:
+    """Return the batch of a step, with everything that the objectives read.
+
+    Paths sampled with other weights than the current ones are dropped and counted. Advantages are computed before any
+    other path is left out. A group is informative if its rewards differ, before the cost of the divergence. ``flat`` is
+    True if all rewards of the stage were equal so far.
+    """
+    fresh = _fresh(samples.paths, policies)
+    counts = {"paths_stale": len(samples.paths) - len(fresh)}
+    if s.rollout.rounds > 1:
+        counts |= group_counts(group_advantages([path.sampled for path in fresh], "mean"))
+        tasks = set(informative_tasks(fresh)[: s.rollout.tasks])
+        fresh = [path for path in fresh if path.task in tasks]
+    if s.loss.kl or s.reward.kl:
+        fresh = _by_role(
+            fresh, policies, lambda one, rows: one.with_reference(rows, s.rollout.temperature)
+        )
+    moved = {agent for one in policies if one.has_moved for agent in one.config.agents}
+    before_kl = fresh
+    if s.reward.kl:
+        fresh = [_costly(path, s.reward.kl) if path.agent in moved else path for path in fresh]
+    if critic is not None:
+        training = critic.config.settings
+        flat = flat and not (s.reward.kl and moved)
+        batch = critic_batch(fresh, critic.trainer.model, training, s.advantage, flat)
+    else:
+        batch = group_batch(fresh, s.advantage)
+        if s.reward.kl:  # the costs differ, but they are not rewards
+            before = group_batch(before_kl, s.advantage)
+            batch = replace(batch, informative=before.informative, counts=before.counts)
+    chosen = [path for path in batch.paths if not _masked(path, s.advantage)]
+    counts["paths_masked"] = len(batch.paths) - len(chosen)
+    if s.loss.old == "recomputed":
+        chosen = _by_role(
+            chosen,
+            policies,
+            lambda one, rows: with_old(
+                one.trainer.model, rows, one.config.settings, temperature=s.rollout.temperature
+            ),
+        )
+    return StepBatch(tuple(chosen), batch.informative, {**batch.counts, **counts})
+
+
+def informative_tasks(paths: Sequence[AgentPath]) -> list[str]:
+    """Return the tasks whose paths have different rewards, in the order of drawing."""
+    advantages = group_advantages([path.sampled for path in paths], "mean")
+    return list(
+        dict.fromkeys(
+            path.task for path, value in zip(paths, advantages.values, strict=True) if value
+        )
+    )
+
+
+def _fresh(paths: Sequence[AgentPath], policies: Sequence[Learner]) -> list[AgentPath]:
+    writers = {
+        agent: f"{one.role}@{one.version}" for one in policies for agent in one.config.agents
+    }
+    return [
+        path
+        for path in paths
+        if all(target.writer == writers[path.agent] for row in path.rows for target in row.targets)
+    ]
+
+
+def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:
+    return settings.truncated == "mask" and path.outcome.ending.truncated
+
+
+def _by_role(
+    paths: Sequence[AgentPath],
+    policies: Sequence[Learner],
+    do: Callable[[Learner, Sequence[Row]], Sequence[Row]],
+) -> list[AgentPath]:
+    """Apply ``do`` to the rows of each role, in one batch per role, and return the changed paths."""
+    done: dict[int, AgentPath] = {}
+    for one in policies:
+        mine = [n for n, path in enumerate(paths) if path.agent in one.config.agents]
+        rows = iter(do(one, [row for n in mine for row in paths[n].rows]))
+        for n in mine:
+            done[n] = replace(paths[n], rows=tuple(next(rows) for _ in paths[n].rows))
+    return [done[n] for n in range(len(paths))]
+
+
+def _costly(path: AgentPath, weight: float) -> AgentPath:
+    """Subtract the divergence ``weight * (log p - log p_ref)`` from each token's reward; 0 without a reference."""
+    costs: list[float] = []
+    for row in path.rows:
+        count = row.target_count - row.unpredicted
+        if row.reference is None or row.logprobs is None:
+            costs += [0.0] * count
+        else:
+            first = row.unpredicted
+            costs += kl_rewards(row.logprobs[first:], row.reference[first:], weight)
+    steps = (*path.sampled.steps, *enumerate(costs))
+    return replace(path, sampled=replace(path.sampled, steps=steps))

@@ -1,0 +1,176 @@
+"""Settings of reinforcement learning."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.rewards.advantages import Baseline
+from coterie.rewards.path_reward import PathRewardSettings
+from coterie.training.settings import (
+    PolicyLossSettings,
+    Schedule,
+    TrainingSettings,
+    ValueLossSettings,
+)
+
+UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
+"""Training settings that reinforcement learning does not use."""
+
+
+class GroupSettings(Settings):
+    """Sampling of a step: a group of paths for each task."""
+
+    tasks: int = key(32, "Tasks per step. Each has one group.", source="GAP: 32", ge=1)
+    samples: int = key(8, "Paths per task (the size of a group).", source="GAP: 8", ge=1)
+    draw: int | None = key(
+        None,
+        "Tasks per round of dynamic sampling. Default: tasks per step.",
+        source="GAP, DAPO: twice the tasks of a step",
+        ge=1,
+    )
+    rounds: int = key(
+        1,
+        "Maximum rounds of dynamic sampling: draw tasks until enough groups have different rewards, and train only on "
+        "these. 1: train on all groups of one draw.",
+        source="DAPO section 3.2: unbounded",
+        ge=1,
+    )
+    temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
+    max_tokens: int = key(256, "Maximum tokens per turn.", ge=1)
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.rounds > 1 and self.samples < 2:
+            raise ValueError(
+                f"rounds={self.rounds} needs groups with different rewards, and samples={self.samples} gives each task "
+                "one path; raise samples, or use rounds=1"
+            )
+        return self
+
+    @property
+    def draw_count(self) -> int:
+        return self.draw or self.tasks if self.rounds > 1 else self.tasks
+
+
+class AdvantageSettings(Settings):
+    """Advantages of paths or tokens."""
+
+    baseline: Baseline | Literal["values"] = key(
+        "mean",
+        "`mean`: reward minus the mean of the group. `mean_std`: also divided by the group's standard deviation. "
+        "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
+    )
+    gamma: float = key(1.0, "Discount per token (baseline=values).", source="GAP: 1", gt=0, le=1)
+    lam: float = key(
+        1.0,
+        "GAE lambda (baseline=values).",
+        source="GAP: 1",
+        ge=0,
+        le=1,
+    )
+    whiten: bool = key(
+        True,
+        "Normalize the advantages of all tokens of a step to mean 0 and deviation 1 (baseline=values).",
+    )
+    truncated: Literal["train", "mask"] = key(
+        "train",
+        "`mask` leaves paths that a limit cut off out of the training. They count for the group's baseline either way.",
+        source="DAPO section 3.4: mask, or a length penalty",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        fields = type(self).model_fields
+        own = ("gamma", "lam", "whiten")
+        changed = [name for name in own if getattr(self, name) != fields[name].default]
+        if changed and self.baseline != "values":
+            raise ValueError(
+                f"{', '.join(changed)} have no effect with baseline={self.baseline}, where a path has one advantage; "
+                "remove them, or use baseline=values"
+            )
+        return self
+
+
+class StepSettings(Settings):
+    """Number of steps and updates per step."""
+
+    count: int = key(50, "Steps. Each samples from the newest policy.", source="GAP: 200", ge=1)
+    minibatches: int = key(
+        1,
+        "Minibatches per step and epoch, with one optimizer step each.",
+        source="GAP: 1",
+        ge=1,
+    )
+    epochs: int = key(1, "Epochs over the groups of a step.", source="GAP: 1", ge=1)
+    patience: int = key(
+        10, "Stop after this number of consecutive steps without a non-zero advantage.", ge=1
+    )
+    save_every: int = key(5, "Steps between checkpoints.", ge=1)
+
+    @property
+    def updates(self) -> int:
+        return self.count * self.minibatches * self.epochs
+
+    def identity(self) -> str:
+        fields = type(self).model_fields
+        same = {name: fields[name].default for name in ("patience", "save_every")}
+        return self.model_copy(update=same).fingerprint()
+
+
+class UpdateSettings(TrainingSettings):
+    """Optimizer settings. ``steps`` has the number of optimizer steps."""
+
+    learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
+    schedule: Schedule = key(
+        "constant",
+        "learning rate schedule after warmup",
+        source="GAP's scripts",
+    )
+    warmup_ratio: float = key(0.0, "share of steps with a rising learning rate", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        fields = type(self).model_fields
+        if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
+            raise ValueError(
+                f"{', '.join(changed)} have no effect in reinforcement learning; use steps.minibatches, steps.epochs "
+                "and steps.save_every"
+            )
+        return self
+
+
+class CriticSettings(Settings):
+    """Critic for advantage.baseline=values. Starts from the policy's weights with a new value head."""
+
+    train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
+    loss: ValueLossSettings = ValueLossSettings()
+
+
+class ReinforceSettings(Settings):
+    """Settings of reinforcement learning, also used as a mixin for settings of recipes."""
+
+    rollout: GroupSettings = GroupSettings()
+    reward: PathRewardSettings = PathRewardSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    steps: StepSettings = StepSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
+    update: UpdateSettings = UpdateSettings()
+    critic: CriticSettings = CriticSettings()
+
+    @property
+    def has_critic(self) -> bool:
+        return self.advantage.baseline == "values"
+
+    @property
+    def paths(self) -> int:
+        return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
+
+    @model_validator(mode="after")
+    def _refuse_lone_paths(self) -> Self:
+        if not self.has_critic and self.rollout.samples < 2:
+            raise ValueError(
+                f"rollout.samples={self.rollout.samples} gives no other path of a task to compare with; use 2 or more, "
+                "or advantage.baseline=values"
+            )
+        return self
