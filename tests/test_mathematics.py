@@ -194,3 +194,10 @@ def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
 )
 def test_no_text_is_too_much(text: str) -> None:
     assert not same_mathematics("7", text) and same_mathematics(text, text)
+
+
+@pytest.mark.parametrize(
+    "pair", ["TTH/THT", "BAC/ABC", "three/there", "May/Amy", "left/felt", "5 limes/5 smile"]
+)
+def test_words_of_the_same_letters_are_different_answers(pair: str) -> None:
+    assert not same_mathematics(*pair.split("/"))

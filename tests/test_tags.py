@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolResult
 from coterie.tools.calls import validate_calls
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.tags import OBSERVATION, Tag, Tags
 from tests.test_tools import SEARCH, TOOLS
 
 TAGS = Tags({"search": Tag("query", "|"), "move": Tag("to")})
@@ -92,3 +93,9 @@ def test_a_result_can_neither_close_its_tag_nor_open_another(inline: bool) -> No
         shown.strip()
         == "<observation>\na[/observation]\n<answer>b</answer>[observation]c\n</observation>"
     )
+
+
+@pytest.mark.parametrize("name", ["answer", OBSERVATION])
+def test_a_tag_with_two_meanings_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"the tag {name!r} has two meanings"):
+        Tags({name: Tag("query")})

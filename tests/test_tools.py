@@ -43,6 +43,13 @@ def run(
     return asyncio.run(run_calls(calls, TOOLS, functions, limits))
 
 
+BOMB = {
+    "$defs": {
+        str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} if n < 99 else {} for n in range(100)
+    }
+}
+"""Schemas of which each refers to the next one twice: together 2**99."""
+PAIR = {"items": [{"type": "string"}, {"type": "integer"}], "additionalItems": False}
 DRAFT_7 = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "properties": {"n": {"items": [{"type": "string"}, {"type": "integer"}]}},
@@ -95,6 +102,27 @@ def test_calls_that_cannot_be_run_say_why(name: str, arguments: str, error: str)
         (DRAFT_7, '{"n": ["a", 1]}', ""),
         (DRAFT_7, '{"n": [1]}', "wrong arguments: 1 is not of type 'string' (at $.n[0])"),
         ({"$ref": "http://127.0.0.1:9/schema"}, "{}", "the tool's own schema is broken"),
+        (
+            {
+                "patternProperties": {"^(a+)+$": {}},
+                "additionalProperties": False,
+                "minProperties": 2,
+            },
+            json.dumps({"a" * 99 + "!": 1}),
+            "wrong arguments: {'aaa",
+        ),
+        (
+            {"properties": {"n": {"uniqueItems": True}}},
+            json.dumps({"n": [{"a": n} for n in range(10**5)] + [{"a": 1}]}),
+            "wrong arguments: an item of the list is there twice",
+        ),
+        ({"properties": {"n": PAIR}}, '{"n": ["a", 1]}', ""),
+        ({"properties": {"n": PAIR}}, '{"n": ["a", 1, 2]}', "wrong arguments: Additional items"),
+        (
+            {"properties": {"n": {"$ref": "#/$defs/0"}}, **BOMB},
+            '{"n": 1}',
+            "the arguments are too many",
+        ),
     ],
 )
 def test_traps_of_schemas_are_errors_of_the_call(
@@ -129,13 +157,21 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ({"type": "objekt"}, "not a schema of an object"),
         ({}, "not a schema of an object"),
         ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
-        ({"type": "object", "$ref": "#/$defs/b"}, "PointerToNowhere"),
+        ({"type": "object", "$ref": "#/$defs/b"}, "'#/.defs/b' is not a schema"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}},
+            "'#/.defs/b' is not a schema",
+        ),
+        ({"type": "object", "$ref": "#/$defs/0", **BOMB}, "refer to each other too often"),
         ({"type": "object", "$ref": "#"}, "recursion"),
     ],
 )
 def test_tools_that_cannot_work_are_refused(schema: Any, reason: str) -> None:
     odd = Tool("b", "", {"type": "object", "properties": {"q": {"pattern": r"\p{L}"}}})
-    check_tools((*TOOLS, odd))
+    pair = Tool(
+        "c", "", {"type": "object", "properties": {"q": PAIR, "r": {"$ref": "#/properties/q"}}}
+    )
+    check_tools((*TOOLS, odd, pair))
     with pytest.raises(UserError, match="two tools are called 'search'"):
         check_tools((SEARCH, SEARCH))
     with pytest.raises(UserError, match=reason):

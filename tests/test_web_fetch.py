@@ -102,6 +102,8 @@ def test_characters_are_read_as_the_server_or_the_page_names_them(host: Hosts) -
     assert text(f"{host.url}/plain", allowing(host)).text == "Grüße aus Oslo"
     assert "Осло — столица Норвегии" in text(f"{host.url}/named", allowing(host)).text
     assert "capital of Norway" in text(f"{host.url}/slowcodec", allowing(host)).text
+    assert "capital of Norway" in text(f"{host.url}/wide", allowing(host)).text
+    assert "café" in text(f"{host.url}/misnamed", allowing(host)).text
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ PAGES: dict[str, tuple[bytes, str, dict[str, str]]] = {
     "/named": (RUSSIAN.encode("cp1251"), "text/html", {}),
     "/pdf": (b"%PDF-1.7 ...", "application/pdf", {}),
     "/lie": (b"%PDF-1.7\n\0\0\1", "text/html", {}),
+    "/wide": (ARTICLE.encode("utf-16"), "text/html", {}),
+    "/misnamed": (
+        f'<meta charset="utf-8"><article><p>{"A café in Oslo. " * 10}</p></article>'.encode(
+            "latin-1"
+        ),
+        "text/html",
+        {},
+    ),
     "/slowcodec": (ARTICLE.encode(), "text/html; charset=punycode", {}),
     "/cookie": (ARTICLE.encode(), HTML, {"Set-Cookie": "id=1; Path=/"}),
     "/twice": (

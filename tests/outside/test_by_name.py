@@ -47,7 +47,7 @@ def test_a_finished_run_is_reported_evaluated_and_talked_with(
                         "--checkpoints", "all")  # fmt: skip
     found = json.loads(out.splitlines()[-1])
     assert [row["version"] for row in found["rows"]] == [0, 1, 2], "those of the first role"
-    out, err = fresh.call("chat", "undisturbed", "--task", 1, "--max-tokens", 8, "--temperature", 0,
-                          lines="go on\n")  # fmt: skip
-    assert "You are the grounder" in err and "topic 1 of heldout" in err
-    assert len(out.splitlines()) >= 2, "the agent begins, then it answers"
+    out, _ = fresh.call(
+        "chat", "undisturbed", "--max-tokens", 8, "--temperature", 0, lines="hello\n"
+    )
+    assert out.strip()

@@ -163,6 +163,7 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
     tools = []
     for raw in value or ():
         own = raw.get("function", raw) if isinstance(raw, Mapping) else {}
+        own = own if isinstance(own, Mapping) else {}
         name, text, schema = map(own.get, ("name", "description", "parameters"))
         is_known = isinstance(text, str | None) and isinstance(schema, Mapping | None)
         if not isinstance(name, str) or not is_known:

@@ -119,6 +119,9 @@ def check_parts(environment: Environment) -> None:
     for name in environment.limits:
         if name not in names:
             raise _error(kind, f"has a limit of {name!r}", f"choose from {', '.join(names)}")
+    low, high = getattr(environment, "score_range", (0.0, 1.0))
+    if not low < high:
+        raise _error(kind, f"has score_range = ({low}, {high})", "give (low, high), low < high")
 
 
 def draw_tasks(

@@ -68,7 +68,9 @@ _SPACES = re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$")
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b|\\(?:lor|vee){_END}")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
+_LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _NO_VARIABLE = re.compile(
     rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
 )
@@ -199,7 +201,16 @@ def _equal(one: str, other: str) -> bool:
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
         return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
-    if any(map(_MISREAD.search, (one, other))):
+    known = set(_LETTER.findall(f"{one} {other}"))
+    words = [  # math-verify reads a word as the product of its letters; xy is yx
+        {
+            "".join(sorted(w)) if len(w) == 2 else w.casefold()
+            for w in _WORD.findall(text)
+            if not set(w) <= known
+        }
+        for text in (one, other)
+    ]
+    if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
     letters = ("".join(_variables(_TEXTS.sub(r"\1", text))) for text in (one, other))
     one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"

@@ -261,13 +261,21 @@ def _python_calls(source: str) -> Iterator[ToolCall]:
         for one in call.keywords:
             try:
                 value = arguments[(one.arg or "").removesuffix(_KEY)] = ast.literal_eval(one.value)
-                json_text(value)
+                if json.loads(json_text(value)) != _plain(value):  # a key that is not a text
+                    raise ValueError
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{ast.unparse(one.value)} is not a value of JSON") from error
         result = call_of({"name": name, "arguments": arguments})
         is_named = not call.args and "" not in arguments
         why = "" if is_named else "not run: the arguments are not all named"
         yield replace(result, error=result.error or why)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 SYNTAXES = {

@@ -319,7 +319,8 @@ def write_item(
         _add_credit(db, one)
     for position, selection in enumerate(selections):
         for turn in (selection.leaf, selection.rejected):
-            if turn is not None and _tree_of(db, turn) is None:
+            find = "SELECT 1 FROM turn WHERE id = ?"
+            if turn is not None and not db.execute(find, (turn,)).fetchone():
                 raise ValueError(f"turn {turn} of a selection is not in the store")
         leaf, weight = (selection.leaf, selection.agent, selection.context), float(selection.weight)
         insert(db, "selection", (row, position, *leaf, weight, selection.rejected))
@@ -359,6 +360,11 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
         if old is None:
             if turn.prompt is not None and turn.prompt not in tree.requests:
                 raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
+            if turn.parent != tree.root and not db.execute(find, (turn.parent,)).fetchone():
+                raise ValueError(f"parent of turn {turn.id}: node {turn.parent} is not in its tree")
+            for image in filter(None, (part.image for part in turn.parts)):
+                if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
+                    raise ValueError(f"image {image} of turn {turn.id} is not in the store")
             _insert_turn(db, row, turn, key.sample, position)
         elif (key.sample, position) < old:
             move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"

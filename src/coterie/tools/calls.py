@@ -23,11 +23,12 @@ from itertools import groupby
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pydantic_core
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft201909Validator, Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT201909, specification_with
 
 from coterie.config.folders import shallow, whole
 from coterie.config.settings import Settings, key
@@ -117,6 +118,15 @@ def template_tools(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 MAX_ERROR = 1000
 """Characters of an error, which may contain text of the model."""
+MAX_STEPS = 200_000
+"""Schema keywords evaluated for one call (about a second)."""
+LEFT_OUT = ("patternProperties", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords that are left to the tool, since their time has no limit."""
+_steps: ContextVar[int] = ContextVar("steps", default=0)
+
+
+class _TooLong(ValueError):
+    """A schema needs more than ``MAX_STEPS``."""
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -128,15 +138,49 @@ def check_tools(tools: Sequence[Tool]) -> None:
         try:
             if tool.parameters.get("type") != "object":
                 raise ValueError("they are not a schema of an object")
-            draft: Any = validator_for(tool.parameters, Draft202012Validator)
+            draft = _draft(tool.parameters)
             # Patterns may be of another language than Python.
             draft.check_schema(tool.parameters, format_checker=FormatChecker(()))
+            _check_references(tool.parameters, draft)
             _first_error(tool, {})
         except (SchemaError, Unresolvable, ValueError, RecursionError) as error:
             raise UserError(
                 f"the parameters of the tool {tool.name!r} can't be used: {str(error)[:MAX_ERROR]}",
                 "correct them; a tool without parameters has {'type': 'object'}",
             ) from error
+
+
+def _draft(schema: Mapping[str, Any]) -> Any:
+    """Return the draft that a schema names; else 2020-12, or 2019-09 if ``items`` is a list."""
+    default = Draft201909Validator if _has_tuples(schema) else Draft202012Validator
+    return validator_for(schema, default)
+
+
+def _has_tuples(schema: object) -> bool:
+    return isinstance(schema, Mapping) and (
+        isinstance(schema.get("items"), list)
+        or any(map(_has_tuples, DRAFT201909.subresources_of(schema)))
+    )
+
+
+def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
+    """Raise ``ValueError`` for a reference to something that is not a schema inside this schema."""
+    specification: Any = specification_with(draft.META_SCHEMA["$schema"])
+    base = str(schema.get("$id", ""))
+    resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
+    schemas = [schema]
+    for one in schemas:  # grows
+        for name in ("$ref", "$dynamicRef"):
+            if isinstance(reference := one.get(name), str):
+                try:
+                    is_schema = isinstance(resolver.lookup(reference).contents, Mapping | bool)
+                except (Unresolvable, ValueError):
+                    is_schema = False
+                if not is_schema:
+                    raise ValueError(f"{reference!r} is not a schema in them")
+        schemas += [
+            inner for inner in specification.subresources_of(one) if isinstance(inner, Mapping)
+        ]
 
 
 def validate_calls(
@@ -178,6 +222,8 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         return f"the tool's own schema is broken: {error}"
     except RecursionError:
         return "the arguments, or the tool's own schema, nest too deep"
+    except _TooLong:
+        return "the arguments are too many to be checked by the tool's schema"
     except OverflowError:
         return "wrong arguments: a number is too large"
     except ValueError as error:
@@ -194,15 +240,40 @@ def _refuse(name: str) -> Any:
 
 def _first_error(tool: Tool, values: object) -> ValidationError | None:
     """Return the most relevant error of arguments."""
-    validator = _validator(validator_for(tool.parameters, Draft202012Validator))
+    _steps.set(MAX_STEPS)
+    validator = _validator(_draft(tool.parameters))
     # With the default registry it would download referenced schemas.
     return best_match(validator(tool.parameters, registry=Registry()).iter_errors(values))
 
 
 @cache
 def _validator(draft: Any) -> Any:
-    """Return a validator whose patterns take linear time on text of a model; patterns of names are left to the tool."""
-    return extend(draft, {"pattern": _match, "patternProperties": lambda *_: ()})
+    """Return a validator whose time is limited, and whose patterns take linear time, on text of a model."""
+    own = {"pattern": _match, "uniqueItems": _unique, "additionalProperties": _additional}
+    checks = {**draft.VALIDATORS, **own, **dict.fromkeys(LEFT_OUT, lambda *_: ())}
+    return extend(draft, {name: _count_steps(check) for name, check in checks.items()})
+
+
+def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
+    def count(*args: Any) -> Any:
+        _steps.set(left := _steps.get() - 1)
+        if left < 0:
+            raise _TooLong("its schemas refer to each other too often")
+        return check(*args)
+
+    return count
+
+
+def _unique(_: Any, unique: bool, value: object, __: Any) -> Iterator[ValidationError]:
+    items = value if unique and isinstance(value, list) else []
+    if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
+        yield ValidationError("an item of the list is there twice")
+
+
+def _additional(validator: Any, inner: Any, value: object, schema: Any) -> Iterator[Any]:
+    if "patternProperties" not in schema:
+        check = Draft202012Validator.VALIDATORS["additionalProperties"]
+        yield from check(validator, inner, value, schema)
 
 
 def _match(_: Any, pattern: str, value: object, __: Any) -> Iterator[ValidationError]:

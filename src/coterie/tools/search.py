@@ -6,6 +6,7 @@ async with tool.open() as functions:
 """
 
 import asyncio
+import random
 import re
 import sqlite3
 import threading
@@ -50,7 +51,7 @@ RETRY_STATUSES = (408, 425, 429)
 """Temporary failures with a status below 500."""
 REFUSAL_STATUSES = (400, 413, 422)
 """Statuses of a refused query."""
-FIRST_PAUSE, MAX_PAUSE = 0.2, 30.0
+FIRST_PAUSE, SERPER_PAUSE, MAX_PAUSE = 0.2, 1.0, 30.0
 """Seconds between two attempts; the pause doubles."""
 MAX_QUOTE = 300
 """Characters of a server's message in an error."""
@@ -247,17 +248,21 @@ async def post(
     tries: int,
     read: Callable[[bytes], T],
     redact: Callable[[str], str] = str,
+    limits: Limits | None = None,
+    pause: float = FIRST_PAUSE,
 ) -> T | httpx2.Response:
     """Post JSON; return what ``read`` makes of the answer, or a response whose status is a permanent refusal.
 
     Temporary failures and answers for which ``read`` raises ``ValueError`` are tried again. Raises ``ToolUnavailable``
-    after the last try. ``redact`` removes secrets from a server's message.
+    after the last try. ``redact`` removes secrets from a server's message. The first ``pause`` is in seconds; a pause
+    that the server requests stops all requests of ``limits``.
     """
-    fault, pause = "", FIRST_PAUSE
+    fault, limits = "", limits or Limits(None, None)
     for number in range(tries):
         if number:
-            await asyncio.sleep(min(pause, MAX_PAUSE))
+            await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1))
             pause *= 2
+        await limits.admit(0)
         try:
             answer = await http.post(url, json=body)
         except (httpx2.HTTPError, OSError) as error:
@@ -267,7 +272,7 @@ async def post(
         if status >= 500 or status in RETRY_STATUSES:
             fault = f"{url} answered {status}: {quote}"
             wait = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"))
-            pause = max(pause, wait or 0.0)
+            limits.pause(wait or 0.0)
         elif not answer.is_success:
             return answer
         else:
@@ -423,12 +428,10 @@ class WebSearch:
         s = self._settings
         async with AsyncExitStack() as stack:
             if s.backend == "serper":
-                limits = Limits(s.requests_per_minute, None)
+                self._limits = Limits(s.requests_per_minute, None)
                 self._room = asyncio.Semaphore(s.upstream_concurrency)
                 client = httpx2.AsyncClient(
-                    headers=self._key.in_header("X-API-KEY"),
-                    timeout=s.upstream_seconds,
-                    event_hooks={"request": [lambda _: limits.admit(0)]},
+                    headers=self._key.in_header("X-API-KEY"), timeout=s.upstream_seconds
                 )
                 self._client = await stack.enter_async_context(client)
                 if s.cache:
@@ -472,7 +475,11 @@ class WebSearch:
 
         body, tries = {"q": query, "num": s.num}, s.upstream_retries + 1
         async with self._room:
-            answer = await post(self._client, s.upstream, body, tries, read, self._key.redact)
+            answer = await post(
+                *(self._client, s.upstream, body, tries, read, self._key.redact),
+                limits=self._limits,
+                pause=SERPER_PAUSE,
+            )
         if not isinstance(answer, httpx2.Response):
             return answer
         quote = self._key.redact(answer.text)[:MAX_QUOTE]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from coterie.errors import UserError
 from coterie.record.turn import Finish, Message, Part, Role, Tool, ToolCall, ToolResult, call_id
 
 OBSERVATION = "observation"
@@ -39,6 +40,9 @@ class Tags:
 
     def __post_init__(self) -> None:
         names = (*self.calls, *(() if self.answer is None else (self.answer,)))
+        if self.answer in self.calls or self.observation in names:
+            twice = self.answer if self.answer in self.calls else self.observation
+            raise UserError(f"the tag {twice!r} has two meanings", "rename the tool of this name")
         object.__setattr__(self, "stop", tuple(f"</{name}>" for name in names))
 
     @property

@@ -95,6 +95,14 @@ class FetchSettings(Settings):
                 )
         return tuple(map(_plain, hosts))
 
+    @field_validator("private_hosts")
+    @classmethod
+    def _ports(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not host.rpartition(":")[2].isdigit():
+                raise ValueError(f"{host!r} in private_hosts has no port; write `{host}:80`")
+        return hosts
+
 
 def _plain(host: str) -> str:
     return host.lower().rstrip(".")
@@ -350,14 +358,15 @@ class Extractor:
 def decode(fetched: Fetched) -> str:
     """Decode a page. Raises :class:`PageError` for binary content, whatever the header says."""
     body, head = fetched.body, fetched.body[:HEAD]
-    is_wide = "16" in fetched.charset
+    is_wide = "16" in fetched.charset or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if head.startswith((b"%PDF", b"PK\x03\x04", b"\x1f\x8b")) or (b"\0" in head and not is_wide):
         raise PageError("it is not text, whatever its server says")
     meta = _META.search(head)
-    charset = fetched.charset or (meta[1].decode() if meta else "")
-    with suppress(LookupError):
-        if charset and _TEXTS.match(codecs.lookup(charset).name):
-            return body.decode(charset, errors="replace")
+    tries = ((fetched.charset, "replace"), (meta[1].decode() if meta else "", "strict"))
+    for charset, errors in (*tries, ("utf-16" if is_wide else "", "strict")):
+        with suppress(LookupError, UnicodeError):
+            if charset and _TEXTS.match(codecs.lookup(charset).name):
+                return body.decode(charset, errors=errors)
     try:
         return codecs.utf_8_decode(body, "strict", fetched.whole)[0]
     except UnicodeDecodeError:

@@ -56,6 +56,10 @@ class Executed:
     """Why an action failed; later actions did not run."""
 
 
+SECONDS = 300.0
+"""Time limit for all actions of a text, with waiting for other texts; each tool has a limit of its own."""
+
+
 class Executor:
     """Base class that runs the actions of one domain."""
 
@@ -72,6 +76,7 @@ class Executor:
             what = f"there are {len(actions)} actions, and {MAX_ACTIONS} are allowed"
             return Executed({}, None, what if actions else "there is no action")
         new: dict[str, str] = {}
+        deadline = asyncio.get_running_loop().time() + SECONDS
         for action in actions:
             known = {**values, **new}
             used = [name for argument in action.arguments for name in argument.variables]
@@ -80,9 +85,13 @@ class Executor:
                     raise Failed(f"{missing[0]} has no value")
                 if not action.arguments:
                     raise Failed("it is given nothing")
-                new[action.result] = (await self.do(action, known))[:MAX_VALUE]
+                async with asyncio.timeout_at(deadline):
+                    new[action.result] = (await self.do(action, known))[:MAX_VALUE]
             except (Failed, Unreadable, NoValue) as error:
                 return Executed(new, None, f"{action.result} = {action.tool}: {error}")
+            except TimeoutError:
+                why = f"it takes more than {SECONDS:g} seconds"
+                return Executed(new, None, f"{action.result} = {action.tool}: {why}")
         return Executed(new, answer_of(new))
 
 

@@ -1,6 +1,6 @@
 """Executor of actions of questions over many pages, which are searched on this machine by BM25.
 
-    build_index(Path("pages.jsonl"), Path("pages"))      # from `retrieval.index`; rows with `title` and `text`
+    build_index(Path("pages.jsonl"), Path("pages"))      # from `tools.retrieval`; rows with `title` and `text`
     Corpus.open(Path("pages")).search("capital of Norway", 3)
 
 A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by its

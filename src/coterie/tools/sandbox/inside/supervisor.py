@@ -162,7 +162,6 @@ class Meter:
         self.waited = 0.0
         """Seconds that its only process waited for a CPU."""
         self.restart()
-        self.restart()
 
     def restart(self) -> None:
         self._start = time.monotonic(), self.waited, self.use.seconds
