@@ -236,8 +236,8 @@ ULTRA = (TRAIN, TRAIN.replace("0-of", "1-of"), TEST, TRAIN.replace("sft", "prefs
          {"train": ["train.jsonl"], "heldout": ["validation.jsonl"]}),
         (["a/train/0000.parquet", "b/train/0000.parquet"], "o/n", "2 training splits: a:train, b:train"),
         (["train_a.jsonl", "train_b.jsonl"], "o/n", "2 training splits: train_a, train_b"),
-        (["test.jsonl"], "o/n", "no training split, only test"),
-        (["train.jsonl"], "o/n:trian", "no training split, only train"),
+        (["test.jsonl"], "o/n", "no training split; it has test"),
+        (["train.jsonl"], "o/n:trian", "no training split; it has train"),
     ],
 )  # fmt: skip
 def test_splits_are_found_by_the_names_of_files(paths: Any, source: str, chosen: Any) -> None:

@@ -226,7 +226,7 @@ def test_a_record_that_contradicts_the_store_is_refused_whole(tmp_path):
             store.finish(key("v"), tree=one_turn("v"), credit=[Credit("nowhere", "value", 1, "s")])
         with pytest.raises(ValueError, match="of a selection is not in the store"):
             store.select(1, "select", [Selection(tree.root, "A")])
-        orphan = replace(tree.turns[leaf], parent="gone")
+        orphan = make_turn("gone", Speaker("agent", "A"), [])
         with pytest.raises(ValueError, match="node gone is not in its tree"):
             store.finish(key("t", 2), tree=Tree("t", "rollout", 0, {orphan.id: orphan}))
         assert [tree.task for tree in store.trees(0, "rollout")] == ["t"]

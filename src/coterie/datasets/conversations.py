@@ -162,11 +162,12 @@ def parse_tools(value: Any) -> tuple[Tool, ...]:
         raise ValueError(f"its tools are {_kind(value)}, not a list")
     tools = []
     for raw in value or ():
-        own = raw.get("function", raw) if isinstance(raw, Mapping) else {}
+        own = raw.get("function", raw) if isinstance(raw, Mapping) else None
         own = own if isinstance(own, Mapping) else {}
         name, text, schema = map(own.get, ("name", "description", "parameters"))
-        is_known = isinstance(text, str | None) and isinstance(schema, Mapping | None)
-        if not isinstance(name, str) or not is_known:
+        if not isinstance(name, str):
+            raise ValueError("its tools are not of OpenAI's form")
+        if not (isinstance(text, str | None) and isinstance(schema, Mapping | None)):
             raise ValueError(f"the tool {name!r} is not of OpenAI's form")
         schema = _without_nulls(schema) or {"type": "object", "properties": {}}
         tools.append(Tool(name, text or "", schema))
@@ -292,6 +293,8 @@ def _reply(value: Any) -> Messages:
         value = str(value)
     if isinstance(value, str):
         value = [{"role": "assistant", "content": value}]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"its reply is {_kind(value)}, not a text or messages")
     return parse_messages(value)
 
 

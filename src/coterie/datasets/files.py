@@ -127,6 +127,7 @@ def _table(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _cells(file: Path, quoting: Literal[0, 3]) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(2**31 - 1)  # texts are longer than csv's default of 128 KiB
     with _open(file, newline="") as opened:
         for row in csv.DictReader(
             opened, delimiter=TABLES[_kind(file)], strict=True, quoting=quoting
@@ -364,9 +365,10 @@ def choose_splits(paths: Iterable[str], source: str, kind: str) -> dict[Split, l
         options = [one for one in options if one[1] in usual] or options
     if len(options) != 1:
         names = [":".join(one).removeprefix("default:") for one in options or every]
-        has = "no training split, only" if not options else f"{len(options)} training splits:"
+        has = "no training split; it has" if not options else f"{len(options)} training splits:"
         raise UserError(
-            f"{source} has {has} {', '.join(names)}", f"name one: {base}:{(names or ['SPLIT'])[0]}"
+            f"{source} has {has} {', '.join(names) or 'none'}",
+            f"name one: {base}:{(names or ['SPLIT'])[0]}",
         )
     ((config, train),) = options
     splits = configs[config]

@@ -253,8 +253,13 @@ class Question(Pure):
                 f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
             ) from error
         returned = dict(value) if isinstance(value, Mapping) else {"score": value}
+        if "score" not in returned:
+            raise UserError(
+                f"{function} returned {value!r} without score on {item.where}",
+                "return a finite number, or a dict of numbers with score",
+            )
         metrics: dict[str, float] = {}
-        for name, one in {"score": None, **returned}.items():
+        for name, one in returned.items():
             if name in RESERVED:
                 raise UserError(
                     f"{function} returned a metric called {name!r}, which coterie measures itself",

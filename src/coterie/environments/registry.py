@@ -225,7 +225,8 @@ def task_word(name: str) -> str:
 
 def is_environment(name: str) -> bool:
     """Return True if a plug-in is an environment, False if it is a data set."""
-    return hasattr(find(ENVIRONMENTS, name).thing, "grade")
+    thing = find(ENVIRONMENTS, name).thing
+    return any(hasattr(thing, method) for method in ("grade", "acting", "see", "act"))
 
 
 def played_type(base: type[P], choice: Choice) -> type[P]:

@@ -26,6 +26,7 @@ from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
 from coterie.environments.answers import known_answers, question_of
 from coterie.environments.baselines import Method, by_method
+from coterie.environments.checks import draw_tasks
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of
 from coterie.environments.registry import (
     ENVIRONMENTS,
@@ -190,7 +191,7 @@ async def evaluate(
         )
     make_folder(path.parent)
     with Store.open(path) as store:
-        tasks = environment.tasks(split, settings.tasks, settings.seed)
+        tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
         while again and _keys(episodes) <= store.finished_keys(attempt, EVALUATION):

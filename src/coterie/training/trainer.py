@@ -475,7 +475,7 @@ def train(
     model: Any,
     rows: Sequence[Any],
     settings: TrainingSettings,
-    folder: Path,
+    folder: Path | str,
     *,
     objective: Objective[Any] | None = None,
     adapter: str | None = None,
@@ -502,7 +502,7 @@ def train(
     steps = min(steps, settings.max_steps or steps)
     identity = {"rows": hash_items(batch.items)}
     with Trainer(
-        *(model, objective, settings, folder),
+        *(model, objective, settings, Path(folder)),
         steps=steps,
         adapter=adapter,
         resume=resume,
