@@ -1,8 +1,7 @@
-"""A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
+"""A shortened rebuild of each packaged model runs, and has the packaged shape and tokenizer.
 
 Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts`` or ``encyclopedia`` for
-one of them. The rebuild has a fraction of the tokens, so it knows less; it must be of the same shape, with the same
-tokenizer, talk in form and have learned to copy, or to play.
+one of them. The rebuild has a fraction of the tokens, so it knows less.
 """
 
 import json
