@@ -1,8 +1,12 @@
 """Environments by name, on the rows that ship: ``talk_in("gsm8k", "environment.agents=3")``."""
 
+from pathlib import Path
 from typing import cast
 
+import yaml
+
 from coterie.config.plugins import is_spec
+from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.coding import Coding
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import MICRO_WORLDS, OPEN, make_environment
@@ -27,3 +31,11 @@ def talk_in(name: str, *words: str) -> Talk:
 
 def coding_in(name: str, *words: str) -> Coding:
     return cast(Coding, environment_of(name, *words))
+
+
+def wiki_tools(folder: Path) -> Path:
+    """Write settings of a search over the passages of 2Wiki's rows that ship."""
+    write_passages(distinct_passages(rows_of("2wiki", ["sample"])), folder / "passages.jsonl")
+    entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
+    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    return folder / "tools.yaml"

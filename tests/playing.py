@@ -1,10 +1,10 @@
-"""A dialogue of a coding environment whose agent says what a test gives it."""
+"""A dialogue whose agent says what a test gives it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coterie.environments.coding import AGENT, Coding
-from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.coding import AGENT
+from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Part, Speaker, make_turn
@@ -34,7 +34,7 @@ class Absent:
 
 
 async def converse(
-    environment: Coding,
+    environment: Environment,
     task: Task,
     texts: Sequence[str],
     shared: Shared,
@@ -42,7 +42,9 @@ async def converse(
 ) -> tuple[State, Grade | None]:
     """Where a dialogue stands when the agent has said all texts and was answered; its grade if it has ended."""
     other: Sampler = Absent() if person is None else UserSampler(person)
-    driver = Driver(environment, {AGENT: Says(texts), PERSON: other}, seed=0, shared=shared)
+    samplers = {AGENT: Says(texts), PERSON: other}
+    own = {name: samplers[name] for name in environment.actors}
+    driver = Driver(environment, own, seed=0, shared=shared)
     left = len(texts)
     async with driver.sessions() as sessions:
         branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
@@ -53,4 +55,6 @@ async def converse(
             responses = await branches.respond(at, dict.fromkeys(acting, 0), 0)
             at = await branches.advance(at, responses)
         assert not left, f"it ended before the agent had said {list(texts[-left:])}"
-        return at.state, await branches.grade(at) if at.state.end else None
+        grade = await branches.grade(at) if at.state.end else None
+        await branches.close()
+        return at.state, grade

@@ -1,7 +1,7 @@
 """Python sessions and dialogues with an agent that has one, for tests."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psutil
@@ -9,11 +9,10 @@ import psutil
 from coterie.environments.acting import write_action, write_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.environments.python_maths import PythonMaths
-from coterie.record.tree import Task, Tree
-from coterie.rollout.episodes import Driver
+from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import CellResult, Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from tests.playing import Says
+from tests.playing import converse
 
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(
@@ -59,25 +58,9 @@ def descendants() -> int:
     return len(psutil.Process().children(recursive=True))
 
 
-async def dialogue(
-    environment: PythonMaths, task: Task, said: Sequence[str], shared: Shared
-) -> tuple[State, Grade | None]:
-    """Where a dialogue stands when the agent has said these messages; its grade if it has ended."""
-    driver = Driver(environment, {"agent": Says(said)}, seed=0, shared=shared)
-    async with driver.sessions() as sessions:
-        branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
-        at = await branches.start()
-        for _ in said:
-            assert at.state.end is None, "it ended before all was said"
-            at = await branches.advance(at, await branches.respond(at, {"agent": 0}, 0))
-        grade = await branches.grade(at) if at.state.end else None
-        await branches.close()
-        return at.state, grade
-
-
 def played(environment: PythonMaths, task: Task, *said: str) -> tuple[State, Grade | None]:
     found: tuple[State, Grade | None] = in_sandbox(
-        lambda sandbox: dialogue(environment, task, said, Shared(sandbox))
+        lambda sandbox: converse(environment, task, said, Shared(sandbox))
     )
     return found
 

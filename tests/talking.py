@@ -26,7 +26,12 @@ class Heard:
 
 
 async def talk(
-    environment: Environment, task: Task, lines: Sequence[str], *, truncated: bool = False
+    environment: Environment,
+    task: Task,
+    lines: Sequence[str],
+    *,
+    truncated: bool = False,
+    shared: Shared | None = None,
 ) -> tuple[State, list[Heard]]:
     """The state after these lines, each of which must be asked for, and what was heard before each."""
     left, heard = list(lines), []
@@ -36,7 +41,8 @@ async def talk(
         heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
         return left.pop(0)
 
-    async with branching(environment, task, Script(say, truncated=truncated)) as branches:
+    script = Script(say, truncated=truncated)
+    async with branching(environment, task, script, shared) as branches:
         at = await branches.start()
         while left:
             assert at.state.end is None, f"over before {left[0]!r}"

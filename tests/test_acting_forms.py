@@ -18,8 +18,7 @@ from coterie.environments.acting import (
 )
 from coterie.environments.babyai import BabyAI
 from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
-from coterie.environments.python_maths import PythonMaths
-from coterie.environments.sums import Sums
+from coterie.environments.python_maths import PythonMaths, Sums
 from coterie.errors import UserError
 
 NOTHING = "nothing"

@@ -87,16 +87,10 @@ def said_to(
     return [turn.text for turn in path if turn.speaker == ENVIRONMENT], finished
 
 
-def ending(finished: EpisodeResult) -> Ending:
+def end(finished: EpisodeResult) -> tuple[Ending, float | None]:
     assert finished.tree is not None, finished.failure
     (outcome,) = finished.tree.outcomes.values()
-    return outcome.ending
-
-
-def score(finished: EpisodeResult) -> float | None:
-    assert finished.tree is not None, finished.failure
-    (outcome,) = finished.tree.outcomes.values()
-    return outcome.score
+    return outcome.ending, outcome.score
 
 
 @pytest.mark.parametrize(
@@ -107,7 +101,7 @@ def test_the_bot_of_the_package_solves_levels_through_the_text(level: str) -> No
     tasks = environment.tasks("heldout", 6, 0)
     for task_id, finished in played(environment, Script(bot.say), tasks).items():
         task = next(one for one in tasks if one.id == task_id)
-        assert (ending(finished), score(finished)) == (SOLVED, 1.0)
+        assert end(finished) == (SOLVED, 1.0)
         assert finished.metrics["moves"] == finished.metrics["messages"] == bot.moves(task)
 
 
@@ -120,14 +114,14 @@ def test_a_wrong_object_loses_where_the_level_says_so_and_steps_run_out() -> Non
         if game.move("pick up").end == FAILED:
             moves = [write_action("turn left"), write_action("pick up")]
             _, finished = said_to(environment, task, moves)
-            assert (ending(finished), score(finished)) == (FAILED, 0.0)
+            assert end(finished) == (FAILED, 0.0)
             break
     else:
         raise AssertionError("no game has a wrong object on the left")
     turning = [write_action("turn left")] * 4
     (task,) = environment.tasks("train", 1, 0)
     _, finished = said_to(environment, task, turning)
-    assert (ending(finished), score(finished), finished.metrics["moves"]) == (TURNS, 0.0, 4)
+    assert (*end(finished), finished.metrics["moves"]) == (TURNS, 0.0, 4)
 
 
 def test_what_is_in_view_is_told_from_where_the_agent_looks() -> None:
@@ -170,7 +164,7 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     assert drop == f"{NOTHING_CHANGED} {view}"
     assert left != view and right == view, "what was not a move has not moved the agent"
     assert two == f"There is no action `turn left move forward`. {listed}"
-    assert (ending(finished), score(finished)) == (TURNS, 0.0)
+    assert end(finished) == (TURNS, 0.0)
     assert finished.metrics == {"moves": 3, "messages": 7, "cut_off": 0}
     assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
 

@@ -247,5 +247,5 @@ def test_a_comparison_in_a_test_does_not_ask_the_answer() -> None:
     row = CodeRow(id="r", question="q", answer=REFERENCE_CODE, tests=tuple(calls))
     environment = coding_in("colbench_code")
     for answer, fraction in ((ALWAYS, 0.0), (REFERENCE_CODE, 1.0)):
-        _, grade = play(environment, environment.task(row), [f"{MARKER}\n{answer}"])
+        _, grade = play(environment, environment.task_of(row), [f"{MARKER}\n{answer}"])
         assert grade is not None and grade.metrics["fraction"] == fraction

@@ -30,8 +30,7 @@ from coterie.environments.encyclopedia import (
     make_encyclopedia,
 )
 from coterie.environments.settings import split_of_key
-from coterie.environments.workflow.plan import parse_plan
-from coterie.environments.workflow.trace import scan, violations
+from coterie.environments.traces import parse_plan, scan, violations
 from coterie.models.loading import load, load_renderer
 from coterie.record.rows import Row
 from coterie.tools.retrieval import IndexSettings, Retriever, build_index

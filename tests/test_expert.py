@@ -7,24 +7,19 @@ import pytest
 
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
-from coterie.environments.workflow import expert
-from coterie.environments.workflow import trace as steps
-from coterie.environments.workflow.expert import (
+from coterie.environments import expert
+from coterie.environments.expert import (
     NoTrace,
+    Step,
     gold_titles,
     has_passages,
-    trace_of,
-)
-from coterie.environments.workflow.plan import parse_plan
-from coterie.environments.workflow.trace import (
-    Step,
-    Trace,
     make_trace,
     says,
     spelling_in,
-    violations,
+    trace_of,
     words,
 )
+from coterie.environments.traces import Trace, parse_plan, violations
 from coterie.tools.retrieval import Passage
 from coterie.tools.search import NOTHING, format_passages
 from coterie.tools.tags import Tag, Tags
@@ -37,7 +32,7 @@ def outcome(row: QuestionRow) -> Trace | str:
     try:
         return trace_of(row)
     except NoTrace as error:
-        return error.reason
+        return str(error)
 
 
 def queries(row: QuestionRow) -> list[list[str]] | str:
@@ -252,7 +247,7 @@ def test_hops_wait_for_those_that_they_name() -> None:
         (musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
                  paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]), SAYS_MORE),
         (musique("Who led in the year?", "B", ("who led in 1950", "B")), SAYS_MORE),
-        (musique("Who is Ann?", "B", ("who is {Ann}", "B")), steps.UNPLANNED),
+        (musique("Who is Ann?", "B", ("who is {Ann}", "B")), expert.UNPLANNED),
     ],
 )  # fmt: skip
 def test_rows_that_come_to_nothing_say_why(row: QuestionRow, reason: str) -> None:
@@ -273,7 +268,7 @@ def test_rows_that_come_to_nothing_say_why(row: QuestionRow, reason: str) -> Non
     ],
 )
 def test_what_is_not_known_yet_is_not_said(made: list[Step]) -> None:
-    with pytest.raises(NoTrace, match=steps.LEAK):
+    with pytest.raises(NoTrace, match=expert.LEAK):
         make_trace("Which films has Ann made?", "Up", made)
 
 
@@ -288,9 +283,9 @@ def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
 
 def test_nobody_asks_the_same_twice() -> None:
     made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
-    with pytest.raises(NoTrace, match=steps.UNPLANNED):
+    with pytest.raises(NoTrace, match=expert.UNPLANNED):
         make_trace("Ann?", "3", made)
-    with pytest.raises(NoTrace, match=steps.TWICE):
+    with pytest.raises(NoTrace, match=expert.TWICE):
         make_trace("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.formats import (
+from coterie.environments.talk import (
     DEBATE_FORMATS,
     EXCHANGE_FORMATS,
     MAX_LENGTH,

@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from coterie.cli.export_data import export
-from coterie.datasets.load import distinct_passages, rows_of, write_passages
-from coterie.environments.workflow.environment import Workflow
-from coterie.environments.workflow.plan import parse_plan
-from coterie.environments.workflow.trace import Query, Trace
+from coterie.environments.traces import Query, Trace, parse_plan
+from coterie.environments.workflow import Workflow
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -26,6 +24,7 @@ from coterie.record.tree import Task, Tree
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.tools.tags import Tags
+from tests.played import wiki_tools
 
 WORDS = [
     "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8",
@@ -37,11 +36,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gap")
-    write_passages(distinct_passages(rows_of("2wiki", ["sample"])), folder / "passages.jsonl")
-    entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
-    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    return folder / "tools.yaml"
+    return wiki_tools(tmp_path_factory.mktemp("gap"))
 
 
 def made(tools: Path, *words: str) -> Gap:

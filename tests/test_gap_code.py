@@ -7,7 +7,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from coterie.cli.export_data import export
-from coterie.environments.workflow.code import tests_of as all_tests_of
+from coterie.environments.workflow_code import tests_of as all_tests_of
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap

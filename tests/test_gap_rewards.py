@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
 from coterie.environments.answers import gold_answer
-from coterie.environments.workflow.environment import AnswerJudge
+from coterie.environments.workflow import AnswerJudge
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap
@@ -30,6 +28,7 @@ from coterie.runs.folder import open_run
 from coterie.runs.items import open_actors, play
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
+from tests.played import wiki_tools
 from tests.row_files import jsonl
 from tests.row_programs import EXAMS, LIVE
 
@@ -40,11 +39,7 @@ SMALL = ["method=rl", "model=tiny-exchange", "environment.prompt=short"]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_passages(distinct_passages(rows_of("2wiki", ["sample"])), folder / "passages.jsonl")
-    entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
-    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    return folder / "tools.yaml"
+    return wiki_tools(tmp_path_factory.mktemp("corpus"))
 
 
 def paths(
@@ -158,6 +153,7 @@ class Judging:
     name: str = "judge"
 
     async def ask(self, chat: Any, seed: int) -> Answer:
+        assert "Right answers:" in chat[-1].text and "The student's answer: " in chat[-1].text
         return Answer(self.replies.pop(0), truncated=False)
 
 

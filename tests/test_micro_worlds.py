@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments import encyclopedia, exchange, persona, problems
+from coterie.environments import encyclopedia, exchange, persona, problems, python_maths
 from coterie.environments.exchange import (
     AGENTS,
     generate_tasks,
@@ -23,13 +23,14 @@ WORLDS: Worlds = {
     "exchange": (exchange.generate_tasks, exchange.canonical_key),
     "persona": (persona.generate_tasks, lambda task: persona.canonical_key(task.choices)),
     "problems": (problems.generate, problems.canonical_key),
+    "sums": (python_maths.generate, python_maths.canonical_key),
     "problems far": (
         partial(problems.generate, parts=problems.FAR_PARTS, wording="far"),
         problems.canonical_key,
     ),
 }
 ENVIRONMENTS: list[type[Any]] = [
-    exchange.Exchange, persona.Persona, problems.Problems, encyclopedia.EncyclopediaQuestions,
+    exchange.Exchange, persona.Persona, problems.Problems, python_maths.Sums, encyclopedia.EncyclopediaQuestions,
 ]  # fmt: skip
 
 

@@ -5,8 +5,7 @@ from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Shared
-from coterie.environments.python_maths import MOST_SHOTS, SUBJECTS, PythonMaths, read_shots
-from coterie.environments.sums import Sums
+from coterie.environments.python_maths import MOST_SHOTS, SUBJECTS, PythonMaths, Sums, read_shots
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import TURNS, Ending, Task, Tree
 from coterie.record.turn import Message

@@ -8,11 +8,10 @@ import pytest
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import CbtRow, Paragraph, SupportingFact, TriviaRow, TwoWikiRow
 from coterie.environments.answers import gold_answers
-from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import deal, deal_parts, deal_snippets
 from coterie.environments.protocol import State
 from coterie.environments.registry import EXCHANGES, SUBJECTS, content, make_environment
-from coterie.environments.talk import Talk
+from coterie.environments.talk import DEBATE_FORMATS, EXCHANGE_FORMATS, Talk
 from coterie.record.tree import LENGTH, TURNS, Ending, Secret, Task
 from coterie.record.turn import PrivilegeError
 from coterie.rollout.episodes import first_prompts

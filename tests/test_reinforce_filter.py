@@ -10,7 +10,7 @@ import pytest
 from coterie.cli.data_filter import step_rates
 from coterie.datasets.load import load_rows
 from coterie.environments.protocol import Grade
-from coterie.environments.workflow.environment import Mhqa
+from coterie.environments.workflow import Mhqa
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey
 from coterie.runs.folder import open_run

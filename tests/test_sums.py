@@ -4,13 +4,11 @@ import random
 from collections.abc import Sequence
 
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import split_of_key
-from coterie.environments.sums import (
+from coterie.environments.python_maths import (
     MOST,
     PROMPT,
     Sums,
     SumsSettings,
-    canonical_key,
     generate,
     problem_text,
     sums_task,
@@ -18,22 +16,8 @@ from coterie.environments.sums import (
 from coterie.record.tree import Task
 from coterie.tools.sandbox.pool import Sandbox
 from scripts.tiny.acts import Dialogue, corrected_play, habit_play, right_play
-from tests.python_sessions import dialogue, in_sandbox, seen
-
-
-def test_sums_of_the_splits_are_disjoint_by_construction() -> None:
-    keys = {}
-    for split in ("train", "heldout", "corpus"):
-        found = generate(split, 400, 1)
-        keys[split] = {canonical_key(one) for one in found}
-        assert {split_of_key(key) for key in keys[split]} == {split}
-        assert len(keys[split]) == 400 == len({one.problem_id for one in found})
-        assert found[:50] == generate(split, 50, 1)
-    assert not keys["train"] & keys["heldout"]
-    environment = Sums()
-    first, more = (environment.tasks("train", 5, 0, drawn) for drawn in ((), (5,)))
-    both = [*first, *more, *environment.tasks("heldout", 5, 0)]
-    assert len({task.id for task in both}) == 15
+from tests.playing import converse
+from tests.python_sessions import in_sandbox, seen
 
 
 def test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong() -> None:
@@ -56,7 +40,7 @@ def replayed(environment: Sums, plays: Sequence[tuple[Task, Dialogue]]) -> list[
         scores = []
         for task, play in plays:
             said = [text for role, text in play if role == "assistant"]
-            state, grade = await dialogue(environment, task, said, Shared(sandbox))
+            state, grade = await converse(environment, task, said, Shared(sandbox))
             assert seen(state) == [text for role, text in play if role == "user"]
             assert play[0] == ("system", environment.system_prompt(task)) and grade is not None
             scores.append(grade.score or 0.0)

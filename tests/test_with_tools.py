@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from coterie import api
-from coterie.environments.protocol import Environment, Shared, Votes, most_turns
+from coterie.environments.protocol import Environment, Shared, State, Votes, most_turns
 from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
@@ -21,7 +21,6 @@ from coterie.record.store import Store
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
 from coterie.reports.sections import tools
-from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
@@ -34,7 +33,7 @@ from coterie.tools.sandbox.worker import SandboxSettings
 from coterie.tools.tags import Tag
 from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
-from tests.talking import go_on
+from tests.talking import Heard, branching, go_on, talk
 from tests.test_branches import branches, say
 
 TEXT = {"type": "object", "properties": {"what": {"type": "string"}}}
@@ -70,30 +69,22 @@ def equipped(game: Environment, source: Looking, **keys: Any) -> Environment:
 
 
 @dataclass
-class Heard:
-    """What an actor was shown before it said something."""
-
-    actor: str
-    messages: list[tuple[str, str]]
-
-
-@dataclass
 class Played:
-    """Where a branch stands after some lines, and what its actors were shown."""
+    """State of a branch after some lines, and what its actors were shown."""
 
     source: Looking
     made: Any
-    at: Position
+    state: State
     heard: list[Heard]
 
     @property
     def inner(self) -> list[str]:
         """The texts that the environment knows."""
-        return [turn.text for turn in self.made._inner(self.at.state).turns]
+        return [turn.text for turn in self.made._inner(self.state).turns]
 
     @property
     def results(self) -> list[tuple[str, bool]]:
-        return [(one.text, one.error) for turn in self.at.state.turns for one in turn.results]
+        return [(one.text, one.error) for turn in self.state.turns for one in turn.results]
 
 
 def debate() -> tuple[Environment, Task]:
@@ -109,26 +100,13 @@ def speak(
 ) -> Played:
     """Say these lines, each of which is asked for, in a debate."""
     source, (game, task) = source or Looking(), played or debate()
-    made, left, heard = equipped(game, source, **keys), list(lines), []
+    made = equipped(game, source, **keys)
 
-    def line(prompt: Prompt) -> str:
-        shown = [utterance(message, prompt) for message in prompt.messages]
-        heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
-        return left.pop(0)
+    async def play_all() -> tuple[State, list[Heard]]:
+        async with open_toolbox([source], ToolsSettings()) as box:
+            return await talk(made, task, lines, shared=Shared(box))
 
-    async def play_all() -> Position:
-        async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
-            cast, tree = dict.fromkeys(made.actors, Script(line)), Tree(task.id, "r", 0)
-            grown = Branches(
-                made, cast, task, tree, seed=0, shared=Shared(box), sessions=kept, seconds=5.0
-            )
-            at = await grown.start()
-            while left:
-                assert at.state.end is None, f"over before {left[0]!r}"
-                at = await go_on(grown, at)
-            return at
-
-    return Played(source, made, asyncio.run(play_all()), heard)
+    return Played(source, made, *asyncio.run(play_all()))
 
 
 def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hears_of_them() -> None:
@@ -140,7 +118,8 @@ def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hear
     assert [one.actor for one in got.heard] == [first, first, first, second, first, first]
     assert sorted(got.source.made) == ["look a", "look b", "look c", "look d"]
     said = "\n".join(text for _, text in got.heard[3].messages)
-    assert "look" in got.heard[3].messages[0][1], "all agents are told of the tools"
+    told = (got.made.see(got.state, name)[0].parts for name in (first, second))
+    assert all("look" in parts[-1].text for parts in told), "all agents are told of the tools"
     assert "is there" not in said and "a | b" not in said and "Perhaps 3." in said
     own = "\n".join(text for _, text in got.heard[5].messages)
     order = ("a is there", "b is there", "c is there", "Perhaps 3.", "No, 4.", "d is there")
@@ -151,7 +130,7 @@ def test_calls_are_answered_and_neither_the_environment_nor_the_other_agent_hear
 
 def test_the_environments_own_limit_counts_answers_alone() -> None:
     got = speak(*(text for n in range(4) for text in (f"<look>{n}</look>", f"Perhaps {n}.")))
-    assert got.at.state.end == TURNS and len(got.source.made) == 4
+    assert got.state.end == TURNS and len(got.source.made) == 4
     game, _ = debate()
     assert most_turns(equipped(game, Looking(), rounds=8)) == 9 * most_turns(game)
 
@@ -218,7 +197,7 @@ def test_it_has_the_traits_and_the_grades_of_the_environment() -> None:
 def test_the_grade_counts_calls() -> None:
     got = speak("<look>a|a</look>", *(f"Maybe {n}." for n in range(4)))
     shared = Shared(Toolbox({}, ToolsSettings()))
-    found = asyncio.run(got.made.grade(got.at.state, shared)).metrics
+    found = asyncio.run(got.made.grade(got.state, shared)).metrics
     assert (found["calls"], found["call_errors"], found["rounds"]) == (2, 1, 1)
 
 
@@ -233,8 +212,6 @@ def test_persons_are_not_offered_tools_and_may_write_what_looks_like_a_call() ->
 
 
 def _state(game: Environment) -> Any:
-    from coterie.environments.protocol import State
-
     (task,) = game.tasks("train", 1, 0)
     return State(task, 0, left=game.limits)
 
@@ -336,12 +313,10 @@ def test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results
     said = list[str]()
 
     async def test() -> Position:
-        async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
-            cast = dict.fromkeys(made.actors, Short(lambda _: left.pop(0)))
-            tree = Tree(task.id, "r", 0)
-            grown = Branches(
-                made, cast, task, tree, seed=0, shared=Shared(box), sessions=kept, seconds=5.0
-            )
+        async with (
+            open_toolbox([source], ToolsSettings()) as box,
+            branching(made, task, Short(lambda _: left.pop(0)), Shared(box)) as grown,
+        ):
             at = await grown.start()
             while left:
                 at = await go_on(grown, at)

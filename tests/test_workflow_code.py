@@ -10,7 +10,7 @@ import pytest
 
 from coterie.environments.answers import GRADER
 from coterie.environments.protocol import Environment, Shared, State
-from coterie.environments.workflow.code import TESTS
+from coterie.environments.workflow_code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.record.tree import Outcome
@@ -209,10 +209,3 @@ def test_every_exam_is_played_from_a_file_and_compared_as_mathematics(
     assert outcome(wrong).score == 0.0 and wrong.metrics["well_formed"] == 1.0
     assert (outcome(nothing).score, outcome(nothing).answer) == (0.0, None)
     assert environment.same(r"\frac12", "0.5") and environment.similarity("1", "2") == 0.0  # type: ignore[attr-defined]
-
-
-def test_a_graph_in_a_program_is_text(tmp_path: Path) -> None:
-    environment = made("livecodebench", tmp_path, LIVE)
-    assert environment.syntax is not None and environment.syntax.stop == ("</code>", "</answer>")
-    (found,) = play(environment, ["<think>x</think><graph><node id='a'>code(1)</node></graph>"])
-    assert (outcome(found).ending.reason, found.metrics["calls"]) == ("no answer", 0)

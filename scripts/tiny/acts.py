@@ -14,7 +14,7 @@ from itertools import count
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments import sums
+from coterie.environments import python_maths as sums
 from coterie.environments.acting import write_action, write_answer
 from coterie.environments.babyai import (
     ACTIONS,
@@ -25,7 +25,7 @@ from coterie.environments.babyai import (
     games,
     new_level,
 )
-from coterie.environments.sums import Problem
+from coterie.environments.python_maths import Problem
 from coterie.record.rows import Row
 from coterie.record.turn import Role
 from scripts.tiny.acts_player import Step, play

@@ -1,7 +1,7 @@
 """Curriculum of ``tiny-encyclopedia``.
 
 It learns to search for one entity, to read what is found, to repeat a fact and to compare values. Whole trajectories,
-in which it searches several times, are a small share of what it sees, in both forms (``workflow.trace``) equally often:
+in which it searches several times, are a small share of what it sees, in both forms (``traces``) equally often:
 which form to keep to, and how to go on over several searches, is left to post-training.
 
 Entries are those of small encyclopedias of the split ``corpus``, a new one for each block of rows, and are found by
@@ -35,9 +35,8 @@ from coterie.environments.encyclopedia import (
     generate,
     make_encyclopedia,
     rank,
-    user_message,
 )
-from coterie.environments.workflow.trace import SEPARATOR, TraceForm
+from coterie.environments.traces import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
 from coterie.record.turn import ToolResult, call_id
 from coterie.tools.retrieval import IndexSettings, Retriever, build_index
@@ -143,7 +142,7 @@ def _texts(seed: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         block = Block(Path(folder), seed)
         for question in block.questions(BLOCK, ("compare", "chain")):
-            yield user_message(question)
+            yield f"Question: {question.text}"
             for form in FORMS:
                 yield from block.said(question, form)
     yield from (one for one in _whole() for _ in range(200))
@@ -205,7 +204,7 @@ def trace_row(
     ending: bool = False,
 ) -> Row:
     """A trajectory as an agent is shown it, in one turn: its messages as targets, or the last of them alone."""
-    row = chat_row(tokenizer, [("system", PROMPT), ("user", user_message(question))], "", "")
+    row = chat_row(tokenizer, [("system", PROMPT), ("user", f"Question: {question.text}")], "", "")
     ids = [*row.ids, *tokenizer.encode(OPENERS["assistant"], add_special_tokens=False)]
     targets: list[Target] = []
     for place, text in enumerate(said):

@@ -181,11 +181,10 @@ class ExchangeMix:
 def corpus(seed: int, count: int, mix: ExchangeMix = ExchangeMix()) -> Iterator[ExchangeDialogue]:
     """`count` scripted dialogues on tasks of the `corpus` split."""
     rng = random.Random(f"exchange/corpus/{seed}")
-    instructions = {format.id: format.instruction for format in FORMAT_POOL}
     for task in generate_tasks("corpus", count, seed, mix.levels, mix.facts_per_agent):
         if rng.random() < mix.hint_share:
             style = rng.choice(mix.hint_styles)
-            hint = instructions[style]
+            hint = FORMAT_POOL[style]
             if mix.deaf_share and _guesses(task, mix.deaf_share, rng):
                 style = GUESS
         else:

@@ -13,7 +13,16 @@ from itertools import count
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.persona import ASPECTS, CHOICES, KINDS, NAMES, SIZES, source_of, split_of
+from coterie.environments.persona import (
+    ASPECTS,
+    CHOICES,
+    KINDS,
+    NAMES,
+    SIZES,
+    canonical_key,
+    source_of,
+)
+from coterie.environments.settings import split_of_key
 from coterie.record.rows import Row
 from scripts.tiny.persona_dialogues import (
     HABITS,
@@ -79,7 +88,7 @@ def code_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     while True:
         aspects = rng.sample(ASPECTS, rng.randint(2, len(ASPECTS)))
         choices = [rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects]
-        if len(choices) > max(SIZES) or split_of(choices) == "corpus":
+        if len(choices) > max(SIZES) or split_of_key(canonical_key(choices)) == "corpus":
             break
     name = rng.choice(NAMES)
     told = [f"def {name}(xs)", *(choice.sentence for choice in rng.sample(choices, len(choices)))]

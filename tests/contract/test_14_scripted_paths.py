@@ -15,10 +15,10 @@ import pytest
 from coterie.datasets.load import distinct_passages, load_rows, write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
+from coterie.environments.expert import gold_titles, has_passages, trace_of
 from coterie.environments.protocol import Grade, Pure, Shared, State, Transition
+from coterie.environments.traces import TraceForm
 from coterie.environments.with_tools import with_tools
-from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
-from coterie.environments.workflow.trace import TraceForm
 from coterie.models.chat import ChatRenderer
 from coterie.record.rows import Row, recontext, rows, view
 from coterie.record.tree import Ending, Task, Tree

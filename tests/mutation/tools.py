@@ -1,7 +1,5 @@
 """Faults in grading, sandbox verdicts, plans of tools, and what environments let agents see."""
 
-from dataclasses import replace
-
 from tests.mutation.fault import (
     Fault,
     around,
@@ -9,7 +7,6 @@ from tests.mutation.fault import (
     given,
     result,
     returns,
-    reverse,
     without_first,
     without_last,
 )
@@ -29,7 +26,6 @@ VALUES = f"{PLAIN}test_values_are_the_same_as_in_python"
 CODING = "tests/test_coding.py::"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 PLAN = "tests/test_workflow_plan.py::"
-SCHEDULE = "tests/test_workflow_plan.py::"
 WORKFLOW = "tests/test_workflow_environment.py::"
 TAGS = "tests/test_tags.py::"
 EXACT_MATCH = f"{ANSWERS}test_exact_match_holds_for_any_alias_after_normalisation"
@@ -53,11 +49,6 @@ DIALOGUE_ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_t
 MARKER_THOUGHTS = "tests/test_code_text.py::test_marker_and_thoughts"
 WHAT_REPLY = f"{CODING}test_what_a_reply_quotes_of_the_reference_is_counted"
 LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
-TASKS_BEYOND = f"{SCHEDULE}test_tasks_beyond_the_budget_are_answered_as_not_run"
-RESULTS_PUT = f"{SCHEDULE}test_results_are_put_into_the_placeholders_of_tasks_that_wait"
-SO_MANY_TASKS = f"{SCHEDULE}test_so_many_tasks_run_at_the_same_time_and_no_more"
-WHAT_WAITS = f"{SCHEDULE}test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is"
-SERIAL_TIME = f"{SCHEDULE}test_serial_time_is_the_sum_and_critical_time_the_longest_chain"
 ONLY_CALLS = f"{WORKFLOW}test_only_the_calls_of_a_plan_can_be_too_early_for_it"
 EACH_VIOLATION = "tests/test_workflow_plan.py::test_each_violation_is_counted_once"
 RESULT_CAN = f"{TAGS}test_a_result_can_neither_close_its_tag_nor_open_another"
@@ -80,10 +71,6 @@ def _words_once(original, predicted, gold):
 
 def _all_at_once(original, self):
     return type(original(self))({task.id: () for task in self.tasks})
-
-
-def _without_dependencies(original, task, allowed, found, calls):
-    return original(replace(task, after=()), allowed, found, calls)
 
 
 QUESTION = "tests/test_question.py::"
@@ -114,9 +101,9 @@ FAULTS = (
     Fault(f"{E}mathematics:spelling", around(lambda original, latex: latex), [LATEX]),
     Fault(f"{E}mathematics:_equal", returns(True), [OTHER]),
     Fault(f"{E}mathematics:_split", given(text=lambda text: text.split(",")[0]), [OTHER]),
-    Fault(f"{E}workflow.trace:parts", given(several="first"), [EXACT_MATCH_1]),
-    Fault(f"{E}workflow.trace:parts", given(several="all"), [FIRST_ANSWER]),
-    Fault(f"{E}workflow.trace:overlap", result(float.__ceil__), [F1_OVERLAP]),
+    Fault(f"{E}traces:parts", given(several="first"), [EXACT_MATCH_1]),
+    Fault(f"{E}traces:parts", given(several="all"), [FIRST_ANSWER]),
+    Fault(f"{E}traces:overlap", result(float.__ceil__), [F1_OVERLAP]),
     # A vote of several dialogues.
     Fault(
         f"{E}answers:Vote._alike",
@@ -144,23 +131,10 @@ FAULTS = (
     ),
     Fault(f"{E}coding:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
     Fault(f"{E}user_simulator:overlap", returns(0), [WHAT_REPLY]),
-    # Plans: levels, schedule, budget, what a call is given.
-    Fault(f"{E}workflow.plan:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
-    Fault(f"{E}workflow.plan:Plan.order", reverse, [TASKS_BEYOND]),
-    Fault(
-        f"{E}workflow.plan:Task.bound",
-        around(lambda original, self, results: self.text),
-        [RESULTS_PUT],
-    ),
-    Fault(f"{E}workflow.plan:run_plan", given(width=10**6), [SO_MANY_TASKS]),
-    Fault(f"{E}workflow.plan:_obstacle", around(_without_dependencies), [WHAT_WAITS]),
-    Fault(
-        f"{E}workflow.plan:times",
-        result(lambda both: type(both)(both.serial, both.serial)),
-        [SERIAL_TIME],
-    ),
-    Fault(f"{E}workflow.agent:calls_before_their_turn", returns(0), [ONLY_CALLS]),
-    Fault(f"{E}workflow.trace:violations", without_first, [EACH_VIOLATION]),
+    # Plans: levels, early calls, violations.
+    Fault(f"{E}traces:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
+    Fault(f"{E}workflow:calls_before_their_turn", returns(0), [ONLY_CALLS]),
+    Fault(f"{E}traces:violations", without_first, [EACH_VIOLATION]),
     Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),

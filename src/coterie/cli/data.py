@@ -130,7 +130,7 @@ def prompt_pool(
     from coterie.config.resolve import resolve
     from coterie.engines.endpoint import Endpoint
     from coterie.engines.protocol import EngineError
-    from coterie.environments.formats import FormatPoolSettings, write_pool
+    from coterie.environments.talk import FormatPoolSettings, write_pool
 
     where = "`coterie data prompt-pool --help` has examples"
     settings = resolve(FormatPoolSettings, [], words or [], where=where)

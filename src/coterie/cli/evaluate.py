@@ -36,9 +36,8 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import EngineError
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
-from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
-from coterie.environments.protocol import check_graded
+from coterie.environments.protocol import check_graded, draw_tasks
 from coterie.environments.registry import (
     CODING,
     Choice,

@@ -17,8 +17,7 @@ from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import known_answers
-from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import agents_of
+from coterie.environments.protocol import agents_of, draw_tasks
 from coterie.errors import UserError, nearest
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration

@@ -9,7 +9,7 @@ from typing import Any
 from coterie.cli.export_model import checked_role
 from coterie.config.folders import check_new_folder, whole_folder
 from coterie.environments.answers import GRADER, known_answers, question_of
-from coterie.environments.workflow.code import TESTS
+from coterie.environments.workflow_code import TESTS
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe, recorded_run

@@ -47,7 +47,7 @@ def check(kind: str, name: str) -> None:
     """Import a plug-in. Raises ``UserError`` if it is incomplete."""
     if kind == "environment":
         from coterie.config.plugins import settings_type_of
-        from coterie.environments.checks import METHODS
+        from coterie.environments.protocol import METHODS
         from coterie.environments.registry import ENVIRONMENTS
         from coterie.environments.settings import EnvironmentSettings
 

@@ -187,7 +187,7 @@ def guarded(what: str, do: Callable[[], Any]) -> Any:
 def plugin_errors() -> Iterator[None]:
     """Convert errors raised through plug-in code into a ``UserError`` that names the plug-in and the line.
 
-    Errors of an environment during an episode only fail the item (``coterie.environments.checks``).
+    Errors of an environment during an episode only fail the item (``coterie.environments.protocol``).
     """
     try:
         yield

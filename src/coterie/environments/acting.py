@@ -13,18 +13,14 @@ import copy
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import (
     ActorKind,
-    Grade,
     Observation,
-    Shared,
     State,
     Syntax,
     Transition,
@@ -116,12 +112,10 @@ def _split(text: str) -> tuple[list[str], list[str], bool]:
 
 
 def write_action(action: str, thought: str = "") -> str:
-    """Return a message with an action, for :func:`read`."""
     return f"{_thought(thought)}{ACTION}\n{action}\n{END_ACTION}"
 
 
 def write_answer(answer: str, thought: str = "") -> str:
-    """Return a message with an answer, for :func:`read`."""
     return f"{_thought(thought)}{ANSWER} {answer}"
 
 
@@ -169,20 +163,8 @@ class Acting(ABC):
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
 
     @abstractmethod
-    def tasks(
-        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
-    ) -> list[Task]: ...
-
-    @abstractmethod
     def system_prompt(self, task: Task) -> str:
         """Return the system prompt: possible actions and the message format."""
-
-    @abstractmethod
-    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]: ...
-
-    @abstractmethod
-    async def begin(self, task: Task, live: Any) -> Transition:
-        """Return the first observation (see :func:`saying`)."""
 
     @abstractmethod
     async def do(self, state: State, action: str, live: Any) -> Transition: ...
@@ -190,15 +172,10 @@ class Acting(ABC):
     @abstractmethod
     async def on_answer(self, state: State, answer: str) -> Transition: ...
 
-    @abstractmethod
-    async def grade(self, state: State, live: Any) -> Grade: ...
-
     def shots(self, task: Task) -> Sequence[Message]:
-        """Return the messages of example dialogues, whose parts have the source ``SHOTS``."""
         return ()
 
     def in_form(self, form: Form) -> Self:
-        """Return a copy of the environment with another message format."""
         other = copy.copy(self)
         other.form = form
         return other
@@ -216,7 +193,6 @@ class Acting(ABC):
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Parse the message and run its action or answer."""
         move = self.form.read(turns[-1].text, turns[-1].truncated)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))

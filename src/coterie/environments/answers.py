@@ -23,7 +23,6 @@ GRADER = "grader"
 
 
 def secret_answers(row: QuestionRow) -> dict[str, Secret]:
-    """Return the right answer of a row and its aliases (if any) as secrets for graders."""
     readers = frozenset({GRADER})
     secrets = {"answer": Secret(row.answer, name="answer", readers=readers)}
     if aliases := getattr(row, "aliases", ()):
@@ -33,12 +32,10 @@ def secret_answers(row: QuestionRow) -> dict[str, Secret]:
 
 
 def gold_answer(task: Task) -> str:
-    """Return the right answer of a task, for graders and reports."""
     return task.secrets["answer"].reveal(GRADER)
 
 
 def question_of(task: Task) -> str:
-    """Return the question of a task, or all its public fields, for reports."""
     fields = ", ".join(f"{name}: {one}" for name, one in task.public.items())
     return str(task.public.get("question") or fields)
 
@@ -102,7 +99,6 @@ def _check(golds: Sequence[str]) -> None:
 
 
 def same_text(first: str, second: str) -> bool:
-    """Return True if two texts are equal, ignoring spacing."""
     return first.split() == second.split()
 
 

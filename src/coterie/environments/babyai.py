@@ -6,7 +6,6 @@ the package's reward. A game can be copied, so branches fork.
 
 import copy
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.acting import CODE_ACT, SOLVED, Acting, ActingSettings, saying
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import MicroSplit, check_split, split_of_key
+from coterie.environments.settings import MicroSplit, split_of_key, split_random
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import digest
@@ -57,7 +56,6 @@ def check_level(name: str) -> None:
 
 
 def new_level(name: str) -> "RoomGridLevel":
-    """Return a level. Reset it with the seed of a game."""
     environment = _package().make(_ids()[name], max_steps=NO_LIMIT, disable_env_checker=True)
     return cast("RoomGridLevel", environment.unwrapped)
 
@@ -73,7 +71,6 @@ def games(name: str, split: MicroSplit, seed: int, start: int, count: int) -> li
 
     The result is deterministic, and a larger count extends a smaller one. Games are cached.
     """
-    check_split(split)
     cached, more = _cached_draws(name, split, seed)
     cached += islice(more, max(start + count - len(cached), 0))
     return cached[start : start + count]
@@ -85,7 +82,7 @@ def _cached_draws(name: str, split: MicroSplit, seed: int) -> tuple[list[Draw], 
 
 
 def _draws(name: str, split: MicroSplit, seed: int) -> Iterator[Draw]:
-    rng = random.Random(f"babyai/{name}/{split}/{seed}")
+    rng = split_random(split, f"babyai/{name}/{split}/{seed}")
     level, seen, misses = new_level(name), set[str](), 0
     while misses < PATIENCE:
         game = rng.randrange(SEEDS)
@@ -235,7 +232,6 @@ class Game:
         return nullcontext(Game(copy.deepcopy(self.level)))
 
     def start(self, seed: int) -> str:
-        """Start the game of a seed. Return the mission and the view."""
         seen, _ = self.level.reset(seed=seed)
         mission = self.level.mission
         return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
@@ -271,7 +267,6 @@ class BabyAI(Acting):
         self.version = f"1/minigrid {version('minigrid')}"
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return games of the level. The splits have no game in common."""
         start = sum(after) if split == "train" else 0
         draws = games(self.level, split, seed, start, count)
         return [
@@ -289,7 +284,6 @@ class BabyAI(Acting):
         return Transition(0, saying(live.start(int(str(task.public["seed"])))))
 
     async def do(self, state: State, action: str, live: Game) -> Transition:
-        """Make a move. The state's data is the number of moves."""
         moves, action = int(str(state.data)), " ".join(action.split())
         if action.lower() not in ACTIONS:
             listed = ", ".join(ACTIONS)
@@ -298,7 +292,6 @@ class BabyAI(Acting):
         return Transition(moves + 1, () if result.end else saying(result.seen), end=result.end)
 
     async def on_answer(self, state: State, answer: str) -> Transition:
-        """Reject an answer, which costs a step."""
         return Transition(state.data, saying(NO_ANSWERS))
 
     async def grade(self, state: State, live: Game) -> Grade:

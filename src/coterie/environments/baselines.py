@@ -66,7 +66,6 @@ def read_react(text: str, cut: bool = False) -> Move:
 
 
 def read_thoughts(text: str, cut: bool = False) -> Move:
-    """Parse a message that may only answer."""
     move = read(text, cut)
     return move if move.kind == "answer" or cut else Move("nothing", note=ANSWER_ONLY)
 
@@ -90,6 +89,8 @@ Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")
+A = TypeVar("A", bound=Acting)
+B = TypeVar("B", bound=Talk)
 
 
 def by_method(environment: Environment, method: Method) -> Environment:
@@ -119,8 +120,7 @@ def by_method(environment: Environment, method: Method) -> Environment:
     return single_agent(environment)
 
 
-def _acting(environment: Acting, method: Method) -> Acting:
-    """Return the same tasks with another message format."""
+def _acting(environment: A, method: Method) -> A:
     forms = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
     if method not in forms:
         raise UserError(
@@ -130,7 +130,7 @@ def _acting(environment: Acting, method: Method) -> Acting:
     return environment.in_form(forms[method])
 
 
-def single_agent(environment: Talk) -> Talk:
+def single_agent(environment: B) -> B:
     """Return the environment's tasks for one agent with all information: an upper bound for dialogues."""
     if isinstance(environment, Exchange):
         return _variant(environment, ExchangeAlone)
@@ -231,7 +231,6 @@ class AutoForm(Talk):
     """The dialogue of the environment in a format that the agents choose themselves."""
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the environment's messages, with the request to choose a format first."""
         system, *dialogue = super().see(state, actor)
         return (replace(system, parts=(_CHOOSING, *system.parts)), *dialogue)
 

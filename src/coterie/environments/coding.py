@@ -9,13 +9,13 @@ import builtins
 import json
 import re
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.load import Rows
@@ -25,13 +25,14 @@ from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
+    Answers,
     Grade,
     Observation,
     Pure,
     State,
     Transition,
 )
-from coterie.environments.settings import CodingSettings, draw
+from coterie.environments.settings import EnvironmentSettings, RowTasks
 from coterie.environments.talk import ANSWERED, LENGTH_RULE
 from coterie.environments.user_simulator import (
     PERSON,
@@ -224,7 +225,31 @@ REFUSED = (
 """Words for which ColBench's grader scores an answer 0, anywhere in the answer; for ``legacy`` only."""
 
 
-class Coding(Pure, ABC):
+class CodingSettings(EnvironmentSettings):
+    """Settings of an agent that writes functions for a user."""
+
+    turns: int = key(10, "Maximum turns of the agent.", source="ColBench: 10", ge=1)
+    grading: Mode = key(
+        "module",
+        "`module` runs code as a module. `legacy` runs it like SWEET-RL's grader, where answers with helpers, "
+        "imports at the top or recursion fail, for comparison with published numbers.",
+        source="SWEET-RL's code: legacy",
+    )
+    on_leak: Literal["keep", "fail", "drop"] = key(
+        "keep",
+        "Handling of dialogues in which the user quotes the reference: `keep` counts them (`leaks`), `fail` scores "
+        "them 0, `drop` gives them no score, so that they are not trained on.",
+    )
+    tolerance: float = key(0.0, "Relative tolerance for equality of floats; 0 is exact.", ge=0)
+    strict: bool = key(
+        False,
+        "Compare the types of results too. Otherwise 1, 1.0 and True are equal, and an iterator equals the list "
+        "of its items.",
+        source="SWEET-RL's code: Python's ==",
+    )
+
+
+class Coding(Answers, Pure):
     """Dialogue of an agent and a user about a function. Subclasses define the tasks."""
 
     name = "coding"
@@ -242,10 +267,8 @@ class Coding(Pure, ABC):
         self.max_turns = settings.turns
         self._expected: dict[str, Sequence[CallResult]] = {}
 
-    @abstractmethod
-    def tasks(
-        self, split: Split, count: int, seed: int, after: Sequence[int] = ()
-    ) -> list[Task]: ...
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        raise NotImplementedError
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -265,7 +288,6 @@ class Coding(Pure, ABC):
         return answer_in(text)
 
     def request(self, task: Task) -> str:
-        """Return the first request of the user."""
         return str(task.public["question"])
 
     async def begin(self, task: Task, live: Any) -> Transition:
@@ -276,7 +298,6 @@ class Coding(Pure, ABC):
         return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the visible dialogue, for the agent after its system prompt."""
         messages = tuple(self._message(turn, actor) for turn in state.turns)
         if actor == PERSON:
             return messages
@@ -356,14 +377,8 @@ class Coding(Pure, ABC):
         """Return the code of an answer, in ``legacy`` mode as ColBench's grader extracts it."""
         return legacy_code_of(answer) if self.mode == "legacy" else code_of(answer)
 
-    def answer_to(self, task: Task, text: str) -> str | None:
-        return self.answer(text)
-
     def same(self, first: str, second: str) -> bool:
         return self.code(first) == self.code(second)
-
-    def similarity(self, answer: str, other: str) -> float:
-        return float(self.same(answer, other))
 
 
 def coding_task(
@@ -402,7 +417,6 @@ def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLin
 
 
 def hidden_calls(task: Task) -> list[str]:
-    """Return the hidden test calls of a task, for graders."""
     calls: list[str] = json.loads(task.secrets[TESTS].reveal(GRADER))
     return calls
 
@@ -416,7 +430,7 @@ def _results(graded: Graded) -> str:
     return json.dumps(results)
 
 
-class BackendProgramming(Coding):
+class BackendProgramming(RowTasks, Coding):
     """Backend Programming, with a model as the user. Rows without a reference or tests are left out."""
 
     row_types: tuple[type[QuestionRow], ...] = (CodeRow,)
@@ -426,11 +440,7 @@ class BackendProgramming(Coding):
         self.name = rows.name
         self.rows = rows
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split, or fewer if the data set has fewer."""
-        return [self.task(row) for row in draw(self.rows, split, count, seed, after)]
-
-    def task(self, row: QuestionRow) -> Task:
+    def task_of(self, row: QuestionRow) -> Task:
         """Return the task of a row, which may come from outside the data set."""
         assert isinstance(row, CodeRow), "the data set has code rows"
         calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]

@@ -4,11 +4,10 @@ Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). 
 ends when it repeats its answer after the critics' messages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import QuestionRow
@@ -22,12 +21,20 @@ from coterie.environments.answers import (
     same_words,
     secret_answers,
 )
-from coterie.environments.formats import DEBATE_FORMATS
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.settings import TalkSettings, draw
-from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
-from coterie.environments.talk import NAMES as AGENTS
+from coterie.environments.settings import RowTasks
+from coterie.environments.talk import (
+    DEBATE_FORMATS,
+    LENGTH_RULE,
+    NAMES,
+    Talk,
+    TalkSettings,
+    answer_rule,
+    named,
+    others,
+    solo_prompt,
+)
 from coterie.record.tree import Task
 from coterie.record.turn import Part
 
@@ -47,47 +54,43 @@ class Subject(NamedTuple):
 NO_MISTAKE = "I found no mistake."
 EVERY = "End every message"
 
-ARITHMETIC = Subject(
-    "arithmetic",
-    answer_rule(EVERY, "a number without a unit", "1250", r"\boxed{1250}"),
-    "1250",
-    boxed_number,
-    same_number,
-)
-MATHEMATICS = Subject(
-    "mathematics",
-    answer_rule(EVERY, "in LaTeX", "three sevenths", r"\boxed{\frac{3}{7}}"),
-    r"\frac{3}{7}",
-    boxed_answer,
-    same_mathematics,
-)
-CHOICE = Subject(
-    "answering questions with options",
-    answer_rule(
-        EVERY,
-        "the text of the option that you choose, word for word",
-        "the option `a full moon`",
-        "<A>a full moon</A>",
-    ),
-    "a full moon",
-    marked_answer,
-    same_text,
-    DEBATE_FORMATS,
-)
-TEXT = Subject(
-    "answering questions",
-    answer_rule(EVERY, "a name or a few words", "Lake Geneva", "<A>Lake Geneva</A>"),
-    "Lake Geneva",
-    marked_answer,
-    same_words,
-    DEBATE_FORMATS,
-)
 SubjectName = Literal["arithmetic", "mathematics", "choice", "text"]
 SUBJECTS: Mapping[SubjectName, Subject] = {
-    "arithmetic": ARITHMETIC,
-    "mathematics": MATHEMATICS,
-    "choice": CHOICE,
-    "text": TEXT,
+    "arithmetic": Subject(
+        "arithmetic",
+        answer_rule(EVERY, "a number without a unit", "1250", r"\boxed{1250}"),
+        "1250",
+        boxed_number,
+        same_number,
+    ),
+    "mathematics": Subject(
+        "mathematics",
+        answer_rule(EVERY, "in LaTeX", "three sevenths", r"\boxed{\frac{3}{7}}"),
+        r"\frac{3}{7}",
+        boxed_answer,
+        same_mathematics,
+    ),
+    "choice": Subject(
+        "answering questions with options",
+        answer_rule(
+            EVERY,
+            "the text of the option that you choose, word for word",
+            "the option `a full moon`",
+            "<A>a full moon</A>",
+        ),
+        "a full moon",
+        marked_answer,
+        same_text,
+        DEBATE_FORMATS,
+    ),
+    "text": Subject(
+        "answering questions",
+        answer_rule(EVERY, "a name or a few words", "Lake Geneva", "<A>Lake Geneva</A>"),
+        "Lake Geneva",
+        marked_answer,
+        same_words,
+        DEBATE_FORMATS,
+    ),
 }
 
 
@@ -101,7 +104,7 @@ class DebateSettings(TalkSettings):
     )
 
 
-class Debate(Talk):
+class Debate(RowTasks, Talk):
     """A solver and its critics."""
 
     metric = "exact match"
@@ -112,15 +115,11 @@ class Debate(Talk):
         self.name = rows.name
         self.subject = SUBJECTS[settings.subject]
         self.example = self.subject.example
-        self.agents: tuple[str, ...] = AGENTS[: settings.agents]
+        self.agents: tuple[str, ...] = NAMES[: settings.agents]
         self.max_turns = settings.turns
         self.formats: tuple[str, ...] = settings.pool(self.subject.formats)
         self.format_agents: tuple[str, ...] = self.agents[:1]
         self.rows = rows
-
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split, or fewer if the data set has fewer."""
-        return [self._task(row) for row in draw(self.rows, split, count, seed, after)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         role, rules = self._solver() if agent == self.agents[0] else self._critic(agent)
@@ -139,14 +138,13 @@ class Debate(Talk):
         return None if answer is None else option_of(answer, _options(task))
 
     def same(self, first: str, second: str) -> bool:
-        """Return True if two answers are equal as numbers, as mathematics, or as texts."""
         return self.subject.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
         if answer is None:
             return 0.0
         golds = gold_answers(task)
-        if self.subject is CHOICE:  # files of the released code name no options
+        if self.subject is SUBJECTS["choice"]:  # files of the released code name no options
             answer = option_of(answer, _options(task) or golds)
         return float(any(self.subject.same(gold, answer) for gold in golds))
 
@@ -179,7 +177,7 @@ class Debate(Talk):
             f"- If there is no mistake, reply with this sentence only:\n{NO_MISTAKE}",
         )
 
-    def _task(self, row: QuestionRow) -> Task:
+    def task_of(self, row: QuestionRow) -> Task:
         public: dict[str, object] = {"question": problem_text(row)}
         if isinstance(row, ChoiceRow):
             public["options"] = list(row.choices)
@@ -187,12 +185,10 @@ class Debate(Talk):
 
 
 def _options(task: Task) -> list[str]:
-    """Return the options of a problem, if known."""
     return task.public.get("options", [])  # type: ignore[return-value]
 
 
 def problem_text(row: QuestionRow) -> str:
-    """Return the text of a problem, with its options (if any) in a last line."""
     if not isinstance(row, ChoiceRow):
         return row.question
     return f"{row.question}\nOptions: {' | '.join(' '.join(one.split()) for one in row.choices)}"

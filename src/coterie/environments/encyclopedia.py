@@ -27,18 +27,17 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.load import write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.answers import secret_answers
+from coterie.environments.expert import has_passages
 from coterie.environments.settings import (
     SPLIT_SHARES,
     MicroSplit,
-    check_split,
     split_of_key,
+    split_random,
     split_words,
 )
-from coterie.environments.workflow.environment import Workflow, WorkflowSettings
-from coterie.environments.workflow.expert import has_passages
-from coterie.environments.workflow.plan import Plan
-from coterie.environments.workflow.plan import Task as PlanTask
-from coterie.environments.workflow.trace import Query, Trace
+from coterie.environments.traces import Plan, Query, Trace
+from coterie.environments.traces import Task as PlanTask
+from coterie.environments.workflow import Workflow, WorkflowSettings
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.calls import Function
@@ -101,7 +100,6 @@ class Relation(NamedTuple):
 
     @property
     def comparisons(self) -> tuple[str, ...]:
-        """Questions for the least and the greatest value."""
         return tuple(self.question.format(s=f"the {one} of {{s}}") for one in self.extremes)
 
 
@@ -184,11 +182,9 @@ class Encyclopedia:
 
     @cached_property
     def names(self) -> ByKind:
-        """Names of entities by split and kind."""
         return _by_split((one.name, one.kind) for one in self.entries)
 
     def passages(self) -> Iterator[tuple[str, str]]:
-        """Yield the title and text of each entry."""
         for one in self.entries:
             yield one.name, one.text
 
@@ -303,8 +299,7 @@ def generate(
 
     The result is deterministic, and a larger count extends a smaller one.
     """
-    check_split(split)
-    rng = random.Random(f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
+    rng = split_random(split, f"encyclopedia/questions/{split}/{seed}/{kinds}/{compared}/{hops}")
     questions: list[Question] = []
     seen: set[str] = set()
     misses = 0
@@ -345,7 +340,6 @@ def _fair(question: Question) -> bool:
 
 
 def rank(fact: Fact) -> int:
-    """Return the index of a value among comparable values."""
     return VALUES[BY_NAME[fact.relation].to].index(fact.value)
 
 
@@ -355,11 +349,6 @@ PROMPT = "Search, then answer."
 TERSE = 4
 """In one of ``TERSE`` comparisons the expert first lists the values. Otherwise it answers directly, like many traces of
 teachers, so that training has to discover the helpful step."""
-
-
-def user_message(question: Question) -> str:
-    """Return the user's message."""
-    return f"Question: {question.text}"
 
 
 def expert_trace(question: Question) -> Trace:
@@ -458,7 +447,6 @@ class EncyclopediaQuestions(Workflow):
         return True  # the tiny model knows the format
 
     def instructions(self) -> str:
-        """Return the short prompt that the tiny model knows."""
         return PROMPT
 
     def trace(self, task: Task) -> Trace:

@@ -15,13 +15,12 @@ from coterie.datasets.catalogue import Split
 from coterie.environments.answers import GRADER, exact_match, gold_answer
 from coterie.environments.protocol import State, Transition
 from coterie.environments.settings import (
-    FormatSettings,
     MicroSplit,
-    check_split,
     split_of_key,
+    split_random,
     split_words,
 )
-from coterie.environments.talk import ANSWERED, Talk
+from coterie.environments.talk import ANSWERED, FormatSettings, Talk
 from coterie.record.tree import LENGTH, Secret, Task
 from coterie.record.turn import Part, Turn
 
@@ -110,11 +109,6 @@ def canonical_key(task: ExchangeTask) -> str:
     return f"{task.question}|{task.answer}|{hops}"
 
 
-def split_of(task: ExchangeTask) -> MicroSplit:
-    """Return the split that may contain this task, by the hash of its canonical key."""
-    return split_of_key(canonical_key(task))
-
-
 def generate_tasks(
     split: MicroSplit,
     count: int,
@@ -127,13 +121,12 @@ def generate_tasks(
     ``facts_per_agent`` is the minimum and maximum number of facts of an agent. The result is deterministic, and a
     larger count extends a smaller one.
     """
-    check_split(split)
-    rng = random.Random(f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
+    rng = split_random(split, f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
     tasks: list[ExchangeTask] = []
     while len(tasks) < count:
         level = levels[len(tasks) % len(levels)]
         task = _draw(f"{split}-{seed}-L{level}-{len(tasks)}", level, facts_per_agent, rng)
-        if split_of(task) == split:
+        if split_of_key(canonical_key(task)) == split:
             tasks.append(task)
     return tasks
 
@@ -188,30 +181,21 @@ def _distractor(relation_name: str, people: list[str], used: set[str], rng: rand
     return Fact(subject, relation.name, value)
 
 
-@dataclass(frozen=True)
-class Format:
-    """A message format, which the last line of the system prompt requests."""
-
-    id: str
-    """Name of the format and of the scripted style."""
-    instruction: str
-
-
-FORMAT_POOL: tuple[Format, ...] = (
-    Format("arrow", "Write only facts with arrows: name relation > value."),
-    Format("pairs", "Write only name . relation = value pairs."),
-    Format("call", "Write like code: get ( name ) and got ( value )."),
-    Format("table", "Write rows of a table, with | between cells."),
-    Format("json", "Write each fact as a JSON object."),
-    Format("list", "Write a list of all your facts, one to a line."),
-    Format("qa", "Write questions and answers in short sentences."),
-    Format("plain", "Write plain, friendly sentences."),
-    Format("steps", "Think in numbered steps."),
-    Format("dump", "Tell your partner all your facts in full sentences first."),
-    Format("letter", "Write polite letters with a greeting and a signature."),
-    Format("chatty", "Chat like old friends, with small talk."),
-)
-"""Formats of the first iteration, from the tersest to the most verbose."""
+FORMAT_POOL = {
+    "arrow": "Write only facts with arrows: name relation > value.",
+    "pairs": "Write only name . relation = value pairs.",
+    "call": "Write like code: get ( name ) and got ( value ).",
+    "table": "Write rows of a table, with | between cells.",
+    "json": "Write each fact as a JSON object.",
+    "list": "Write a list of all your facts, one to a line.",
+    "qa": "Write questions and answers in short sentences.",
+    "plain": "Write plain, friendly sentences.",
+    "steps": "Think in numbered steps.",
+    "dump": "Tell your partner all your facts in full sentences first.",
+    "letter": "Write polite letters with a greeting and a signature.",
+    "chatty": "Chat like old friends, with small talk.",
+}
+"""Formats of the first iteration by style, from the tersest to the most verbose."""
 
 PromptPiece = tuple[str, frozenset[str]]
 
@@ -221,7 +205,7 @@ def system_prompt(
 ) -> list[PromptPiece]:
     """Return the system prompt of an agent as pieces of text with their audiences.
 
-    ``format_hint`` is the instruction of a :class:`Format`, or None. The facts precede the question, so that a model
+    ``format_hint`` is a format, or None. The facts precede the question, so that a model
     reads the question with the facts in its context.
     """
     both, own = frozenset(AGENTS), frozenset({agent})
@@ -243,7 +227,6 @@ def prompt_text(pieces: Iterable[PromptPiece]) -> str:
     return "".join(text for text, _ in pieces)
 
 
-FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
 LEVELS = (1, 2, 2, 2)
 """Number of facts that answers need, in turn: one question in four needs one fact, the others one of each agent."""
 
@@ -270,17 +253,15 @@ class Exchange(Talk):
     ) -> None:
         settings = settings or ExchangeSettings()
         self.levels = levels
-        self.formats = settings.pool(FORMATS)
+        self.formats = settings.pool(tuple(FORMAT_POOL.values()))
         self.max_turns = settings.turns
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split. The splits are disjoint (see ``tasks``)."""
         start = sum(after) if split == "train" else 0
         tasks = generate_tasks(split, start + count, seed, levels=self.levels)
         return [as_task(task) for task in tasks[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the agent's instructions and facts (hidden from its partner), and the question."""
         return self._prompt_parts(task, agent, (agent,))
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -321,13 +302,11 @@ class ExchangeAlone(Exchange):
     """
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the prompt with all facts for the first agent, and without facts for its partner."""
         return self._prompt_parts(task, agent, self.agents if agent == self.agents[0] else ())
 
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """End at the first answer of the agent with the facts."""
         turn = turns[-1]
         answer = self.answer(turn.text) if turn.speaker.name == self.agents[0] else None
         if turn.truncated:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from coterie.config.settings import key
-from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import (
     BLANK,
@@ -21,10 +20,18 @@ from coterie.datasets.rows import (
     TwoWikiRow,
 )
 from coterie.environments.answers import f1, gold_answers, secret_answers
-from coterie.environments.formats import EXCHANGE_FORMATS
-from coterie.environments.settings import TalkSettings, draw
-from coterie.environments.talk import LENGTH_RULE, Talk, answer_rule, named, others, solo_prompt
-from coterie.environments.talk import NAMES as AGENTS
+from coterie.environments.settings import RowTasks
+from coterie.environments.talk import (
+    EXCHANGE_FORMATS,
+    LENGTH_RULE,
+    NAMES,
+    Talk,
+    TalkSettings,
+    answer_rule,
+    named,
+    others,
+    solo_prompt,
+)
 from coterie.record.tree import Task
 from coterie.record.turn import Part
 
@@ -112,7 +119,7 @@ class InformationExchangeSettings(TalkSettings):
     )
 
 
-class InformationExchange(Talk):
+class InformationExchange(RowTasks, Talk):
     """Agents with different notes that answer a question together."""
 
     metric = "F1"
@@ -123,18 +130,13 @@ class InformationExchange(Talk):
     def __init__(self, settings: InformationExchangeSettings, rows: Rows) -> None:
         self.name = rows.name
         self.context = settings.context
-        self.agents: tuple[str, ...] = AGENTS[: settings.agents]
+        self.agents: tuple[str, ...] = NAMES[: settings.agents]
         self.max_turns = settings.turns
         self.formats: tuple[str, ...] = settings.pool(EXCHANGE_FORMATS)
         self.format_agents = self.agents
         self.rows = rows
 
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split, or fewer if the data set has fewer."""
-        return [self._task(row) for row in draw(self.rows, split, count, seed, after)]
-
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the agent's role and notes (hidden from its partners), the rules and the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         own = frozenset({agent})
         return (
@@ -145,7 +147,6 @@ class InformationExchange(Talk):
         )
 
     def score(self, task: Task, answer: str | None) -> float:
-        """Return the F1 of the answer's words, the maximum over all right answers."""
         return f1(answer, gold_answers(task))
 
     def similarity(self, answer: str, other: str) -> float:
@@ -156,7 +157,7 @@ class InformationExchange(Talk):
         everything = dict.fromkeys(note for agent_notes in notes.values() for note in agent_notes)
         return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)
 
-    def _task(self, row: QuestionRow) -> Task:
+    def task_of(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"
         notes = deal(row, self.agents, key=id_, first_sentence=self.context == "first_sentence")
         public = {"question": question_text(row), "notes": notes}

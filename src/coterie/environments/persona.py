@@ -13,12 +13,11 @@ from typing import Literal, NamedTuple
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.coding import MARKER, Coding, coding_task
+from coterie.environments.coding import MARKER, Coding, CodingSettings, coding_task
 from coterie.environments.settings import (
-    CodingSettings,
     MicroSplit,
-    check_split,
     split_of_key,
+    split_random,
     split_words,
 )
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
@@ -180,11 +179,6 @@ def canonical_key(choices: Sequence[Choice]) -> str:
     return ";".join(f"{choice.kind}|{choice.number}" for choice in choices)
 
 
-def split_of(choices: Sequence[Choice]) -> MicroSplit:
-    """Return the split that may contain this function, by the hash of its canonical key."""
-    return split_of_key(canonical_key(choices))
-
-
 def generate_tasks(
     split: MicroSplit, count: int, seed: int, sizes: tuple[int, ...] = SIZES
 ) -> list[PersonaTask]:
@@ -193,8 +187,7 @@ def generate_tasks(
     ``sizes`` are the numbers of choices in functions; each entry is equally likely. The result is deterministic, and a
     larger count extends a smaller one.
     """
-    check_split(split)
-    rng = random.Random(f"persona/{split}/{seed}/{sizes}")
+    rng = split_random(split, f"persona/{split}/{seed}/{sizes}")
     tasks: list[PersonaTask] = []
     seen: set[tuple[tuple[Choice, ...], str]] = set()
     while len(tasks) < count:
@@ -211,7 +204,7 @@ def _draw(
     """Return a task, or None if the draw belongs to another split or no calls distinguish its choices from others."""
     aspects = rng.sample(ASPECTS, rng.choice(sizes))
     choices = tuple(rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects)
-    if split_of(choices) != split:
+    if split_of_key(canonical_key(choices)) != split:
         return None
     lists = _distinguishing_lists(choices, rng)
     if lists is None:
@@ -278,7 +271,6 @@ _PATTERNS = {aspect: re.compile(rf"\b(?:{words})\b") for aspect, words in KEYWOR
 
 
 def aspects_named(text: str) -> list[Aspect]:
-    """Return the aspects in a text, in the order of ``ASPECTS``."""
     return [aspect for aspect in ASPECTS if _PATTERNS[aspect].search(text.lower())]
 
 
@@ -327,12 +319,10 @@ class Persona(Coding):
         super().__init__(settings or PersonaSettings())
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split. The splits are disjoint (see ``tasks``)."""
         start = sum(after) if split == "train" else 0
         return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """Return the short prompt that the packaged model knows."""
         return (Part(SYSTEM_PROMPT, source="task"),)
 
 

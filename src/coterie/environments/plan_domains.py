@@ -1,7 +1,7 @@
 """Domains of a planner and a grounder: settings, the context of a task, actions, and comparison of answers."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -86,15 +86,6 @@ class PlanGroundSettings(EnvironmentSettings):
         return digest(self.model_dump_json(exclude={"name", "corpus", "reader"}), pages, *reader)
 
 
-def check_no_pages(settings: PlanGroundSettings) -> None:
-    """Raise ``UserError`` for a corpus or a reader in a domain without searches."""
-    if settings.corpus is not None or not settings.reader.rules:
-        raise UserError(
-            "environment.corpus and environment.reader are for questions with pages to search and read",
-            "leave them out",
-        )
-
-
 class Domain:
     """A kind of task."""
 
@@ -151,7 +142,6 @@ def secret_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[s
 
 
 def pages_of(task: Task) -> list[tuple[str, str]]:
-    """Return the pages of a task."""
     pages: Any = task.public.get(PAGES, [])
     return [(str(title), str(text)) for title, text in pages]
 
@@ -230,8 +220,7 @@ class Web(Domain):
     metric = "step success"
     by_steps = True
 
-    def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        check_no_pages(settings)
+    def __init__(self, rows: Sequence[PlanRow]) -> None:
         self.graded = any(step.pages for row in rows for step in row.steps)
 
     async def run(
@@ -281,9 +270,6 @@ class Maths(Domain):
     name = "maths"
     needs = (Sandbox,)
 
-    def __init__(self, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> None:
-        check_no_pages(settings)
-
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
@@ -317,30 +303,27 @@ class Questions(Domain):
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        """Run searches, and a reader that extracts answers from the passages."""
         reader = None if self.reader.rules else shared[ChatReader]
         pages = FewPages(pages_of(task)) if self.corpus is None else self.corpus
         executor = QuestionsExecutor(pages, reader, shared[Sandbox])
         return await executor.run(actions, values)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Return True if the words are equal, ignoring case, punctuation and articles."""
         return normalize_answer(gold) == normalize_answer(answer)
 
 
-DOMAINS: Mapping[str, Callable[[PlanGroundSettings, Sequence[PlanRow]], Domain]] = {
-    "maths": Maths,
-    "complex_qa": Questions,
-    "web": Web,
-}
-
-
 def domain_of(name: str, settings: PlanGroundSettings, rows: Sequence[PlanRow]) -> Domain:
-    """Return the domain of rows."""
-    if name not in DOMAINS:
+    if name == "complex_qa":
+        return Questions(settings, rows)
+    if name not in ("maths", "web"):
         raise UserError(
             f"this environment does not support rows of the domain {name!r}",
-            f"use rows of: {', '.join(DOMAINS)}"
+            "use rows of: maths, complex_qa, web"
             + "; environment=shop generates its own tasks" * (name == "shop"),
         )
-    return DOMAINS[name](settings, rows)
+    if settings.corpus is not None or not settings.reader.rules:
+        raise UserError(
+            "environment.corpus and environment.reader are for questions with pages to search and read",
+            "leave them out",
+        )
+    return Maths() if name == "maths" else Web(rows)

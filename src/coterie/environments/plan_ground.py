@@ -70,7 +70,6 @@ def planner_prompt(form: Form) -> str:
 
 
 def grounder_prompt(form: Form, tools: str, task: str) -> str:
-    """Return the grounder's system prompt, which ends with the task."""
     what = "each subgoal of a plan" if form == "onetime" else "the subgoal that you are given"
     return (
         f"You turn {what} into actions for the task below. {_ACTIONS}\n\nTools:\n{tools}\n\n{task}"
@@ -90,7 +89,6 @@ def result_text(subgoal: int, result: str) -> str:
 
 
 def subgoals_in(plan: str) -> list[str]:
-    """Return the subgoals of a plan, without their numbers."""
     parts = SUBGOAL.split(plan)[2::2]
     return [subgoal for part in parts if (subgoal := part.strip().rstrip(";").strip())]
 
@@ -165,7 +163,6 @@ class PlanGround(Pure):
         return openers_of(self.domain, logs)
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split. Training tasks of the form ``iterative`` are single steps."""
         rows = self._rows(split)
         if split == "heldout" and self.form == "iterative" and self.domain.by_steps:
             return self.scored_tasks(count, seed)[:count]

@@ -12,32 +12,30 @@ from typing import Literal
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
-from coterie.environments.numbers import same_number
-from coterie.environments.plan_domains import Domain
+from coterie.environments.plan_domains import Maths
 from coterie.environments.plan_ground import PLANNER, PlanGround, request, whole_task
 from coterie.environments.protocol import Shared
-from coterie.environments.settings import EnvironmentSettings, MicroSplit, check_split, split_of_key
+from coterie.environments.python_maths import OWNERS, THINGS
+from coterie.environments.settings import (
+    EnvironmentSettings,
+    MicroSplit,
+    split_of_key,
+    split_random,
+)
 from coterie.record.tree import Task
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import Action
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import format_value
 
 Wording = Literal["near", "far"]
 """Wording of problems: the same as in training tasks, or different."""
 Sign = Literal["+", "-", "*"]
 SIGNS: tuple[Sign, ...] = ("+", "-", "*")
-OWNERS = (
-    "Ann", "Bob", "Cal", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim", "Kay", "Leo", "Mia", "Ned", "Pam", "Ray",
-)  # fmt: skip
-THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 AMBIGUOUS = 0.3
 MORE = 2
 OTHERS = (1, 2)
 FIRSTS, SECONDS = range(11, 60), range(2, 10)
 PARTS = (2, 3)
 FAR_PARTS = (4,)
-MAX_VALUE = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,7 @@ def generate(
     ambiguous: float = AMBIGUOUS,
 ) -> list[Problem]:
     """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
-    check_split(split)
-    rng = random.Random(f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
+    rng = split_random(split, f"problems/{split}/{seed}/{parts}/{wording}/{ambiguous}")
     problems: list[Problem] = []
     seen: set[str] = set()
     while len(problems) < count:
@@ -148,7 +145,6 @@ def clear(fact: Fact) -> str:
 
 
 def brief(fact: Fact) -> str:
-    """Return a subgoal that names only the owner."""
     return f"find {fact.owner}'s"
 
 
@@ -182,35 +178,16 @@ def fact_text(fact: Fact, wording: Wording) -> str:
     return _FACTS[wording].format(owner=fact.owner, thing=fact.thing, calculation=fact.calculation)
 
 
-TOOL = "Calculator"
-
-
-class SandboxCalculator(Domain):
-    """A domain with a calculator as the only tool. The calculations are Python code and run in the sandbox."""
-
-    name = "maths"
-    needs = (Sandbox,)
+class Calculations(Maths):
+    """Word problems with a calculator as the only tool."""
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        for action in actions:
-            if action.tool != TOOL:
-                return Executed({}, None, f"there is no tool but {TOOL}: {action.text[:80]}")
-        lines = [f"{action.result} = {action.rest(0).strip()}" for action in actions]
-        names = [action.result for action in actions]
-        outputs = await shared[Sandbox].run("\n".join(lines), names)
-        new: dict[str, str] = {}
-        for name, result in zip(names, outputs, strict=True):
-            if not result.ok:
-                return Executed(new, None, f"{name}: {result.reason}")
-            assert result.wire is not None
-            tag, content = result.wire
-            new[name] = content if tag == "str" else format_value(result.wire, MAX_VALUE)
-        return Executed(new, new[names[-1]])
-
-    def same(self, gold: str, answer: str) -> bool:
-        return same_number(gold, answer)
+        other = next((one for one in actions if one.tool != "Calculator"), None)
+        if other is not None:
+            return Executed({}, None, f"there is no tool but Calculator: {other.text[:80]}")
+        return await super().run(actions, values, task, shared)
 
 
 class ProblemsSettings(EnvironmentSettings):
@@ -230,22 +207,19 @@ class Problems(PlanGround):
 
     def __init__(self, settings: ProblemsSettings | None = None) -> None:
         settings = settings or ProblemsSettings()
-        self.domain = SandboxCalculator()
+        self.domain = Calculations()
         self.needs, self.metric = self.domain.needs, self.domain.metric
         self.far = settings.far
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split. The splits are disjoint by construction."""
         start = sum(after) if split == "train" else 0
         form = (FAR_PARTS, "far") if self.far else (PARTS, "near")
         return [as_task(one) for one in generate(split, start + count, seed, *form)[start:]]
 
     def scored_tasks(self, count: int, seed: int) -> list[Task]:
-        """Return held-out tasks, which all have right actions."""
         return self.tasks("heldout", count, seed)
 
     def system_prompt(self, task: Task, actor: str) -> str:
-        """Return the short prompt that the packaged model knows."""
         return PLANNER_PROMPT if actor == PLANNER else f"{GROUNDER_PROMPT} {request(task)}"
 
 

@@ -1,4 +1,4 @@
-"""Mathematics problems for an agent that runs Python: DensePolicy's first two environments.
+"""Mathematics problems for an agent that runs Python: DensePolicy's first two environments, and a micro-world.
 
 Actions are cells of a Python session. Answers are compared as in debates. The setting ``feedback`` selects the reply to
 an answer: ``oracle`` tells whether it is right, as in DensePolicy; ``neutral`` always requests a check; with ``none``
@@ -7,6 +7,7 @@ the first answer is final.
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,15 +32,11 @@ from coterie.environments.answers import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
-from coterie.environments.settings import draw
+from coterie.environments.settings import MicroSplit, draw, split_of_key, split_random
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Role
 from coterie.tools.sandbox.pool import PythonSession, Sandbox
-
-
-def problem_text(question: str) -> str:
-    return f"Problem: {question}"
 
 
 def read_shots(subject: str) -> list[dict[str, str]]:
@@ -50,7 +47,7 @@ def read_shots(subject: str) -> list[dict[str, str]]:
 
 def _messages(shot: Mapping[str, str]) -> list[Message]:
     dialogue: tuple[tuple[Role, str], ...] = (
-        ("user", problem_text(shot["problem"])),
+        ("user", f"Problem: {shot['problem']}"),
         ("assistant", write_action(shot["cell"], shot["plan"])),
         ("user", shot["seen"]),
         ("assistant", write_answer(shot["answer"], shot["conclusion"])),
@@ -166,7 +163,6 @@ class PythonMaths(Acting):
         self.subject = subject
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return tasks of a split, or fewer if the data set has fewer."""
         rows = draw(self.rows, split, count, seed, after)
         return [as_task(row, f"{self.rows.name}-{row.id}") for row in rows]
 
@@ -181,11 +177,10 @@ class PythonMaths(Acting):
         )
 
     def shots(self, task: Task) -> Sequence[Message]:
-        """Return the first example dialogues of the subject."""
         return self._shots
 
     def problem(self, task: Task) -> str:
-        return problem_text(str(task.public["question"]))
+        return f"Problem: {task.public['question']}"
 
     async def begin(self, task: Task, live: Any) -> Transition:
         return Transition(Attempts(), saying(self.problem(task)))
@@ -254,3 +249,141 @@ def as_task(row: QuestionRow, id_: str) -> Task:
 def _attempts(state: State) -> Attempts:
     assert isinstance(state.data, Attempts)
     return state.data
+
+
+# The ``sums`` micro-world: word problems that a tiny model can solve in one short cell.
+#
+#   Ann has 3 boxes with 14 pens in each. Ann gives 5 pens away. How many pens has Ann?    3 * 14 - 5
+#   Ann has 3 boxes with 14 pens in all. Ann gives 5 pens away. How many pens has Ann?     14 - 5
+#
+# Half of the problems are traps: they state the total, so the habit of multiplying leads to a wrong program. A hash of
+# a problem's owner, thing and numbers decides its split.
+
+PROMPT = "Count with Python, then answer."
+WRONG = "Wrong."
+CHECK = "Check."
+OWNERS = (
+    "Ann", "Bob", "Cal", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim", "Kay", "Leo", "Mia", "Ned", "Pam", "Ray",
+)  # fmt: skip
+THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
+BOXES = ("boxes", "bags")
+MOST = 99
+"""The largest number in a problem, a program or its result."""
+NUMBERS = [(n, m) for n in range(2, 8) for m in range(11, 45) if n * m <= MOST - 9]
+CHANGES = range(2, 10)
+TRAPS = 0.5
+OTHERS = 0.3
+Sign = Literal["+", "-"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One word problem."""
+
+    problem_id: str
+    owner: str
+    box: str
+    thing: str
+    boxes: int
+    count: int
+    trap: bool
+    sign: Sign
+    change: int
+    other: str
+    """An irrelevant fact, or ""."""
+
+    def program_of(self, *, times: bool) -> str:
+        first = f"{self.boxes} * {self.count}" if times else f"{self.count}"
+        return f"{first} {self.sign} {self.change}"
+
+    def answer_of(self, *, times: bool) -> int:
+        first = self.boxes * self.count if times else self.count
+        return first + self.change if self.sign == "+" else first - self.change
+
+    @property
+    def program(self) -> str:
+        return self.program_of(times=not self.trap)
+
+    @property
+    def answer(self) -> int:
+        return self.answer_of(times=not self.trap)
+
+
+def canonical_key(problem: Problem) -> str:
+    return f"{problem.owner}|{problem.thing}|{problem.program}|{problem.boxes}"
+
+
+def problem_text(problem: Problem) -> str:
+    owner, thing = problem.owner, problem.thing
+    many = "all" if problem.trap else "each"
+    first = f"{owner} has {problem.boxes} {problem.box} with {problem.count} {thing} in {many}."
+    then = {"+": f"gets {problem.change} {thing} more", "-": f"gives {problem.change} {thing} away"}
+    facts = [first, problem.other, f"{owner} {then[problem.sign]}."]
+    return " ".join([*filter(None, facts), f"How many {thing} has {owner}?"])
+
+
+def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> list[Problem]:
+    """Return ``count`` problems of a split. The result is deterministic, and a larger count extends a smaller one."""
+    rng = split_random(split, f"sums/{split}/{seed}/{traps}")
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    while len(problems) < count:
+        problem = _draw(f"{split}-{seed}-{len(problems)}", traps, rng)
+        name = canonical_key(problem)
+        if split_of_key(name) == split and name not in seen:
+            seen.add(name)
+            problems.append(problem)
+    return problems
+
+
+def _draw(name: str, traps: float, rng: random.Random) -> Problem:
+    owner, (thing, another) = rng.choice(OWNERS), rng.sample(THINGS, 2)
+    boxes, count = rng.choice(NUMBERS)
+    return Problem(
+        name,
+        owner,
+        rng.choice(BOXES),
+        thing,
+        boxes,
+        count,
+        trap=rng.random() < traps,
+        sign=rng.choice(("+", "-")),
+        change=rng.choice(CHANGES),
+        other=f"{owner} has {rng.choice(CHANGES)} {another}." if rng.random() < OTHERS else "",
+    )
+
+
+class SumsSettings(AnsweringSettings):
+    """Settings of the micro-world."""
+
+    steps: int = key(6, "Maximum messages of the agent.", ge=1)
+
+
+class Sums(PythonMaths):
+    """Word problems for one agent with a Python session."""
+
+    name = "sums"
+    settings_type = SumsSettings
+    row_types = ()
+    wrong = WRONG
+    check = CHECK
+
+    def __init__(self, settings: SumsSettings | None = None) -> None:
+        self._answering(settings or SumsSettings(), SUBJECTS["numbers"])
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        start = sum(after) if split == "train" else 0
+        return [sums_task(one) for one in generate(split, start + count, seed)[start:]]
+
+    def system_prompt(self, task: Task) -> str:
+        return PROMPT
+
+    def problem(self, task: Task) -> str:
+        return str(task.public["question"])
+
+
+def sums_task(problem: Problem) -> Task:
+    row = QuestionRow(
+        id=problem.problem_id, question=problem_text(problem), answer=str(problem.answer)
+    )
+    return as_task(row, f"sums-{row.id}")

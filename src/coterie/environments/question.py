@@ -1,4 +1,4 @@
-r"""Questions for one agent, graded by a reward of the user's choice.
+r"""Questions for one agent, graded by a reward of the user's choice; next replies of held-out conversations.
 
     coterie evaluate question dataset=mine.jsonl environment.reward=rewards.py:score policy=smollm2
 
@@ -18,7 +18,7 @@ from functools import cached_property
 from math import isfinite, nan
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError, field_validator, model_validator
 
@@ -36,13 +36,15 @@ from coterie.config.resolve import wrong_at
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import ContestRow
+from coterie.datasets.conversations import ChatMessage, Conversation
 from coterie.datasets.load import Rows, TableRow
-from coterie.datasets.problems import MathRow, SvampRow
+from coterie.datasets.problems import ChoiceRow, MathRow, SvampRow
 from coterie.datasets.rows import Gsm8kRow, QuestionRow, as_text, first_of
 from coterie.environments.answers import (
     boxed_answer,
     exact_match,
     f1,
+    gold_answers,
     normalize_answer,
     secret_answers,
 )
@@ -53,10 +55,11 @@ from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition
 from coterie.environments.settings import EnvironmentSettings, draw
 from coterie.environments.talk import ANSWERED
-from coterie.environments.workflow.code import STARTER, measures
+from coterie.environments.workflow_code import STARTER, measures
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import LENGTH, Task
-from coterie.record.turn import Message, Part, Turn, digest
+from coterie.record.turn import Message, Part, Tool, Turn, digest
+from coterie.tools.calls import NativeCalls
 from coterie.tools.contest import ContestLimits, judge_program
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -158,7 +161,6 @@ class Question(Pure):
         self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
 
     def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        """Return the tasks of a split, at most as many as there are rows."""
         chosen = draw(self.rows, split, count, seed, after)
         return [self._items[f"{self.name}-{row.id}"].task for row in chosen]
 
@@ -212,7 +214,6 @@ class Question(Pure):
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """End with the reply, even if it was cut off."""
         reply = turns[-1]
         return Transition(answer=reply.text, end=LENGTH if reply.truncated else ANSWERED)
 
@@ -242,6 +243,11 @@ class Question(Pure):
         return Grade(solved, {"tests": len(tests), **measures(verdicts)})
 
     async def _own_grade(self, function: Plugin, item: Item, reply: str) -> Grade:
+        def wrong(
+            what: str, fix: str = "return a finite number, or a dict of numbers with score"
+        ) -> UserError:
+            return UserError(f"{function} {what}", fix)
+
         values = (item.question, reply, item.answers[0], deepcopy(dict(item.row)))
         try:
             by_name = set(NAMES) <= inspect.signature(function.thing).parameters.keys()
@@ -249,44 +255,33 @@ class Question(Pure):
             value = function.thing(*(() if by_name else values), **named)
             value = await wait_for(value, SECONDS) if inspect.isawaitable(value) else value
         except (Exception, SystemExit) as error:
-            raise UserError(
-                f"{function} failed on {item.where}: {last_line(error)}", "correct the function"
-            ) from error
+            problem = f"failed on {item.where}: {last_line(error)}"
+            raise wrong(problem, "correct the function") from error
         returned = dict(value) if isinstance(value, Mapping) else {"score": value}
         if "score" not in returned:
-            raise UserError(
-                f"{function} returned {value!r} without score on {item.where}",
-                "return a finite number, or a dict of numbers with score",
-            )
+            raise wrong(f"returned {value!r} without score on {item.where}")
         metrics: dict[str, float] = {}
         for name, one in returned.items():
             if name in RESERVED:
-                raise UserError(
-                    f"{function} returned a metric called {name!r}, which coterie measures itself",
-                    "give it another name",
-                )
+                problem = f"returned a metric called {name!r}, which coterie measures itself"
+                raise wrong(problem, "give it another name")
             figure = as_number(one)
             if figure is None:
                 which = "" if name == "score" else f" as {name}"
-                raise UserError(
-                    f"{function} returned {one!r}{which} on {item.where}",
-                    "return a finite number, or a dict of numbers with score",
-                )
+                raise wrong(f"returned {one!r}{which} on {item.where}")
             metrics[str(name)] = figure
         (low, high), score = self.settings.reward_range, metrics.pop("score")
         if not low <= score <= high:
-            raise UserError(
-                f"{function} returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
+            raise wrong(
+                f"returned {score:g} on {item.where}, outside of {low:g} to {high:g}",
                 "declare its range: environment.reward_range=[LOW,HIGH]",
             )
         return Grade((score - low) / (high - low), metrics)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """Return the answer of a reply, or its program."""
         return program_of(text) if self.reward == "code" else answer_of(text) or None
 
     def same(self, first: str, second: str) -> bool:
-        """Return True if two answers are equal as mathematics, as programs or as words."""
         if self.reward == "math":
             return same_mathematics(first, second)
         if self.reward == "code":
@@ -406,3 +401,100 @@ def _contest(row: QuestionRow, raw: Mapping[str, Any], where: str) -> ContestRow
         fix = "give it a column tests: a list of objects with input and output"
         raise UserError(f"{where} {contest.flaw}", fix)
     return contest
+
+
+ASSISTANT: Literal["assistant"] = "assistant"
+PROBLEMS = (Gsm8kRow, SvampRow, MathRow, ChoiceRow)
+
+
+class ConversationReply(Pure):
+    """One turn, in which the assistant writes the last reply of a row.
+
+    If the assistant calls tools before the last reply, it writes the first reply instead. The score is the word F1 of
+    reply and reference. It measures similarity, not quality.
+    """
+
+    name = "conversation"
+    actors: Mapping[str, ActorKind] = MappingProxyType({ASSISTANT: "agent"})
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+    row_types = (Conversation, *PROBLEMS)
+    syntax = NativeCalls()
+    metric = "word F1 with the reference reply"
+
+    def __init__(self, rows: Rows) -> None:
+        self.dataset = rows
+        self._known: dict[str, Conversation] = {}
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        rows = draw(self.dataset, split, count, seed, after)
+        return list(map(self._task, map(as_conversation, rows)))
+
+    def rows(self, split: Split) -> list[Conversation]:
+        return [as_conversation(row) for row in self.dataset.split(split)]
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return (ASSISTANT,)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        row = self._row(state.task)
+        return tuple(
+            Message(one.role, (Part(one.content, source="task"),))
+            for one in row.messages[: _reply_at(row)]
+        )
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return self._row(state.task).tools
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        (turn,) = turns
+        calls = [f"{call.name}({call.arguments})" for call in turn.calls]
+        return Transition(answer="\n".join((turn.text.strip(), *calls)), end=ANSWERED)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        return Grade(f1(state.answer, gold_answers(state.task)))
+
+    def _task(self, row: Conversation) -> Task:
+        self._known[row.id] = row
+        at = _reply_at(row)
+        public = {"question": "\n\n".join(one.text for one in row.messages[:at])}
+        return Task(
+            row.id, public, secret_answers(row.model_copy(update={"answer": row.messages[at].text}))
+        )
+
+    def _row(self, task: Task) -> Conversation:
+        if task.id not in self._known:
+            for split in ("train", "heldout"):
+                self._known |= {row.id: row for row in self.rows(split)}
+        return self._known[task.id]
+
+
+def as_conversation(row: QuestionRow) -> Conversation:
+    """Convert a row of the catalogue to a question and its solution. A conversation is returned unchanged."""
+    if isinstance(row, Conversation):
+        return row
+    solution = getattr(row, "solution", "")
+    reply = (
+        f"{solution}\n#### {row.answer}" if isinstance(row, Gsm8kRow) else solution or row.answer
+    )
+    messages = (
+        ChatMessage(role="user", content=problem_text(row)),
+        ChatMessage(role=ASSISTANT, content=reply),
+    )
+    return Conversation(
+        id=row.id,
+        question=row.question,
+        answer=row.answer,
+        messages=messages,
+        start=1,
+        place=f"row {row.id}",
+    )
+
+
+def _reply_at(row: Conversation) -> int:
+    """Return the index of the message that the model writes."""
+    roles = [one.role for one in row.messages]
+    if row.start or not any(one.calls for one in row.messages[:-1]):
+        return row.start or len(roles) - 1
+    return roles.index(ASSISTANT)

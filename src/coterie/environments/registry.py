@@ -33,8 +33,7 @@ from coterie.datasets.load import (
     environment_of,
     row_type,
 )
-from coterie.environments.checks import check_parts
-from coterie.environments.protocol import Environment, TakesTools
+from coterie.environments.protocol import Environment, TakesTools, check_parts
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
@@ -47,7 +46,7 @@ ENVIRONMENTS = Kind(
         "exchange": "coterie.environments.exchange:Exchange",
         "persona": "coterie.environments.persona:Persona",
         "problems": "coterie.environments.problems:Problems",
-        "sums": "coterie.environments.sums:Sums",
+        "sums": "coterie.environments.python_maths:Sums",
         "debate": "coterie.environments.debate:Debate",
         "question": "coterie.environments.question:Question",
         "plan_ground": "coterie.environments.plan_ground:PlanGround",
@@ -57,11 +56,11 @@ ENVIRONMENTS = Kind(
         "backend_programming": "coterie.environments.coding:BackendProgramming",
         "babyai": "coterie.environments.babyai:BabyAI",
         "encyclopedia": "coterie.environments.encyclopedia:EncyclopediaQuestions",
-        "mhqa": "coterie.environments.workflow.environment:Mhqa",
-        "web": "coterie.environments.workflow.environment:Web",
-        "code": "coterie.environments.workflow.code:Code",
-        "code_maths": "coterie.environments.workflow.code:CodeMaths",
-        "conversation": "coterie.environments.conversation:ConversationReply",
+        "mhqa": "coterie.environments.workflow:Mhqa",
+        "web": "coterie.environments.workflow:Web",
+        "code": "coterie.environments.workflow_code:Code",
+        "code_maths": "coterie.environments.workflow_code:CodeMaths",
+        "conversation": "coterie.environments.question:ConversationReply",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -207,7 +206,6 @@ def is_data_file(name: str) -> bool:
 
 
 def with_file(words: Iterable[str]) -> list[str]:
-    """Return ``key=value`` words with ``dataset=FILE`` as ``dataset=qa dataset.source=FILE``."""
     result: list[str] = []
     for word in words:
         path, _, text = word.partition("=")
@@ -230,7 +228,6 @@ def is_environment(name: str) -> bool:
 
 
 def played_type(base: type[P], choice: Choice) -> type[P]:
-    """Return a settings type whose groups have the keys of the chosen data set and environment."""
     assert choice.environment is not None, "the choice is complete"
     plugin = find(ENVIRONMENTS, choice.environment)
     own = settings_type_of(plugin, EnvironmentSettings)
@@ -240,7 +237,6 @@ def played_type(base: type[P], choice: Choice) -> type[P]:
 
 
 def make_environment(settings: PlayedSettings) -> Environment:
-    """Construct the environment of resolved settings."""
     name = settings.environment.name
     assert name is not None, "resolved settings have an environment"
     plugin = find(ENVIRONMENTS, name)

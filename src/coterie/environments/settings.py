@@ -1,18 +1,17 @@
-"""Settings of environments, and which rows of a data set become their tasks."""
+"""Settings of environments, splits of micro-worlds, and which rows of a data set become tasks."""
 
 import hashlib
 import random
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeVar
 
-from coterie.config.folders import expanded
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.formats import read_pool
+from coterie.environments.answers import secret_answers
+from coterie.record.tree import Task
 from coterie.record.turn import digest
-from coterie.tools.sandbox.results import Mode
 
 
 class EnvironmentSettings(Settings):
@@ -33,61 +32,17 @@ class EnvironmentSettings(Settings):
         return digest(self.model_dump_json(exclude={"name"}))
 
 
-class FormatSettings(EnvironmentSettings):
-    """Settings of an environment whose prompts may request a format."""
+class RowTasks:
+    """Tasks of an environment whose data set has one task in each row."""
 
-    format_pool_file: str | None = key(
-        None,
-        "A file of formats (JSONL or YAML) instead of the packaged pool. `coterie data prompt-pool` "
-        "writes one. Debates on mathematics have no packaged pool.",
-        source="Optima section 3.1 and appendix H.3",
-    )
+    name: str
+    rows: Rows
 
-    def pool(self, packaged: tuple[str, ...]) -> tuple[str, ...]:
-        file = self.format_pool_file
-        return packaged if file is None else tuple(read_pool(expanded(file)))
+    def task_of(self, row: QuestionRow) -> Task:
+        return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
 
-    def identity(self) -> str:
-        """Return a hash of the settings and of the formats in the file, not of its path."""
-        pool = hashlib.sha256("\n".join(self.pool(())).encode()).hexdigest()
-        return digest(self.model_dump_json(exclude={"name", "format_pool_file"}), pool)
-
-
-class TalkSettings(FormatSettings):
-    """Settings of agents that discuss the questions of a data set."""
-
-    agents: int = key(
-        2,
-        "Number of agents: 2, or 3 (a context is split into three; a debate has a second critic).",
-        source="Optima: 2; 3 in table 7",
-        ge=2,
-        le=3,
-    )
-    turns: int = key(10, "Maximum turns of all agents together.", source="Optima: 10", ge=1)
-
-
-class CodingSettings(EnvironmentSettings):
-    """Settings of an agent that writes functions for a user."""
-
-    turns: int = key(10, "Maximum turns of the agent.", source="ColBench: 10", ge=1)
-    grading: Mode = key(
-        "module",
-        "`module` runs code as a module. `legacy` runs it like SWEET-RL's grader, where answers with helpers, "
-        "imports at the top or recursion fail, for comparison with published numbers.",
-        source="SWEET-RL's code: legacy",
-    )
-    on_leak: Literal["keep", "fail", "drop"] = key(
-        "keep",
-        "Handling of dialogues in which the user quotes the reference: `keep` counts them (`leaks`), `fail` scores "
-        "them 0, `drop` gives them no score, so that they are not trained on.",
-    )
-    tolerance: float = key(0.0, "Relative tolerance for equality of floats; 0 is exact.", ge=0)
-    strict: bool = key(
-        False,
-        "Compare the types of results too. Otherwise 1, 1.0 and True are equal, and an iterator equals the list "
-        "of its items.",
-        source="SWEET-RL's code: Python's ==",
-    )
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        return [self.task_of(row) for row in draw(self.rows, split, count, seed, after)]
 
 
 MicroSplit = Literal["train", "heldout", "corpus"]
@@ -108,10 +63,11 @@ def split_of_key(key: str) -> MicroSplit:
     return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
 
 
-def check_split(split: str) -> None:
-    """Raise ``ValueError`` for an unknown split."""
+def split_random(split: MicroSplit, seed: str) -> random.Random:
+    """Return a generator of random numbers. Raise ``ValueError`` for an unknown split."""
     if split not in SPLIT_SHARES:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")
+    return random.Random(seed)
 
 
 Row = TypeVar("Row")

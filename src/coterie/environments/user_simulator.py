@@ -65,7 +65,6 @@ class UserSimulator(Protocol):
 
 
 def check_script(script: UserSimulator | None) -> UserSimulator:
-    """Return the script of an environment. Raise ``UserError`` without a script."""
     if script is None:
         raise UserError(
             "this environment needs a simulated user, because it has no script",
@@ -92,7 +91,6 @@ class ModelUserSimulator:
 
 
 def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) -> str:
-    """Return the prompt of the simulated user. The parts that change between turns come last."""
     lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
     code = task.secrets[REFERENCE].reveal(PERSON)
     return _ROLE.format(

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.datasets.catalogue import Split
-from coterie.environments.checks import messages_of
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
@@ -24,6 +22,7 @@ from coterie.environments.protocol import (
     State,
     Syntax,
     Transition,
+    messages_of,
     openers_of,
 )
 from coterie.errors import UserError
@@ -32,40 +31,6 @@ from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResu
 from coterie.tools.calls import Function, NativeCalls, SessionSource, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
 from coterie.tools.tags import Tags
-
-
-class ForwardedTasks:
-    """Forward tasks, sessions and grades."""
-
-    environment: Environment
-
-    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
-        return self.environment.tasks(split, count, seed, after)
-
-    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        return self.environment.open(task, seed, shared)
-
-    async def grade(self, state: State, live: Any) -> Grade:
-        return await self.environment.grade(state, live)
-
-
-class ForwardedPlay(ForwardedTasks):
-    """Forward acts and tools too."""
-
-    async def begin(self, task: Task, live: Any) -> Transition:
-        return await self.environment.begin(task, live)
-
-    def acting(self, state: State) -> tuple[str, ...]:
-        return self.environment.acting(state)
-
-    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        return self.environment.tools(state, actor)
-
-    async def act(
-        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
-    ) -> Transition:
-
-        return await self.environment.act(state, turns, live, recorded=recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +74,7 @@ class PastCalls:
     """Number of messages with calls since the last answer."""
 
 
-class WithTools(ForwardedPlay):
+class WithTools:
     """An environment whose agents may call tools. Use :func:`with_tools`, which keeps the environment's traits."""
 
     def __init__(
@@ -154,7 +119,6 @@ class WithTools(ForwardedPlay):
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
-        """Open the session of the environment, if it has one, and the tools."""
         if Toolbox not in shared:  # only a first prompt is needed, without calls
             async with self.environment.open(task, seed, shared) as alone:
                 yield Live(alone, Toolbox({}, self.settings), True)
@@ -179,11 +143,9 @@ class WithTools(ForwardedPlay):
         return replace(transition, data=PastCalls(transition.data))
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """Return who acts in the environment. An agent acts again after its calls."""
         return self.environment.acting(self._inner(state))
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Return the environment's prompt, with the agent's calls and their results inserted."""
         messages = messages_of(self.environment, self._inner(state), actor)
         if self.actors[actor] != "agent":
             return messages
@@ -210,7 +172,6 @@ class WithTools(ForwardedPlay):
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Run the calls of the turns, or else act in the environment."""
         past = _past_calls(state)
         if any(turn.calls for turn in turns) and past.rounds < self.settings.rounds:
             return await self._run_calls(past, turns, live, recorded)
@@ -221,7 +182,6 @@ class WithTools(ForwardedPlay):
         return replace(transition, data=data, end=transition.end or limit)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Grade the trajectory in the environment, and count calls."""
         grade = await self.environment.grade(self._inner(state), self._own(live))
         results = [one for turn in state.turns for one in turn.results]
         counts = {
@@ -244,7 +204,7 @@ class WithTools(ForwardedPlay):
         if recorded and not any(self.changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
         else:
-            results = await self.results(toolbox, calls, turn)
+            results = await toolbox.run(calls, self.offered, turn.whole_text)
         ran = [call for call in calls if not call.error]
         failed = {result.call_id for result in results if result.error}
         now = PastCalls(
@@ -258,18 +218,10 @@ class WithTools(ForwardedPlay):
             data=now, seen=(Observation(_speaker(turn.speaker.name), results=results),)
         )
 
-    async def results(
-        self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
-    ) -> tuple[ToolResult, ...]:
-        return await toolbox.run(calls, self.offered, turn.whole_text)
-
-    def refuses_repeats(self, turn: Turn) -> bool:
-        """Return True if repeated calls in this turn are not run."""
-        return self.settings.repeats == "refuse"
-
     def _allowed(self, past: PastCalls, turn: Turn) -> Iterator[ToolCall]:
         """Yield the calls of a turn, with an error on repeated calls and on calls over the limit, which do not run."""
-        keys, count, once = set(past.keys), past.calls, self.refuses_repeats(turn)
+        keys, count = set(past.keys), past.calls
+        once = self.settings.repeats == "refuse"
         for call in turn.calls:
             if call.error:
                 yield call
@@ -326,11 +278,7 @@ def with_tools(
     syntax: Tags | NativeCalls,
     base: type[WithTools] = WithTools,
 ) -> Environment:
-    """Return the environment with tools. ``base`` defines how calls are run.
-
-    Raises:
-        UserError: the environment has tools of its own.
-    """
+    """Return the environment with tools. ``base`` defines how calls are run."""
     if environment.syntax is not None:
         raise UserError(
             f"the environment {environment.name} has tools of its own",

@@ -13,8 +13,7 @@ from coterie.config.plugins import label
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.engines.protocol import POLICY, Engine, Sampling
-from coterie.environments.checks import check_needs
-from coterie.environments.protocol import Environment, Openers, agents_of, openers_of
+from coterie.environments.protocol import Environment, Openers, agents_of, check_needs, openers_of
 from coterie.environments.registry import content, make_environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

@@ -24,7 +24,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.conversations import Conversation, Preference
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import POLICY, Engine
-from coterie.environments.conversation import PROBLEMS, ConversationReply
+from coterie.environments.question import PROBLEMS, ConversationReply
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer

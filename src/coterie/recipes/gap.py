@@ -14,9 +14,8 @@ Notation of the paper: question q, trace tau, plan G = (V, E), where sub-task j 
               max(-rho A, -clip(rho, 1 - eps_low, 1 + eps_high) A) on the agent's tokens, rho = pi / pi_old
     evaluate  the policy on the same held-out questions
 
-Algorithm 1 (parse the graph, sort it into levels, run each level in parallel) is in ``coterie.environments.workflow``:
-plans are parsed, checked and measured, and a plan written as a graph of calls runs level by level without asking the
-agent again.
+Algorithm 1 (parse the graph, sort it into levels) is in ``coterie.environments.traces``. The agent calls the tools of a
+level in one message, and they run in parallel.
 
 Deliberate deviations from the released code:
 
@@ -33,10 +32,10 @@ from pathlib import Path
 
 from coterie.config.folders import expanded, sha256
 from coterie.environments.answers import question_of
+from coterie.environments.expert import Demonstrates, NoTrace
 from coterie.environments.protocol import Openers, Shared, agents_of
-from coterie.environments.workflow.agent import AgentSettings
-from coterie.environments.workflow.expert import Demonstrates
-from coterie.environments.workflow.trace import SEARCH, NoTrace
+from coterie.environments.traces import SEARCH
+from coterie.environments.workflow import AgentSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer

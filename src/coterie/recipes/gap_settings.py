@@ -7,7 +7,7 @@ from pydantic import model_validator
 from coterie.config.settings import Settings, key
 from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
-from coterie.environments.workflow.trace import TraceForm
+from coterie.environments.traces import TraceForm
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.turn import digest
 from coterie.runs.reinforce_settings import ReinforceSettings

@@ -32,7 +32,7 @@ from coterie.environments.protocol import (
     agents_of,
 )
 from coterie.environments.talk import ANSWERED
-from coterie.environments.workflow.trace import final_answer, tagged
+from coterie.environments.traces import final_answer, tagged
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.tree import Task

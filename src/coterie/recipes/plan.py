@@ -13,8 +13,13 @@ from coterie.engines.chat_model import check_chat
 from coterie.engines.settings import EngineSettings
 from coterie.engines.vllm import check_vllm
 from coterie.environments.answers import GRADER
-from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import Environment, formats_of, most_turns, persons_of
+from coterie.environments.protocol import (
+    Environment,
+    draw_tasks,
+    formats_of,
+    most_turns,
+    persons_of,
+)
 from coterie.environments.user_simulator import (
     REFERENCE,
     SCRIPT,

@@ -23,9 +23,8 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Frozen, SetRow
 from coterie.engines.protocol import EngineError
-from coterie.environments.checks import faults_of
 from coterie.environments.coding import AGENT, BackendProgramming
-from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.protocol import Grade, Shared, State, faults_of
 from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import PERSON
 from coterie.errors import UserError
@@ -172,7 +171,7 @@ def _dialogues(
     dialogues: dict[ItemKey, tuple[Task, OfflineDialogue]] = {}
     task_rows, repeats = dict[str, CodeRow](), Counter[str]()
     for row in read_rows(file, OfflineDialogue, progress):
-        task = environment.task(row.task)
+        task = environment.task_of(row.task)
         if task.id in held_out or content_of(task) in held_out:
             left_out += 1
             continue

@@ -10,15 +10,20 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.checks import (
+from coterie.environments.protocol import (
+    Environment,
     EnvironmentFault,
+    Grade,
+    Shared,
+    Shortens,
+    State,
+    Transition,
     check_return,
     faults_of,
     innermost,
     messages_of,
     wrong_return,
 )
-from coterie.environments.protocol import Environment, Grade, Shared, Shortens, State, Transition
 from coterie.record.tree import CONTEXT, Task, Tree
 from coterie.record.turn import Finish, Speaker, Tool, ToolCall, Turn, check_calls
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, Sampler

@@ -11,8 +11,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.checks import EnvironmentFault, check_environment
-from coterie.environments.protocol import Environment, Grade, Shared, agents_of
+from coterie.environments.protocol import (
+    Environment,
+    EnvironmentFault,
+    Grade,
+    Shared,
+    agents_of,
+    check_needs,
+    check_parts,
+)
 from coterie.errors import UserError
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Message, Tool, Turn, digest
@@ -173,7 +180,8 @@ class Driver:
     """Time limit of each call of the environment."""
 
     def __post_init__(self) -> None:
-        check_environment(self.environment, self.shared)
+        check_parts(self.environment)
+        check_needs(self.environment, self.shared)
         if missing := self.environment.actors.keys() - self.samplers.keys():
             names = ", ".join(sorted(missing))
             raise ValueError(f"{self.environment.name} needs samplers for {names}")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.checks import faults_of, messages_of
-from coterie.environments.protocol import Environment, Shared, State
+from coterie.environments.protocol import Environment, Shared, State, faults_of, messages_of
 from coterie.models.chat import ChatRenderer
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Request, Speaker, Turn, make_turn

@@ -26,8 +26,7 @@ from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
 from coterie.environments.answers import known_answers, question_of
 from coterie.environments.baselines import Method, by_method
-from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import Environment, Openers, Votes, agents_of
+from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
 from coterie.environments.registry import (
     ENVIRONMENTS,
     Choice,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from coterie.engines.protocol import Sampling
-from coterie.environments.checks import draw_tasks
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, draw_tasks
 from coterie.errors import UserError
 from coterie.progress import Pace, Progress, duration
 from coterie.record.rows import Row

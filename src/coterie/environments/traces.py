@@ -1,4 +1,4 @@
-"""Traces of GAP's agents: segments and their order, the final answer, and traces written by an expert.
+"""Plans and traces of GAP's agents: parsing, the order of tags, the final answer, and messages of an expert.
 
     <think>Two films, so two searches.</think>
     <plan>
@@ -12,27 +12,141 @@
     <think>...</think>
     <answer>Oslo</answer>
 
-Tags inside an observation are text. Violations of the order are only counted. ``|`` separates several answers.
-
-An expert writes a plan and one level in each call (parallel), or one query at a time (sequential). In a sound trace
-no level contains the answer or results of this or later levels, unless the question or earlier results do.
+A plan is an acyclic graph of tasks. Its parser is lenient about case, spaces, bullets and bold type, and linear in
+time. Tags inside an observation are text. Violations of the order are only counted. ``|`` separates several answers.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal, NamedTuple
 
 from coterie.environments.answers import exact_match, f1
 from coterie.environments.coding import python_blocks
-from coterie.environments.settings import split_words
-from coterie.environments.workflow.plan import BrokenPlan, Plan, Task, parse_plan
 
-CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+
+
+class BrokenPlan(Exception):
+    """An invalid plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of a plan."""
+
+    id: str
+    text: str
+    """Description, possibly with placeholders for results of its dependencies."""
+    after: tuple[str, ...] = ()
+
+
+class Shape(NamedTuple):
+    """Number of tasks, of levels (the longest chain), and of tasks in the largest level."""
+
+    tasks: int
+    levels: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Checked tasks in the order of the text. Raises :class:`BrokenPlan` if they are not a valid plan."""
+
+    tasks: tuple[Task, ...]
+
+    def __post_init__(self) -> None:
+        ids = {task.id for task in self.tasks}
+        if not ids:
+            raise BrokenPlan("there are no tasks")
+        if len(ids) < len(self.tasks):
+            raise BrokenPlan("an id is used twice")
+        for task in self.tasks:
+            if not ids.issuperset(task.after):
+                raise BrokenPlan(f"{task.id}: a dependency is not a task")
+            if not set(task.after).issuperset(_PLACEHOLDER.findall(task.text)):
+                raise BrokenPlan(f"{task.id}: a placeholder is not a dependency")
+        try:
+            self.sorter().prepare()
+        except CycleError:
+            raise BrokenPlan("tasks wait for each other") from None
+
+    def sorter(self) -> TopologicalSorter[str]:
+        return TopologicalSorter({task.id: task.after for task in self.tasks})
+
+    @cached_property
+    def levels(self) -> tuple[tuple[str, ...], ...]:
+        """Ids by level. The tasks of a level depend only on earlier levels and are in the order of the text."""
+        place = {task.id: number for number, task in enumerate(self.tasks)}
+        sorter, levels = self.sorter(), []
+        sorter.prepare()
+        while sorter.is_active():
+            level = sorter.get_ready()
+            sorter.done(*level)
+            levels.append(tuple(sorted(level, key=place.__getitem__)))
+        return tuple(levels)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(len(self.tasks), len(self.levels), max(map(len, self.levels)))
+
+
+_TASK = re.compile(r"[\s\-*•#>]*T([0-9]{1,6})[ \t*]*[:.)](.*)", re.IGNORECASE | re.DOTALL)
+_WAITS = re.compile(r"\b(?:dependency|dependencies|depends on)\b[ \t*]*:", re.IGNORECASE)
+_ID = re.compile(r"T([0-9]{1,6})", re.IGNORECASE)
+_WRITTEN = re.compile(r"\{[ \t]{0,4}T([0-9]{1,6})[ \t]{0,4}\}", re.IGNORECASE)
+_SPLIT = re.compile(r"[\s,;&+]+")
+_NONE = {"none", "nothing", "n/a", "na", "-", "–", "no", "null"}
+_AROUND = " \t-–*([])."
+
+
+def parse_plan(text: str) -> Plan:
+    """Parse a list of tasks, with or without ``<plan>`` around it. Raise only :class:`BrokenPlan`."""
+    _, tag, inside = text.partition("<plan>")
+    body = (inside if tag else text).partition("</plan>")[0]
+    ids: list[str] = []
+    texts: list[list[str]] = []
+    after: list[tuple[str, ...] | None] = []
+    for line in body.splitlines():
+        if task := _TASK.match(line):
+            ids.append(f"T{int(task[1])}")
+            texts.append([])
+            after.append(None)
+            line = task[2]
+        waits = _WAITS.search(line)
+        text = (line[: waits.start()] if waits else line).strip()
+        text = text.rstrip("-–([* \t") if waits else text
+        if ids and after[-1] is None and text.strip(_AROUND):
+            texts[-1].append(text.strip(" \t*"))
+        if waits:
+            if not ids or after[-1] is not None:
+                raise BrokenPlan(f"dependencies without a task: {line[:80]!r}")
+            after[-1] = _dependencies(line[waits.end() :])
+    plain = (_WRITTEN.sub(lambda one: f"{{T{int(one[1])}}}", " ".join(text)) for text in texts)
+    tasks = zip(ids, plain, (one or () for one in after), strict=True)
+    return Plan(tuple(Task(*task) for task in tasks))
+
+
+def _dependencies(text: str) -> tuple[str, ...]:
+    text = text.strip(_AROUND)
+    if not text or text.lower() in _NONE or text.lower().startswith(("none ", "none,", "none(")):
+        return ()
+    ids: dict[str, None] = {}
+    for word in _SPLIT.split(text):
+        name = _ID.fullmatch(word.strip(_AROUND))
+        if name:
+            ids[f"T{int(name[1])}"] = None
+        elif word.lower() not in ("and", ""):
+            raise BrokenPlan(f"{word[:80]!r} is not the id of a task")
+    return tuple(ids)
+
+
+CALLS = ("wiki_search", "web_search", "crawl_page", "code")
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
          "observation")  # fmt: skip
-_TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")  # the prompts show no graph with attributes
+_TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")
 
 AgentKind = Literal["mhqa", "web", "code"]
 
@@ -69,21 +183,19 @@ def scan(text: str) -> tuple[list[Segment], int]:
     return segments, stray
 
 
-_SEARCH = ("web_search", "crawl_page", "graph")
+_SEARCH = ("web_search", "crawl_page")
 _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
     "mhqa": {
-        "": ("plan", "wiki_search", "graph"),
-        "plan": ("wiki_search", "graph"),
-        "wiki_search": ("wiki_search", "graph", "reflection", "answer"),
-        "graph": ("wiki_search", "graph", "reflection", "answer"),
-        "reflection": ("plan", "wiki_search", "graph"),
+        "": ("plan", "wiki_search"),
+        "plan": ("wiki_search",),
+        "wiki_search": ("wiki_search", "reflection", "answer"),
+        "reflection": ("plan", "wiki_search"),
     },
     "web": {
         "": ("plan", *_SEARCH),
         "plan": (*_SEARCH, "suggested_answer"),
         "web_search": (*_SEARCH, "reflection", "suggested_answer"),
         "crawl_page": (*_SEARCH, "reflection", "suggested_answer"),
-        "graph": (*_SEARCH, "reflection", "suggested_answer"),
         "reflection": ("plan", *_SEARCH, "suggested_answer"),
         "suggested_answer": ("double_check",),
         "double_check": ("plan", *_SEARCH, "answer"),
@@ -179,80 +291,6 @@ def overlap(answer: str | None, golds: Sequence[str], several: Several) -> float
     return sum(f1(one, golds) for one in answers) / len(answers) if answers else 0.0
 
 
-_WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
-_BRACKETS = re.compile(r"\s*\([^()]*\)")
-LEAST = 2
-"""Minimum words of a partial name that identifies the whole name, since a single word is ambiguous."""
-
-_EMPTY = frozenset(
-    split_words(
-        "a an the of in on at to for from by with and or but is are was were be been being do does did has have had "
-        "that this these those which who whom whose what when where why how it its he she his her they their them as "
-        "than then also both s there can could would will about into"
-    )
-)
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text without case, accents and punctuation."""
-    return tuple(map(_fold, _WORD.findall(text)))
-
-
-def telling(question: str) -> list[str]:
-    """Return the words of a question that are no stop words, in their spelling."""
-    stripped = (one.strip("\"'.,;:?!()[]") for one in question.split())
-    return [one for one in stripped if not _EMPTY.issuperset(words(one))]
-
-
-def says(text: str, name: str) -> bool:
-    """Return True if a text contains the words of a name in sequence; False for a name without words."""
-    return bool(_places(words(text), words(name)))
-
-
-def spelling_in(text: str, name: str) -> str:
-    """Return the spelling of a name in a text, preferably with a capital letter, or ""."""
-    matches, target = list(_WORD.finditer(text)), words(name)
-    spans = [
-        (matches[place].start(), matches[place + len(target) - 1].end())
-        for place in _places(tuple(_fold(one[0]) for one in matches), target)
-    ]
-    if not spans:
-        return ""
-    start, stop = min(spans, key=lambda span: text[span[0]].islower())
-    span = text[start:stop]
-    closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
-    return span + ")" * closed
-
-
-def bare(name: str) -> str:
-    """Return a name without text in brackets, such as ``(1929 film)``."""
-    return _BRACKETS.sub("", name).strip() or name
-
-
-def alike(one: str, other: str) -> bool:
-    """Return True if two names are equal or one contains the other."""
-    first, second = sorted((words(bare(one)), words(bare(other))), key=len)
-    if first == second:
-        return bool(first)
-    return len(first) >= LEAST and bool(_places(second, first))
-
-
-def places_of(name: str, among: Sequence[str]) -> list[int]:
-    """Return the indices of equal names, or else of names that are :func:`alike`."""
-    equal = [place for place, one in enumerate(among) if words(one) == words(name)]
-    return equal or [place for place, one in enumerate(among) if alike(one, name)]
-
-
-def _fold(word: str) -> str:
-    plain = unicodedata.normalize("NFKD", word)
-    return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
-
-
-def _places(text: tuple[str, ...], part: tuple[str, ...]) -> list[int]:
-    places = range(len(text) - len(part) + 1) if part else ()
-    return [place for place in places if text[place : place + len(part)] == part]
-
-
 SEARCH = "wiki_search"
 KNOWN = "So I know the answer."
 TraceForm = Literal["parallel", "sequential", "closed"]
@@ -280,7 +318,6 @@ class Trace:
     """Conclusion that replaces the facts in the last thought; may be empty."""
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
-        """Return the agent's messages. Tool results follow each message but the last."""
         if form == "closed":
             return (tagged("answer", self.answer),)
         return tuple(self._messages(self.rounds(form), planned=form == "parallel"))
@@ -340,89 +377,3 @@ def _thought(
     else:
         following = "I search for the next fact." if known else "I search for the first fact."
     return f"{facts} {following}".strip()
-
-
-LEAK = "a query or a task says what is not known then"
-TWICE = "two tasks ask the same"
-UNPLANNED = "its tasks are no plan that can be written and read"
-
-
-class NoTrace(Exception):
-    """A row has no sound trace. ``reason`` is one of a few texts, which are counted."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A search. The ids of steps are ``T1``, ``T2``, ... in order."""
-
-    task: str
-    """Text of the task in the plan, with placeholders such as ``{T1}`` for unknown results."""
-    query: str
-    result: str
-    fact: str
-    after: tuple[str, ...] = ()
-
-
-def name_of(place: int) -> str:
-    """Return the id of the step with index ``place``."""
-    return f"T{place + 1}"
-
-
-def without_dependents(steps: Sequence[Step]) -> list[int]:
-    """Return the indices of the steps that no other step depends on."""
-    waited = {other for one in steps for other in one.after}
-    return [place for place in range(len(steps)) if name_of(place) not in waited]
-
-
-def is_yes_or_no(answer: str) -> bool:
-    return words(answer) in (("yes",), ("no",))
-
-
-def make_trace(
-    question: str, answer: str, steps: Sequence[Step], *, compare: bool = False
-) -> Trace:
-    """Return the trace of these steps.
-
-    ``compare`` adds a last task without a search, which depends on all tasks without other dependents.
-
-    Raises:
-        NoTrace: the trace is not sound.
-    """
-    by_id = {name_of(place): one for place, one in enumerate(steps)}
-    tasks = [Task(id_, one.task, one.after) for id_, one in by_id.items()]
-    if compare:
-        last = tuple(map(name_of, without_dependents(steps)))
-        text = f"compare {' and '.join(f'{{{one}}}' for one in last)}"
-        tasks.append(Task(name_of(len(tasks)), text, last))
-    try:
-        plan = Plan(tuple(tasks))
-        same = parse_plan(format_plan(plan)) == plan
-    except BrokenPlan as error:
-        raise NoTrace(UNPLANNED) from error
-    if not same:
-        raise NoTrace(UNPLANNED)
-    searches = (tuple(id_ for id_ in level if id_ in by_id) for level in plan.levels)
-    levels = [level for level in searches if level]
-    results = [[by_id[id_].result for id_ in level] for level in levels]
-    for number, level in enumerate(levels):
-        known = [question, *(one for row in results[:number] for one in row)]
-        hidden = [answer, *(one for row in results[number:] for one in row)]
-        texts = [by_id[id_].query for id_ in level]
-        if number == 0:
-            texts += [task.text for task in plan.tasks]
-        if any(_leaks(one, hidden, known) for one in texts):
-            raise NoTrace(LEAK)
-    if len({words(one.query) for one in steps}) < len(steps):
-        raise NoTrace(TWICE)
-    queries = (
-        tuple(Query(id_, by_id[id_].query, by_id[id_].fact) for id_ in level) for level in levels
-    )
-    return Trace(plan, tuple(queries), answer)
-
-
-def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:
-    return any(says(text, one) and not any(says(other, one) for other in known) for one in hidden)

@@ -5,29 +5,177 @@ with a reason. Thoughts state gold facts. If no result contains them, an agent t
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from coterie.datasets.rows import Evidence, Hop, HotpotRow, MusiqueRow, QuestionRow, TwoWikiRow
 from coterie.environments.settings import split_words
-from coterie.environments.workflow.trace import (
-    NoTrace,
-    Step,
+from coterie.environments.traces import (
+    BrokenPlan,
+    Plan,
+    Query,
+    Task,
     Trace,
-    alike,
-    bare,
-    is_yes_or_no,
-    make_trace,
-    name_of,
-    places_of,
-    says,
-    spelling_in,
-    telling,
-    without_dependents,
-    words,
+    format_plan,
+    parse_plan,
 )
-from coterie.record.tree import Task
+from coterie.record.tree import Task as EpisodeTask
 from coterie.tools.search import titles_in
+
+
+class NoTrace(Exception):
+    """A row has no sound trace. The message is one of a few texts, which are counted."""
+
+
+_WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
+_BRACKETS = re.compile(r"\s*\([^()]*\)")
+LEAST = 2
+"""Minimum words of a partial name that identifies the whole name, since a single word is ambiguous."""
+
+_EMPTY = frozenset(
+    split_words(
+        "a an the of in on at to for from by with and or but is are was were be been being do does did has have had "
+        "that this these those which who whom whose what when where why how it its he she his her they their them as "
+        "than then also both s there can could would will about into"
+    )
+)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text without case, accents and punctuation."""
+    return tuple(map(_fold, _WORD.findall(text)))
+
+
+def telling(question: str) -> list[str]:
+    """Return the words of a question that are no stop words, in their spelling."""
+    stripped = (one.strip("\"'.,;:?!()[]") for one in question.split())
+    return [one for one in stripped if not _EMPTY.issuperset(words(one))]
+
+
+def says(text: str, name: str) -> bool:
+    """Return True if a text contains the words of a name in sequence; False for a name without words."""
+    return bool(_places(words(text), words(name)))
+
+
+def spelling_in(text: str, name: str) -> str:
+    """Return the spelling of a name in a text, preferably with a capital letter, or ""."""
+    matches, target = list(_WORD.finditer(text)), words(name)
+    spans = [
+        (matches[place].start(), matches[place + len(target) - 1].end())
+        for place in _places(tuple(_fold(one[0]) for one in matches), target)
+    ]
+    if not spans:
+        return ""
+    start, stop = min(spans, key=lambda span: text[span[0]].islower())
+    span = text[start:stop]
+    closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
+    return span + ")" * closed
+
+
+def bare(name: str) -> str:
+    """Return a name without text in brackets, such as ``(1929 film)``."""
+    return _BRACKETS.sub("", name).strip() or name
+
+
+def alike(one: str, other: str) -> bool:
+    """Return True if two names are equal or one contains the other."""
+    first, second = sorted((words(bare(one)), words(bare(other))), key=len)
+    if first == second:
+        return bool(first)
+    return len(first) >= LEAST and bool(_places(second, first))
+
+
+def places_of(name: str, among: Sequence[str]) -> list[int]:
+    """Return the indices of equal names, or else of names that are :func:`alike`."""
+    equal = [place for place, one in enumerate(among) if words(one) == words(name)]
+    return equal or [place for place, one in enumerate(among) if alike(one, name)]
+
+
+def _fold(word: str) -> str:
+    plain = unicodedata.normalize("NFKD", word)
+    return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
+
+
+def _places(text: tuple[str, ...], part: tuple[str, ...]) -> list[int]:
+    places = range(len(text) - len(part) + 1) if part else ()
+    return [place for place in places if text[place : place + len(part)] == part]
+
+
+LEAK = "a query or a task says what is not known then"
+TWICE = "two tasks ask the same"
+UNPLANNED = "its tasks are no plan that can be written and read"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A search. The ids of steps are ``T1``, ``T2``, ... in order."""
+
+    task: str
+    """Text of the task in the plan, with placeholders such as ``{T1}`` for unknown results."""
+    query: str
+    result: str
+    fact: str
+    after: tuple[str, ...] = ()
+
+
+def name_of(place: int) -> str:
+    return f"T{place + 1}"
+
+
+def without_dependents(steps: Sequence[Step]) -> list[int]:
+    """Return the indices of the steps that no other step depends on."""
+    waited = {other for one in steps for other in one.after}
+    return [place for place in range(len(steps)) if name_of(place) not in waited]
+
+
+def is_yes_or_no(answer: str) -> bool:
+    return words(answer) in (("yes",), ("no",))
+
+
+def make_trace(
+    question: str, answer: str, steps: Sequence[Step], *, compare: bool = False
+) -> Trace:
+    """Return the trace of these steps.
+
+    ``compare`` adds a last task without a search, which depends on all tasks without other dependents.
+    """
+    by_id = {name_of(place): one for place, one in enumerate(steps)}
+    tasks = [Task(id_, one.task, one.after) for id_, one in by_id.items()]
+    if compare:
+        last = tuple(map(name_of, without_dependents(steps)))
+        text = f"compare {' and '.join(f'{{{one}}}' for one in last)}"
+        tasks.append(Task(name_of(len(tasks)), text, last))
+    try:
+        plan = Plan(tuple(tasks))
+        same = parse_plan(format_plan(plan)) == plan
+    except BrokenPlan as error:
+        raise NoTrace(UNPLANNED) from error
+    if not same:
+        raise NoTrace(UNPLANNED)
+    searches = (tuple(id_ for id_ in level if id_ in by_id) for level in plan.levels)
+    levels = [level for level in searches if level]
+    results = [[by_id[id_].result for id_ in level] for level in levels]
+    for number, level in enumerate(levels):
+        known = [question, *(one for row in results[:number] for one in row)]
+        hidden = [answer, *(one for row in results[number:] for one in row)]
+        texts = [by_id[id_].query for id_ in level]
+        if number == 0:
+            texts += [task.text for task in plan.tasks]
+        if any(_leaks(one, hidden, known) for one in texts):
+            raise NoTrace(LEAK)
+    if len({words(one.query) for one in steps}) < len(steps):
+        raise NoTrace(TWICE)
+    queries = (
+        tuple(Query(id_, by_id[id_].query, by_id[id_].fact) for id_ in level) for level in levels
+    )
+    return Trace(plan, tuple(queries), answer)
+
+
+def _leaks(text: str, hidden: Sequence[str], known: Sequence[str]) -> bool:
+    return any(says(text, one) and not any(says(other, one) for other in known) for one in hidden)
+
 
 _PHRASES: Mapping[str, str] = {
     "country of citizenship": "nationality",
@@ -105,7 +253,6 @@ def _plain(text: str) -> str:
 
 
 def gold_titles(row: QuestionRow) -> tuple[str, ...]:
-    """Return the titles of the gold passages of a row."""
     return tuple(dict.fromkeys(_plain(one.title) for one in row.passages if one.gold))
 
 
@@ -119,14 +266,10 @@ def has_passages(results: Iterable[str], titles: Iterable[str]) -> bool:
 class Demonstrates(Protocol):
     """An environment with expert traces of its tasks."""
 
-    def trace(self, task: Task) -> Trace:
-        """Return the expert trace of a training task.
+    def trace(self, task: EpisodeTask) -> Trace:
+        """Return the expert trace of a training task."""
 
-        Raises:
-            NoTrace: no sound trace exists.
-        """
-
-    def grounded(self, task: Task, results: Sequence[str]) -> bool:
+    def grounded(self, task: EpisodeTask, results: Sequence[str]) -> bool:
         """Return True if tool results contain the facts that the answer depends on."""
 
 
@@ -143,7 +286,6 @@ class Page(NamedTuple):
 
 
 def trace_of_hotpot(row: HotpotRow) -> Trace:
-    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     pages = _pages(row)
     if len(pages) != 2:
         raise NoTrace("it does not rest on two pages")
@@ -226,7 +368,6 @@ _RELATION = ">>"
 
 
 def trace_of_musique(row: MusiqueRow) -> Trace:
-    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.hops:
         raise NoTrace("it has no decomposition")
     steps: list[Step] = []
@@ -297,7 +438,6 @@ _MONTHS = split_words(
 
 
 def trace_of_2wiki(row: TwoWikiRow) -> Trace:
-    """Return the trace of a row. Raise :class:`NoTrace` without a sound trace."""
     if not row.evidences:
         raise NoTrace("it has no evidences")
     if row.type not in (*CHAINS, *COMPARISONS):

@@ -16,12 +16,12 @@ from typing import Any, Literal
 from coterie.datasets.code_rows import ContestRow, ContestTest
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.answers import GRADER, gold_answers, secret_answers
+from coterie.environments.answers import GRADER, gold_answers
 from coterie.environments.coding import code_of, python_blocks
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.protocol import WELL_FORMED, Grade, State
-from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
-from coterie.environments.workflow.trace import final_answer
+from coterie.environments.traces import final_answer
+from coterie.environments.workflow import AgentSettings, WorkflowAgent
 from coterie.errors import UserError
 from coterie.record.tree import Secret, Task
 from coterie.tools.contest import ContestLimits, Verdict, judge_program
@@ -77,7 +77,6 @@ STARTER = f"Begin your program with this:\n{_FENCE}py\n{{starter}}\n{_FENCE}"
 
 
 def instructions(work: Work) -> str:
-    """Return the system prompt, without the tool."""
     return f"{_BEGINNING[work]}\n{_TAGS}{_ANSWERS[work]}"
 
 
@@ -96,7 +95,6 @@ class Code(WorkflowAgent):
     """Programming contests for one agent."""
 
     kind = "code"
-    graphs = False
     settings_type = CodeSettings
     row_types: tuple[type[QuestionRow], ...] = (ContestRow,)
     needs: tuple[type, ...] = (Sandbox,)
@@ -127,7 +125,7 @@ class Code(WorkflowAgent):
         beginning = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
         return f"{super().request(task)}{beginning}"
 
-    def read(self, text: str) -> str | None:
+    def answer(self, text: str) -> str | None:
         """Return the content of the answer tag, or, if lenient, the last Python block."""
         answer = final_answer(text)
         if answer is None and self.settings.lenient and (blocks := python_blocks(text)):
@@ -166,7 +164,6 @@ class Code(WorkflowAgent):
         return Grade(float(all(one.passed for one in verdicts)), {**common, **measures(verdicts)})
 
     def same(self, first: str, second: str) -> bool:
-        """Return True if two answers have exactly the same program."""
         return self.program(first) == self.program(second)
 
 
@@ -194,7 +191,6 @@ class CodeMaths(WorkflowAgent):
     """Mathematics problems for one agent that runs programs."""
 
     kind = "code"
-    graphs = False
     settings_type = AgentSettings
     row_types: tuple[type[QuestionRow], ...] = (MathRow,)
     metric = "solved"
@@ -206,12 +202,12 @@ class CodeMaths(WorkflowAgent):
                 f"the problem {row.id} of {self.name}: {row.flaw}",
                 "remove it, because answers can't be graded on it",
             )
-        return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
+        return super().task_of(row)
 
     def instructions(self) -> str:
         return SHORT["mathematics"] if self.terse else instructions("mathematics")
 
-    def read(self, text: str) -> str | None:
+    def answer(self, text: str) -> str | None:
         """Return the content of the answer tag, or of a box in it; if lenient, also of any box."""
         answer = final_answer(text)
         if answer is None and self.settings.lenient:

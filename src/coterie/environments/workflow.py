@@ -1,4 +1,4 @@
-"""Questions for an agent that plans, calls tools and answers (GAP), and its prompts.
+"""Agents that plan, call tools and answer (GAP): questions, prompts, scores, and measures of trajectories.
 
     coterie evaluate mhqa dataset=2wiki tools.config=tools.yaml policy=RUN
 
@@ -7,9 +7,13 @@ and F1, and optionally by a model.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -21,21 +25,215 @@ from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.environments.answers import f1, gold_answers, normalize_answer, secret_answers
-from coterie.environments.protocol import WELL_FORMED, Grade, Openers, State
-from coterie.environments.workflow.agent import AgentSettings, WorkflowAgent
-from coterie.environments.workflow.expert import gold_titles, has_passages, trace_of
-from coterie.environments.workflow.trace import (
+from coterie.environments.expert import gold_titles, has_passages, trace_of
+from coterie.environments.protocol import (
+    VIOLATIONS,
+    WELL_FORMED,
+    ActorKind,
+    Answers,
+    Environment,
+    Grade,
+    Openers,
+    Pure,
+    State,
+    Transition,
+)
+from coterie.environments.settings import EnvironmentSettings, RowTasks
+from coterie.environments.talk import ANSWERED
+from coterie.environments.traces import (
     AgentKind,
+    BrokenPlan,
+    Plan,
     Several,
+    Shape,
     Trace,
     final_answer,
     matches,
     overlap,
+    parse_plan,
+    scan,
+    violations,
 )
-from coterie.record.tree import Task
-from coterie.record.turn import digest
+from coterie.environments.with_tools import WithTools, with_tools
+from coterie.errors import UserError
+from coterie.record.tree import LENGTH, Ending, Task
+from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
+from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.registry import ToolsSettings
+from coterie.tools.tags import OBSERVATION, Tags, inside
 
-PlanForm = Literal["tasks", "graph", "none"]
+AGENT = "agent"
+NO_ANSWER = Ending("no answer")
+Round = tuple[Turn, tuple[ToolResult, ...]]
+
+
+def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, float | int]:
+    """Return metrics of the plans and calls of a trajectory.
+
+    * ``plans``, ``broken_plans``: number of valid and invalid plans.
+    * ``tasks``, ``levels``, ``plan_width``: size of the first valid plan.
+    * ``width``: maximum number of calls in a message.
+    * ``early_calls``: calls made before the tasks that they depend on can be done.
+    * ``serial_seconds``, ``critical_seconds``: time of all calls in sequence, and with the calls of a message in
+      parallel.
+    """
+    by_turn = [_plans(turn.text) for turn in turns if turn.speaker.name == actor]
+    plans = [plan for valid, _ in by_turn for plan in valid]
+    rounds: list[Round] = [
+        (turn, after.results)
+        for turn, after in pairwise(turns)
+        if turn.speaker.name == actor and after.results
+    ]
+    seconds = [[one.seconds for one in results] for _, results in rounds]
+    shape = plans[0].shape if plans else Shape(0, 0, 0)
+    text = "".join(turn.whole_text or _observation(turn) for turn in turns)
+    return {
+        "plans": len(plans),
+        "broken_plans": sum(broken for _, broken in by_turn),
+        "tasks": shape.tasks,
+        "levels": shape.levels,
+        "plan_width": shape.width,
+        "width": max(map(len, seconds), default=0),
+        "early_calls": early_calls(rounds),
+        VIOLATIONS: len(violations(text, kind)),
+        "serial_seconds": round(sum(map(sum, seconds)), 6),
+        "critical_seconds": round(sum(map(max, seconds)), 6),
+    }
+
+
+def early_calls(rounds: Sequence[Round]) -> int:
+    """Count calls in excess of the tasks that can be ready: in round r of a plan, the tasks of its first r levels.
+
+    A plan applies from its own message to the next plan. The count is a lower bound, because a task without a call
+    allows another call, and calls that did not run are ignored.
+    """
+    applied: list[tuple[Plan, list[int]]] = []
+    for turn, results in rounds:
+        if plans := _plans(turn.text)[0]:
+            applied.append((plans[-1], []))
+        if applied:
+            applied[-1][1].append(sum(not one.error or one.seconds > 0 for one in results))
+    return sum(calls_before_their_turn(plan, counts) for plan, counts in applied)
+
+
+def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
+    """Count the early calls of a plan (see :func:`early_calls`); ``counts`` are the numbers of calls by message."""
+    ready = list(accumulate(map(len, plan.levels)))[:-1]  # the last level is not limited
+    excess = (so_far - most for so_far, most in zip(accumulate(counts), ready, strict=False))
+    return max(0, max(excess, default=0))
+
+
+def _plans(text: str) -> tuple[list[Plan], int]:
+    """Return the valid plans of a message, and the number of invalid ones."""
+    sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
+    plans: list[Plan] = []
+    for source in sources:
+        with suppress(BrokenPlan):
+            plans.append(parse_plan(source))
+    return plans, len(sources) - len(plans)
+
+
+def _observation(turn: Turn) -> str:
+    tag = OBSERVATION
+    return "".join(f"<{tag}>{inside(one.text, tag)}</{tag}>" for one in turn.results)
+
+
+class TerseTags(Tags):
+    """Tags without a description of the tools in the prompt, for an agent that is trained on the format."""
+
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        return tuple(messages)
+
+
+class WithPlans(WithTools):
+    """Environment with tools that measures plans and calls."""
+
+    environment: "WorkflowAgent"
+
+    async def grade(self, state: State, live: object) -> Grade:
+        grade = await super().grade(state, live)
+        how = measures(state.turns, AGENT, self.environment.kind)
+        return replace(grade, metrics={**grade.metrics, **how})
+
+
+class AgentSettings(EnvironmentSettings):
+    """Settings of prompts and answers."""
+
+    lenient: bool = key(
+        False,
+        "Accept answers outside their tag, for models without training on the format.",
+    )
+    prompt: Literal["full", "short", "closed"] = key(
+        "full",
+        "Content of the prompt: the format and the tools (`full`); one line, for a model that is trained on the format "
+        "(`short`); or a request to answer from memory, for an agent without tools (`closed`, with tools=[]).",
+    )
+
+
+class WorkflowAgent(RowTasks, Answers, Pure, ABC):
+    """Base class for an agent with tools."""
+
+    kind: AgentKind
+    """Kind of agent, which determines the rules for the order of tags."""
+    metric: str
+    settings: AgentSettings
+    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        self.settings, self.rows, self.name = settings, rows, rows.name
+
+    @abstractmethod
+    def instructions(self) -> str:
+        """Return the system prompt; the tools are appended if it is not terse."""
+
+    @abstractmethod
+    async def grade(self, state: State, live: Any) -> Grade: ...
+
+    def request(self, task: Task) -> str:
+        return f"Question: {task.public['question']}"
+
+    @property
+    def terse(self) -> bool:
+        """True if the prompt omits the format and the tools."""
+        return self.settings.prompt != "full"
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return (AGENT,)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        return (
+            Message("system", (Part(self.instructions(), source="task"),)),
+            Message("user", (Part(self.request(state.task), source="task"),)),
+            *(Message("assistant", turn=turn.id) for turn in state.turns),
+        )
+
+    async def act(
+        self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """End with an answer, without one, or with a truncated message."""
+        turn = turns[-1]
+        answer = self.answer(turn.text)
+        if answer is None:
+            return Transition(end=LENGTH if turn.truncated else NO_ANSWER)
+        return Transition(answer=answer, end=ANSWERED)
+
+    def with_tools(
+        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
+    ) -> Environment:
+        """Return this environment with tools and measures of plans."""
+        if self.settings.prompt == "closed":
+            raise UserError(
+                f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",
+                "add tools=[], or use environment.prompt=short",
+            )
+        if isinstance(syntax, Tags):
+            kind = TerseTags if self.terse else Tags
+            syntax = kind(syntax.calls, "answer", syntax.observation, syntax.inline)
+        return with_tools(self, sources, settings, syntax, WithPlans)
+
+
+PlanForm = Literal["tasks", "none"]
 
 _BEGINNING: Mapping[AgentKind, str] = {
     "mhqa": "You answer questions by searching an encyclopedia. Search even where you think that you know the answer.",
@@ -65,13 +263,6 @@ _PLANS: Mapping[PlanForm, str] = {
         "T3: what follows from both\n- Dependencies: T1, T2\n"
         "Make the calls of tasks that wait for nothing at the same time, in one message. When you have their results, "
         "go on with the tasks that waited for them. Plan only what you have to look up.\n"
-    ),
-    "graph": (
-        "- <graph>...</graph>: a plan that is carried out for you. A node is a call of a tool. It waits for the nodes "
-        "in `depends`, and {id} in its text stands for the result of one of them. Nodes that wait for nothing run at "
-        "the same time.\n"
-        '<graph><node id="s1">wiki_search("first thing to find")</node> '
-        '<node id="s2" depends="s1">wiki_search("a fact about {s1}")</node></graph>\n'
     ),
     "none": "",
 }
@@ -187,19 +378,14 @@ async def open_judge(settings: JudgeSettings, logs: Path) -> AsyncIterator[Answe
         yield AnswerJudge(chat)
 
 
-Score = Literal["em", "f1", "judge"]
-
-
 class WorkflowSettings(AgentSettings):
     """Settings of prompts, answers and scores."""
 
     plans: PlanForm = key(
         "tasks",
-        "Form of plans in the prompt: a list of `tasks`, whose calls the agent makes itself; a `graph`, which is run "
-        "for the agent; or `none`. Plans of both forms are always parsed.",
-        source="GAP's code: tasks; its paper: graph",
+        "Plans that the prompt requests: a list of `tasks`, or `none`. Plans are always parsed.",
     )
-    score: Score = key(
+    score: Literal["em", "f1", "judge"] = key(
         "em",
         "Score of an answer: exact match (`em`), `f1`, or the judgement of `judge`.",
         source="GAP: em; AFM's web agent: judge",
@@ -232,13 +418,11 @@ class Workflow(WorkflowAgent):
         self._configure(settings, rows.name)
 
     def _configure(self, settings: WorkflowSettings, name: str) -> None:
-        self.name = name
-        self.settings = settings
+        self.settings, self.name = settings, name
         self.metric = {"em": "exact match", "f1": "F1", "judge": "judged right"}[settings.score]
         self.needs = (AnswerJudge,) if settings.judge.judges else ()
 
     def task_of(self, row: QuestionRow) -> Task:
-        """Return a question, its type and its secret answers."""
         public = {"question": row.question, "type": str(getattr(row, "type", ""))}
         return Task(f"{self.name}-{row.id}", public, secret_answers(row))
 
@@ -247,33 +431,28 @@ class Workflow(WorkflowAgent):
         return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
 
     def instructions(self) -> str:
-        """Return the system prompt; the tools are appended if it is not terse."""
         if self.settings.prompt == "closed":
             return CLOSED
         if self.terse:
             return SHORT[self.kind]
         return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
 
-    def read(self, text: str) -> str | None:
+    def answer(self, text: str) -> str | None:
         return final_answer(text, lenient=self.settings.lenient)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Compute exact match, F1 and the judgement."""
-        golds, answer = gold_answers(state.task), state.answer
-        several = self.settings.several
-        em, f1_ = matches(answer, golds, several), overlap(answer, golds, several)
-        metrics: dict[str, float | int | str] = {
-            "em": em, "f1": f1_, WELL_FORMED: float(answer is not None),
-        }  # fmt: skip
-        if not self.settings.judge.judges:
-            return Grade({"em": em, "f1": f1_}[self.settings.score], metrics)
-        judge: AnswerJudge = live[AnswerJudge]
-        right = await judge.right(str(state.task.public["question"]), golds, answer)
-        metrics["judged" if right is not None else "unreadable_judgements"] = (
-            1.0 if right is None else right
-        )
-        score = {"em": em, "f1": f1_, "judge": right}[self.settings.score]
-        return Grade(score, metrics)
+        golds, answer, several = gold_answers(state.task), state.answer, self.settings.several
+        scores: dict[str, float | None] = {
+            "em": matches(answer, golds, several),
+            "f1": overlap(answer, golds, several),
+        }
+        metrics: dict[str, Any] = {**scores, WELL_FORMED: float(answer is not None)}
+        if self.settings.judge.judges:
+            judge: AnswerJudge = live[AnswerJudge]
+            right = await judge.right(str(state.task.public["question"]), golds, answer)
+            metrics |= {"unreadable_judgements": 1.0} if right is None else {"judged": right}
+            scores["judge"] = right
+        return Grade(scores[self.settings.score], metrics)
 
     def same(self, first: str, second: str) -> bool:
         """Return True if the answers are equal, ignoring case, articles and punctuation."""

@@ -1,1 +1,0 @@
-"""Agents with plans as graphs of tasks, which run in parallel (GAP)."""
