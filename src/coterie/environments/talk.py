@@ -120,6 +120,10 @@ class Talk(Answers, Pure, ABC):
         return marked_answer(text)
 
     @abstractmethod
+    def similarity(self, answer: str, other: str) -> float:
+        """Return the metric of one answer with the other as the reference, in [0, 1]."""
+
+    @abstractmethod
     def score(self, task: Task, answer: str | None) -> float:
         """Return the benchmark's metric for a final answer, in [0, 1]. May take seconds."""
 
