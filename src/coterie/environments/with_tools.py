@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
@@ -100,6 +101,9 @@ class WithTools:
         self.max_sessions = min([*own, *most], default=1)
         identity = digest([source.identity for source in sources], settings.identity())
         self.version = f"{environment.version} tools {identity}"
+
+    def tasks(self, split: Split, count: int, seed: int, after: Sequence[int] = ()) -> list[Task]:
+        return self.environment.tasks(split, count, seed, after)
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
