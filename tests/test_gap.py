@@ -25,7 +25,7 @@ from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Task, Tree
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.tools.tags import Tags
+from coterie.tools.calls import Tags
 
 WORDS = [
     "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8",

@@ -26,10 +26,16 @@ from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
 from coterie.terminal import notes
-from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
+from coterie.tools.calls import (
+    Function,
+    NativeCalls,
+    SessionSource,
+    Tags,
+    template_tools,
+    validate_calls,
+)
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.tags import Tags
 
 TOOLS = Speaker("tool", "tools")
 NEW = "/new"

@@ -64,8 +64,8 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.items import play, summary
 from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.roles import Role, load_selections
+from coterie.tools.calls import Tags
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.tags import Tags
 from coterie.training.batches import max_row_length, steps_for_targets
 from coterie.training.settings import TrainingSettings
 

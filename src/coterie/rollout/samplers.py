@@ -33,7 +33,7 @@ from coterie.record.turn import (
     make_turn,
     place,
 )
-from coterie.tools.tags import closing
+from coterie.tools.calls import closing
 
 SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"

@@ -1,7 +1,7 @@
 """Executor of actions of questions over many pages, which are searched on this machine by BM25.
 
     build_index(Path("pages.jsonl"), Path("pages"))      # from `tools.retrieval`; rows with `title` and `text`
-    Corpus.open(Path("pages")).search("capital of Norway", 3)
+    Corpus(Path("pages")).search("capital of Norway", 3)
 
 A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by its
 number.
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.retrieval import PAGES, Bm25, IndexSettings, Passages, best, check_index
+from coterie.tools.retrieval import PAGES, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
 
 if TYPE_CHECKING:
@@ -39,17 +39,12 @@ class Paragraph:
 
 
 class Corpus:
-    """Pages of an index."""
+    """Pages of an index. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
 
     def __init__(self, folder: Path) -> None:
-        self._passages, self._index = Passages(folder), Bm25(folder)
+        check_index(folder)
+        self._passages, self._index = Passages(folder), load_words(folder)
         self._pages: NDArray[np.int64] = np.load(folder / PAGES, mmap_mode="r")
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the index of a folder. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
-        check_index(IndexSettings(index=str(folder)))
-        return cls(folder)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -60,11 +55,8 @@ class Corpus:
         return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """Return the best paragraphs that share a word with the query, best first, ties in order.
-
-        ``pages`` restricts the search to these pages.
-        """
-        scores = self._index.scores(query)
+        """Return the paragraphs (of ``pages``) that share a word with the query, best first, ties in order."""
+        scores = word_scores(self._index, query)
         places = best(scores, count, self._of_pages(pages) if pages else None)
         return [self.paragraph(int(place)) for place in places]
 
@@ -118,11 +110,7 @@ _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
 class QuestionsExecutor(Executor):
-    """Executor of the domain ``complex_qa``.
-
-    Without a reader, rules answer questions. Without a sandbox, ``Code`` fails. Raises ``EngineError`` if a reader's
-    model is unavailable.
-    """
+    """Executor of the domain ``complex_qa``; without a reader rules answer, without a sandbox ``Code`` fails."""
 
     def __init__(
         self,

@@ -49,8 +49,15 @@ def _confine(of: Job | Opening, cpu_seconds: int | None = None) -> None:
     confine.give_up_rights(of.uid)
 
 
-def open_nothing() -> None:
-    """Open a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file."""
+def _place(*files: int) -> None:
+    """Move descriptors to the numbers from ``RESULTS`` on, and close all others.
+
+    ``/dev/null`` is opened anew, since processes share the flags, locks and owner of an inherited file.
+    """
+    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
+    for number, file in enumerate(copies, RESULTS):
+        os.dup2(file, number, inheritable=False)
+    os.closerange(RESULTS + len(files), 256)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in range(RESULTS):
         os.dup2(nowhere, file)
@@ -62,9 +69,7 @@ def answer(job: int, results: int) -> NoReturn:
     try:
         os.setsid()  # a signal to its group is for its own processes only
         content = os.pread(job, os.fstat(job).st_size, 0)
-        os.dup2(results, RESULTS)
-        os.closerange(RESULTS + 1, 256)
-        open_nothing()
+        _place(results)
         _run(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
     finally:
         os._exit(0)
@@ -100,10 +105,7 @@ def _run(job: Job, first: int) -> None:
 
 
 def _define(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the source; return the globals and locals for its calls.
-
-    ``legacy``: two namespaces, so that functions don't see each other, themselves, or imports.
-    """
+    """Return globals and locals for calls; ``legacy``: two, so that functions see neither each other nor imports."""
     module = ModuleType(NAME)
     sys.modules[NAME] = module
     spaces = (vars(module), {} if legacy else vars(module))
@@ -148,6 +150,8 @@ def serve(cells: int, statuses: int, output: int) -> NoReturn:
     try:
         os.setsid()  # a signal to its group is for its own processes only
         _place(statuses, cells, output)
+        for number in (1, 2):
+            os.dup2(OUTPUT, number)
         opening = Opening(**json.loads(_next()))
         try:
             _confine(opening)
@@ -289,17 +293,6 @@ def _stream() -> io.TextIOWrapper:
     """Return one stream for stdout and stderr, so that their lines stay in order."""
     file = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
-
-
-def _place(*files: int) -> None:
-    """Move descriptors to the numbers ``STATUS``, ``CELLS`` and ``OUTPUT``, and close all others."""
-    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
-    for number, file in zip((STATUS, CELLS, OUTPUT), copies, strict=True):
-        os.dup2(file, number, inheritable=False)
-    os.closerange(OUTPUT + 1, 256)
-    open_nothing()
-    for number in (1, 2):
-        os.dup2(OUTPUT, number)
 
 
 def _next() -> bytes:
