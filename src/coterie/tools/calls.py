@@ -248,7 +248,6 @@ class NativeCalls:
 
     stop: ClassVar[tuple[str, ...]] = ()
     role: ClassVar[Role] = "tool"
-    """Role of messages with results."""
 
     def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages unchanged, since chat templates render tools."""

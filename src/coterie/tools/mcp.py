@@ -211,11 +211,7 @@ class Session:
         self._changed: UserError | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return its result.
-
-        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is lost (the next call starts it again),
-        and ``UserError`` if its tools have changed, which also fails all later calls.
-        """
+        """Call a tool. Raises ``ToolUnavailable`` for a lost server, and ``UserError`` if its tools have changed."""
         connection = await self.ready()
         try:
             result = await connection.call(self._known.names[name], dict(arguments))

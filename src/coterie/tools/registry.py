@@ -224,11 +224,7 @@ class PrefixedSource:
 
 
 def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
-    """Return the sources of these names; the file ``config`` has settings of named tools.
-
-    Cached, so that a server lists its tools once per process. Raises ``UserError`` for an unknown name, invalid
-    settings, two tools with one name, and missing requirements of a source.
-    """
+    """Return the sources of names, with settings of the file ``config``. Cached: a server lists its tools once."""
     file = None if config is None else expanded(config)
     entries = {} if file is None else _entries(file)
     return _sources(tuple(names), file, json.dumps(entries, default=str))

@@ -327,7 +327,6 @@ class Manifest(BaseModel):
     """Hash of all passages in order."""
     bm25: bool
     encoder: EncoderSettings | None = None
-    """Encoder of the folder's vectors."""
     encoder_identity: str = ""
 
     @classmethod

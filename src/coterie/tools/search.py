@@ -48,7 +48,6 @@ MAX_REQUESTS = 16
 RETRY_STATUSES = (408, 425, 429)
 """Temporary failures with a status below 500."""
 REFUSAL_STATUSES = (400, 413, 422)
-"""Statuses of a refused query."""
 FIRST_PAUSE, SERPER_PAUSE, MAX_PAUSE = 0.2, 1.0, 30.0
 """Seconds between two attempts; the pause doubles."""
 MAX_QUOTE = 300
@@ -322,7 +321,6 @@ async def _ask_server(
 
 MAX_QUERY = 2000
 SNIPPET = 300
-"""Characters of the snippet of a local page."""
 KEY_STATUSES = (401, 402, 403)
 """Statuses of a wrong key or missing credit, which fail all queries."""
 WEB_TOOL = Tool(

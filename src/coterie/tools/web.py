@@ -269,7 +269,6 @@ async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[byte
 # -- text ---------------------------------------------------------------------------------------
 
 KINDS = ("text/", "application/xhtml+xml", "application/json", "application/xml")
-"""Accepted media types."""
 HTML = ("text/html", "application/xhtml+xml", "")
 PROCESSES = 2
 SECONDS = 20.0

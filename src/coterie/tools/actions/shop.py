@@ -55,7 +55,6 @@ class Item:
     department: str
     attributes: tuple[str, ...]
     options: tuple[tuple[str, tuple[str, ...]], ...]
-    """Options to choose: name and values of each."""
     cents: int
 
     @property

@@ -255,13 +255,11 @@ ADVICE = (
     "docs/howto/sandbox.md"
 )
 START_SECONDS = 60.0
-"""Timeout for starting a jail on a busy machine."""
 GRACE_SECONDS = 10.0
 """Timeout for a reply, in addition to the job's limit."""
 STDERR = 2000
 """Bytes of a jail's stderr to keep."""
 CLOSE_SECONDS = 10.0
-"""Timeout for the end of a killed jail."""
 MAX_BYTES = 4
 """Bytes of the longest character in UTF-8."""
 Request = Job | Opening | Cell | Closing
@@ -331,10 +329,7 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> str:
-        """Kill the jail and wait for its end; return its stderr.
-
-        Its pipes are read to the end, since asyncio reports the process as ended only then.
-        """
+        """Kill the jail; return its stderr. Its pipes are read to the end, since asyncio waits for them."""
         self.kill()
         self._in.close()
         error = cast(StreamReader, self._process.stderr)

@@ -161,7 +161,6 @@ def fix_addresses() -> None:
 _proc = -1
 """The supervisor's descriptor of ``/proc``, which no other process has."""
 _mounted = False
-"""True once an answer's folder is mounted."""
 
 
 def hide_processes() -> None:

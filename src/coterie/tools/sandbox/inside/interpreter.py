@@ -27,7 +27,6 @@ from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 NAME = "answer"
 """Name of the module that holds an answer's definitions."""
 MAX_MESSAGE = 300
-"""Characters of an exception's message."""
 FIRST = struct.Struct(">I")
 """Header of a job: the index of the first call to run."""
 CONFINED = b'{"confined": true}'
@@ -52,7 +51,7 @@ def _confine(of: Job | Opening, cpu_seconds: int | None = None) -> None:
 def _place(*files: int) -> None:
     """Move descriptors to the numbers from ``RESULTS`` on, and close all others.
 
-    ``/dev/null`` is opened anew, since processes share the flags, locks and owner of an inherited file.
+    It opens a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file.
     """
     copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
     for number, file in enumerate(copies, RESULTS):
@@ -76,10 +75,7 @@ def answer(job: int, results: int) -> NoReturn:
 
 
 def _run(job: Job, first: int) -> None:
-    """Write a frame when the process is confined, when the source has run, and for each call from ``first`` on.
-
-    The source runs again before each call, so that no call changes the definitions of the next.
-    """
+    """Write a frame when confined, when the source has run, and for each call, before which the source runs again."""
     try:
         _confine(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
     except OSError as error:
@@ -134,7 +130,6 @@ def _send(frame: bytes) -> None:
 STATUS, CELLS, OUTPUT = 3, 4, 5
 """Descriptors: status bytes, cells to run, and output of cells."""
 SIZE = struct.Struct(">I")
-"""Header of a cell: its length."""
 MODULE = "__main__"
 EXIT = "exit() is refused, and the session goes on. The rest of the cell was not run.\n"
 INPUT = "input() is refused: nobody is there to type. Write the value into the cell.\n"

@@ -66,7 +66,6 @@ WARM = (
 # -- forker ---------------------------------------------------------------------------------------
 
 ANSWER, SESSION = b"a", b"s"
-"""Kinds of processes to fork."""
 _FORKED: dict[bytes, Callable[..., NoReturn]] = {
     ANSWER: interpreter.answer,
     SESSION: interpreter.serve,
@@ -495,10 +494,7 @@ class Session:
         return self._ending()
 
     def _ending(self) -> tuple[str, str]:
-        """Return how the process ended, and whether a cell caused it.
-
-        A cell cannot send SIGKILL to the first process of its namespace: the machine ran out of memory.
-        """
+        """Return how the process ended. A cell cannot send it SIGKILL, as the kernel does when memory runs out."""
         status = self.forker.ending()
         self.ended = describe_ending(status)
         return (GONE if status == signal.SIGKILL else "ended"), self.ended
