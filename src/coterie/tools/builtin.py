@@ -17,7 +17,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
-from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable
+from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable, text_schema
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
@@ -32,17 +32,6 @@ _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
 )
-
-
-def _schema(required: str, **descriptions: str) -> dict[str, Any]:
-    """Return a JSON schema of string parameters."""
-    texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
-    return {
-        "type": "object",
-        "properties": texts,
-        "required": [required],
-        "additionalProperties": False,
-    }
 
 
 class CodeToolSettings(Settings):
@@ -61,7 +50,7 @@ class CodeTool:
         self._settings = settings
         what = "Runs a Python program and shows what it prints. Nothing stays from call to call."
         stdin = "What it reads from standard input."
-        schema = _schema("code", code="The program, all of it.", stdin=stdin)
+        schema = text_schema("code", code="The program, all of it.", stdin=stdin)
         self.tools = (Tool(settings.name, what, schema),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
         self.identity = digest("code", settings.model_dump_json())
@@ -160,7 +149,7 @@ STARTS = {
 TOOL = Tool(
     "inspect_image",
     "Looks at an image and answers a question about it.",
-    _schema(
+    text_schema(
         "image",
         image="The image's path, or its URL.",
         question="Without it the image is described.",

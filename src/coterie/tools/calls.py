@@ -261,6 +261,17 @@ class NativeCalls:
         return ""
 
 
+def text_schema(required: str, **descriptions: str) -> dict[str, Any]:
+    """Return a JSON schema of string parameters."""
+    texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
+    return {
+        "type": "object",
+        "properties": texts,
+        "required": [required],
+        "additionalProperties": False,
+    }
+
+
 def template_tools(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     """Return the tools for the chat template: all for native calls, else none, since prompts describe them."""
     return tools if isinstance(syntax, NativeCalls) else ()

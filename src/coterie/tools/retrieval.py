@@ -220,25 +220,18 @@ class Encoder:
         import torch
         from transformers import AutoModel
 
-        from coterie.models.loading import (
-            check_context,
-            check_safetensors,
-            context_length,
-            load_tokenizer,
-            resolve,
-            with_weights,
-        )
+        from coterie.models import loading
 
         self.settings = settings
-        source = resolve(settings.model)
+        source = loading.resolve(settings.model)
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(auto if settings.device == "auto" else settings.device)
-        self._tokenizer = load_tokenizer(source)
-        check_safetensors(source)
+        self._tokenizer = loading.load_tokenizer(source)
+        loading.check_safetensors(source)
         dtype = torch.float16 if self._device.type == "cuda" else torch.float32
-        model = with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
-        if (context := context_length(model.config)) is not None:
-            check_context(context, settings.max_tokens, source)
+        model = loading.with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
+        if (context := loading.context_length(model.config)) is not None:
+            loading.check_context(context, settings.max_tokens, source)
         self._model: Any = model.eval().to(device=self._device)
 
     def queries(self, texts: Sequence[str]) -> Scores:

@@ -28,7 +28,7 @@ from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
-from coterie.tools.calls import MESSAGE, Function, Tag, ToolError, cut_text
+from coterie.tools.calls import MESSAGE, Function, Tag, ToolError, cut_text, text_schema
 from coterie.tools.line_process import LineProcess
 from coterie.tools.search import Cache, PageFile
 
@@ -364,18 +364,11 @@ _MARKDOWN = re.compile(r"\[[^\]]*\]\(\s*<?([^\s)>]+)>?[^)]*\)")
 TOOL = Tool(
     "crawl_page",
     "Reads web pages; gives their text, or what of it matters.",
-    {
-        "type": "object",
-        "properties": {
-            "urls": {
-                "type": "string",
-                "description": f"The URL of a page, or several with {SEPARATOR} between them.",
-            },
-            "goal": {"type": "string", "description": "What you want to learn from the pages."},
-        },
-        "required": ["urls"],
-        "additionalProperties": False,
-    },
+    text_schema(
+        "urls",
+        urls=f"The URL of a page, or several with {SEPARATOR} between them.",
+        goal="What you want to learn from the pages.",
+    ),
 )
 
 

@@ -13,19 +13,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.grammar import Action, Argument
 from coterie.tools.retrieval import PAGES, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
-
-if TYPE_CHECKING:
-    from coterie.engines.chat_model import ChatModel, ChatModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +192,7 @@ ROLE = (
 class ChatReader:
     """Chat model that answers only from the passages."""
 
-    def __init__(self, model: "ChatModel") -> None:
+    def __init__(self, model: ChatModel) -> None:
         self.model = model
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
@@ -211,10 +208,8 @@ class ChatReader:
 
 
 @asynccontextmanager
-async def open_reader(settings: "ChatModelSettings", logs: Path) -> AsyncIterator[ChatReader]:
+async def open_reader(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatReader]:
     """Open a chat model as a reader; a started server writes its logs to ``logs``."""
-    from coterie.engines.chat_model import open_chat
-
     async with open_chat(settings, logs) as chat:
         yield ChatReader(chat)
 
