@@ -34,18 +34,6 @@ CONFINED = b'{"confined": true}'
 LOADED = b'{"loaded": true}'
 RESULTS = 3
 """Descriptor of the pipe; all others are ``/dev/null``."""
-OURS = 2
-"""Number of our own processes in the jail; they count against the limit if the answer runs as our user."""
-
-
-def _confine(of: Job | Opening, cpu_seconds: int | None = None) -> None:
-    confine.limits(
-        memory_mib=of.memory_mib,
-        file_mib=of.file_mib,
-        processes=of.processes + OURS * (os.getuid() == of.uid),
-        cpu_seconds=cpu_seconds,
-    )
-    confine.give_up_rights(of.uid)
 
 
 def _place(*files: int) -> None:
@@ -77,7 +65,8 @@ def answer(job: int, results: int) -> NoReturn:
 def _run(job: Job, first: int) -> None:
     """Write a frame when confined, when the source has run, and for each call, before which the source runs again."""
     try:
-        _confine(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+        confine.limits(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+        confine.give_up_rights(job.uid)
     except OSError as error:
         return _send(json.dumps({"failed": "open", "why": str(error)}).encode())
     _send(CONFINED)
@@ -149,7 +138,8 @@ def serve(cells: int, statuses: int, output: int) -> NoReturn:
             os.dup2(OUTPUT, number)
         opening = Opening(**json.loads(_next()))
         try:
-            _confine(opening)
+            confine.limits(opening)
+            confine.give_up_rights(opening.uid)
         except OSError as error:
             _say(str(error))
             os.write(STATUS, NOT_OPENED)
