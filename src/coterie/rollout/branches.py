@@ -220,9 +220,16 @@ class Branches:
     def acting(self, at: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
         with faults_of(self.environment):
-            names, actors = self.environment.acting(at.state), self.environment.actors
-            if not names or not set(names) <= actors.keys() or len(set(names)) < len(names):
-                raise ValueError(f"acting() gave {names}; the actors are {', '.join(actors)}")
+            names: Any = self.environment.acting(at.state)
+            actors = self.environment.actors
+        if (
+            not isinstance(names, tuple | list)
+            or not names
+            or any(name not in actors for name in names)
+            or len(set(names)) < len(names)
+        ):
+            expected = f"a tuple of one or more different actors of {', '.join(actors)}"
+            raise wrong_return(self.environment, "acting", names, expected)
         return tuple(name for name in actors if name in names)
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
@@ -289,8 +296,11 @@ class Branches:
             return grade
 
         grade = await self._run(at, work)
-        with faults_of(environment):
+        try:
             check_grade(grade, environment.actors)
+        except (TypeError, ValueError) as error:
+            expected = f"a Grade of finite numbers: {error}"
+            raise wrong_return(environment, "grade", grade, expected) from error
         if grade.score is None:
             return grade
         low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))
