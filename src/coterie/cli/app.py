@@ -409,7 +409,7 @@ def chat(
 ) -> None:
     """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends the chat; `/new` clears it.
 
-    Without a terminal, each line of standard input is a message. Settings are those of the groups engine and tools.
+    Without a terminal, each line of standard input is a message. Settings have the groups engine and tools.
 
     Examples:
 

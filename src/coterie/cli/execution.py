@@ -260,7 +260,7 @@ LEAST_WEIGHTS = 2_000_000
 
 
 Measured = Mapping[Step, tuple[float, float]]
-"""Seconds of each tried stage, and those of them that scale with the number of dialogues."""
+"""Seconds of each tried stage, and the seconds that scale with the number of dialogues."""
 
 
 def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
