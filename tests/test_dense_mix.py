@@ -12,7 +12,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
 from tests.conftest import once
-from tests.test_preference_sets import ours
+from tests.test_conversations import ours
 
 pytestmark = pytest.mark.usefixtures("own_home")
 

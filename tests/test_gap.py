@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.cli.export_data import export
+from coterie.cli.export_run import export_data as export
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.plan import parse_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
-from coterie.cli.export_data import export
+from coterie.cli.export_run import export_data as export
 from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent

@@ -44,7 +44,9 @@ RESUMING = "tests/test_resuming.py::"
 PATH_CUT = f"{REINFORCE}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
 TASK_TELLS = f"{REINFORCE}test_a_task_tells_something_if_one_of_its_agents_groups_does"
 WHITENING_OVER = f"{ADV}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
-NEXT_RUN = "tests/test_reinforce_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
+NEXT_RUN = (
+    "tests/test_data_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
+)
 ROLES_CANNOT = f"{ROLES}test_roles_that_cannot_be_are_refused"
 STAGES_CANNOT = f"{ROLES}test_stages_that_cannot_run_are_refused"
 NOTHING_RECORDED = f"{RESUMING}test_nothing_is_recorded_if_everything_fails"
@@ -96,7 +98,7 @@ FAULTS = (
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(
-        "coterie.cli.data_filter:step_records",
+        "coterie.cli.data_rows:step_records",
         result(lambda steps: dict(list(steps.items())[:1])),
         [NEXT_RUN],
     ),
