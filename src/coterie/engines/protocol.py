@@ -42,6 +42,14 @@ class Sampling:
             raise EngineError(f"can't sample with {self}")
 
 
+def check_length(tokens: int, more: int, limit: int | None, policy: str) -> None:
+    """Raise :class:`EngineError` if ``tokens`` and ``more`` tokens exceed the context, if it is known."""
+    if limit is not None and tokens + more > limit:
+        raise EngineError(
+            f"context overflow: {tokens} tokens and up to {more} more, but {policy} takes {limit}"
+        )
+
+
 def scored_sequences(
     prefix: Sequence[int], continuations: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
