@@ -7,8 +7,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -342,7 +341,7 @@ class InProcessEngine:
 
         ``on_token`` is called with each sampled id; its exceptions fail the request.
         """
-        with self._call():
+        with self.stats.request():
             sampling.check()
             self.check(prompt, sampling.max_tokens)
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
@@ -354,7 +353,7 @@ class InProcessEngine:
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
         """Compute log-probs of continuations; only those of the same call are batched."""
-        with self._call():
+        with self.stats.request():
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self.check(ids, 0)
@@ -392,15 +391,6 @@ class InProcessEngine:
 
     def _items(self) -> list[Running | Scoring]:
         return [*self._waiting, *self._running, *self._scoring]
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        self.stats.requests += 1
-        try:
-            yield
-        except BaseException:
-            self.stats.failures += 1
-            raise
 
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
         if self._task is None or self._task.done():

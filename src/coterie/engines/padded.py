@@ -29,7 +29,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -43,10 +43,10 @@ def attend(
     rows = heads // shared * length
     query = query.reshape(batch * shared, rows, width)
     key, value = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-    mask = query.new_zeros(()) if attention_mask is None else attention_mask
-    if attention_mask is not None and length == 1:
+    mask = attention_mask
+    if length == 1:
         mask = mask[:, 0].expand(batch, shared, keys).reshape(batch * shared, 1, keys)
-    elif attention_mask is not None:
+    else:
         many = shared if len(mask) > 1 else 1  # one mask for all is not copied
         mask = mask.repeat(1, many, heads // shared, 1).flatten(0, 1)
     step = GROUP if length == 1 else rows

@@ -314,15 +314,12 @@ class ServerPool:
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Count a call of the engine. Raises ``EngineError`` while weights are loading or after a failed load."""
-        self._stats.requests += 1
         self._calls += 1
         try:
-            if self._unusable:
-                raise EngineError(f"{self.policy}: {self._unusable}")
-            yield
-        except BaseException:
-            self._stats.failures += 1
-            raise
+            with self._stats.request():
+                if self._unusable:
+                    raise EngineError(f"{self.policy}: {self._unusable}")
+                yield
         finally:
             self._calls -= 1
 

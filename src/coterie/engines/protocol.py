@@ -4,7 +4,8 @@ All three are asynchronous and take tokens, never text, so that trajectories hav
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -92,6 +93,16 @@ class Stats:
     retries: int = 0
     restarts: int = 0
     """Starts of servers that died."""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request, and its failure."""
+        self.requests += 1
+        try:
+            yield
+        except BaseException:
+            self.failures += 1
+            raise
 
 
 class Engine(Protocol):
