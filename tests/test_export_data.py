@@ -13,7 +13,7 @@ from coterie.cli.export_data import export
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
-from coterie.models.loading import load, load_renderer
+from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -50,7 +50,7 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(run: Path, tmp_path: P
     found = lines(tmp_path / "files/rows.jsonl")
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(run, recipe.name, recipe.settings, write=False) as opened:
-        trained = recipe.rows(opened, 0, load(recipe.settings.model))  # type: ignore[attr-defined]
+        trained = recipe.rows(opened, 0)
         assert len(trained) == opened.metrics(Step(0, "train"))["rows"]
     assert [(row["ids"], row["mask"]) for row in found] == [
         (list(row.ids), row.mask) for row in trained

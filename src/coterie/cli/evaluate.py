@@ -50,8 +50,8 @@ from coterie.environments.registry import (
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.recipes.base import recorded_run
-from coterie.recipes.registry import BUILT_IN, RunCritic, critic_of, settings
+from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
@@ -369,16 +369,16 @@ async def _best(
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(Path(settings.critic)) as (run_critic, run):
+    with _critic_run(settings.critic) as (recipe, run):
         environment = settings.build_environment()
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
-        async with run_critic.open(run) as critic:
+        async with recipe.open_critic(run) as critic:
             if critic.renderer is not None:
                 _check_tokenizers(settings, critic.renderer, renderer)
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
-                return await critic.score(tasks[tree.task], tree, turns)
+                return await critic.advantages(tasks[tree.task], tree, turns)
 
             yield BestOfSampler(sampler, settings.best_of, score)
 
@@ -392,21 +392,19 @@ def _check_tokenizers(settings: ModelSettings, critic: ChatRenderer, policy: Cha
 
 
 @contextmanager
-def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
-    with recorded_run(folder) as (recipe, run):
-        critic = critic_of(recipe)
-        if critic is None:
-            names = " or ".join(one.name for one in BUILT_IN if one.critic)
+def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
+    with recorded_run(Path(folder)) as (recipe, run):
+        if not recipe.has_critic:
             raise UserError(
                 f"critic={folder} is a run of {recipe.name}, which has no critic",
-                f"give a run of {names}",
+                "give a run of a recipe with a turn-level critic; `coterie list` has it",
             )
-        yield critic, run
+        yield recipe, run
 
 
 def _critic_hash(folder: str) -> str:
-    with _critic_run(Path(folder)) as (critic, run):
-        return critic.fingerprint(run)
+    with _critic_run(folder) as (recipe, run):
+        return recipe.critic_fingerprint(run)
 
 
 def _urls(words: Sequence[str], own: Mapping[str, str]) -> list[str]:

@@ -25,7 +25,8 @@ from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts

@@ -20,7 +20,7 @@ from typing import Any
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation.self_consistency import Estimate
+from coterie.evaluation.statistics import Estimate
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import sections

@@ -19,7 +19,6 @@ from coterie.errors import UserError
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import (
     QUICKSTART,
-    micro_world,
     played_by,
     preset,
     quickstart_sizes,
@@ -69,7 +68,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
 
 def _engine(method: str, dataset: str) -> list[str]:
     """Select vLLM if it is installed, except for the micro-world of the tiny model."""
-    use_vllm = dataset != micro_world(method) and importlib.util.find_spec("vllm") is not None
+    use_vllm = dataset != played_by(method)[0] and importlib.util.find_spec("vllm") is not None
     return ["engine.kind=vllm"] if use_vllm else []
 
 
