@@ -56,7 +56,7 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(trained: Path, tmp_pat
     found = lines(tmp_path / "files/rows.jsonl")
     recipe = recipe_of(settings("optima/idpo", WORDS))
     with open_run(trained, recipe.name, recipe.settings, write=False) as opened:
-        rows = recipe.rows(opened, 0, load(recipe.settings.model))  # type: ignore[attr-defined]
+        rows = recipe.rows(opened, 0)
         assert len(rows) == opened.metrics(Step(0, "train"))["rows"]
     assert [(row["ids"], row["mask"]) for row in found] == [
         (list(row.ids), row.mask) for row in rows

@@ -45,7 +45,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.base import Recipe, recorded_run
-from coterie.recipes.registry import BUILT_IN, RunCritic, critic_of, settings
+from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
@@ -472,8 +472,8 @@ def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
     if player.template_args and not settings.engine.template_args:
         speaker += f" {sorted(player.template_args.items())}"
     if settings.critic:
-        with _critic_run(Path(settings.critic)) as (critic, run):
-            speaker += f" best of {settings.best_of} {critic.fingerprint(run)}"
+        with _critic_run(settings.critic) as (recipe, run):
+            speaker += f" best of {settings.best_of} {recipe.critic_fingerprint(run)}"
     template = actor.renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
@@ -509,11 +509,11 @@ async def _best(
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(Path(settings.critic)) as (run_critic, run):
+    with _critic_run(settings.critic) as (recipe, run):
         environment = settings.build_environment()
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
-        async with run_critic.open(run) as critic:
+        async with recipe.open_critic(run) as critic:
             own = critic.renderer and critic.renderer.tokenizer.get_vocab()
             if own and own != renderer.tokenizer.get_vocab():
                 raise UserError(
@@ -522,22 +522,20 @@ async def _best(
                 )
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
-                return await critic.score(tasks[tree.task], tree, turns)
+                return await critic.advantages(tasks[tree.task], tree, turns)
 
             yield BestOfSampler(sampler, settings.best_of, score)
 
 
 @contextmanager
-def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
-    with recorded_run(folder) as (recipe, run):
-        critic = critic_of(recipe)
-        if critic is None:
-            names = " or ".join(one.name for one in BUILT_IN if one.critic)
+def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
+    with recorded_run(Path(folder)) as (recipe, run):
+        if not recipe.has_critic:
             raise UserError(
                 f"critic={folder} is a run of {recipe.name}, which has no critic",
-                f"give a run of {names}",
+                "give a run of a recipe with a turn-level critic; `coterie list` has it",
             )
-        yield critic, run
+        yield recipe, run
 
 
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:

@@ -30,14 +30,13 @@ from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan
 from coterie.recipes.registry import (
     QUICKSTART,
-    micro_world,
     played_by,
     preset,
     quickstart_sizes,
-    run_report,
     settings,
 )
 from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
@@ -88,7 +87,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
             "quickstart does not accept dataset=NAME or environment=NAME",
             f"use --task with one of: {', '.join(played_by(QUICKSTART))}",
         )
-    use_vllm = dataset != micro_world(QUICKSTART) and importlib.util.find_spec("vllm") is not None
+    use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
     words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
     recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
     recipe.check()

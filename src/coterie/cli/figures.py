@@ -20,8 +20,8 @@ from typing import Any
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation.self_consistency import Estimate
-from coterie.evaluation.self_consistency import Point as CurvePoint
+from coterie.evaluation.statistics import Estimate
+from coterie.evaluation.statistics import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import sections

@@ -174,9 +174,9 @@ def merge(
 
     console = notes()
     progress = ConsoleProgress(console)
-    merged = merge_parts(runs, folder, console.print, progress, partial=partial)
-    console.print(f"{merged.tasks} tasks of {len(runs)} runs are in {folder}")
-    if merged.missing:
-        parts = ", ".join(map(str, merged.missing))
+    recipe, tasks, missing = merge_parts(runs, folder, console.print, progress, partial=partial)
+    console.print(f"{tasks} tasks of {len(runs)} runs are in {folder}")
+    if missing:
+        parts = ", ".join(map(str, missing))
         console.print(f"the tasks of part {parts} are missing; the merged run samples them")
-    print(f"coterie run {merged.recipe} --folder {folder}")
+    print(f"coterie run {recipe} --folder {folder}")
