@@ -26,11 +26,10 @@ from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Respons
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.runs.items import play
-from coterie.tools.calls import Function, ToolError
+from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.tools.tags import Tag
 from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
 from tests.talking import Heard, branching, go_on, talk

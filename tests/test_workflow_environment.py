@@ -14,8 +14,8 @@ from coterie.record.turn import Speaker, ToolResult, make_turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
+from coterie.tools.calls import Tag, Tags
 from coterie.tools.registry import Toolbox
-from coterie.tools.tags import Tag, Tags
 from tests.games import Script
 from tests.played import wiki_tools
 

@@ -135,7 +135,7 @@ FAULTS = (
     Fault(f"{E}traces:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
     Fault(f"{E}workflow:calls_before_their_turn", returns(0), [ONLY_CALLS]),
     Fault(f"{E}traces:violations", without_first, [EACH_VIOLATION]),
-    Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
+    Fault(f"{B}calls:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
 )

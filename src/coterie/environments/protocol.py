@@ -27,9 +27,8 @@ from coterie.record.turn import (
     ToolResult,
     Turn,
 )
-from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.calls import NativeCalls, Tags, ToolSource
 from coterie.tools.registry import ToolsSettings
-from coterie.tools.tags import Tags
 
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""

@@ -58,9 +58,8 @@ from coterie.environments.with_tools import WithTools, with_tools
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
-from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, ToolSource, inside
 from coterie.tools.registry import ToolsSettings
-from coterie.tools.tags import OBSERVATION, Tags, inside
 
 AGENT = "agent"
 NO_ANSWER = Ending("no answer")
