@@ -49,7 +49,6 @@ from coterie.record.turn import Message, digest
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.page import Report, Section
 from coterie.rollout.branches import Branches
-from coterie.rollout.conversation_rows import preference_pair
 from coterie.rollout.dense_search import (
     DenseSearch,
     NodeValue,
@@ -59,6 +58,7 @@ from coterie.rollout.dense_search import (
     instructed_samplers,
 )
 from coterie.rollout.episodes import Driver
+from coterie.rollout.recorded_turns import preference_pair
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, Search
@@ -205,7 +205,7 @@ class DenseTree(Recipe):
                 "solves sometimes; `coterie report` shows the trees",
             )
         version = self.newest(run, self.main_role, i)
-        policy = self.models(run).load_to_train(self.main_role, version)
+        policy = self.models(run).load(self.main_role, version, trainable=True)
         mixed, counts = self.mixed_pairs(i, policy.renderer, progress)
         seeded = self.seeded(self.settings.train, i)
         metrics = prefer(
@@ -246,11 +246,18 @@ class DenseTree(Recipe):
     def search(
         self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
     ) -> Search:
+        s, pairs_among = self.settings, partial(count_pairs, settings=self.settings.pairs)
+        samplers, steps = self.speakers(sampler), self.steps_of_path
         return DenseSearch(
-            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
-            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
-            steps=self.steps_of_path,
-            seed=self.settings.seed,
+            branches,
+            by_score,
+            self.agent,
+            samplers,
+            s.search,
+            pairs_among,
+            steps,
+            rollouts=list(rollouts_so_far),
+            seed=s.seed,
         )
 
     def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:

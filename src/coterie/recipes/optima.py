@@ -55,6 +55,7 @@ from coterie.recipes.trainings import prefer, train_role
 from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
+from coterie.rewards.critics import turn_losses
 from coterie.rewards.dialogue_reward import (
     DialogueSample,
     Reward,
@@ -64,7 +65,6 @@ from coterie.rewards.dialogue_reward import (
     largest_loss,
     rewards,
 )
-from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
@@ -226,7 +226,9 @@ class Optima(Recipe):
 
     def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train M_{i+1} by SFT on each agent's own turns of the selected dialogues."""
-        policy = self.models(run).load_to_train(POLICY, 0 if self.settings.from_initial else i)
+        policy = self.models(run).load(
+            POLICY, 0 if self.settings.from_initial else i, trainable=True
+        )
         rows = self.rows(run, i, policy)
         if not rows:
             raise UserError(
@@ -282,7 +284,7 @@ class Optima(Recipe):
         def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
             tree, known = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, samplers, judge, rule, known, seed=driver.seed)
+            return TreeSearch(branches, judge, samplers, rule, rollouts=known, seed=driver.seed)
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)
@@ -333,7 +335,7 @@ class Optima(Recipe):
                 f"more than dpo.select.theta_diff={s.select.theta_diff}",
                 "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
             )
-        policy, seeded = self.models(run).load_to_train(POLICY, i), self.seeded(s.train, i)
+        policy, seeded = self.models(run).load(POLICY, i, trainable=True), self.seeded(s.train, i)
         return prefer(run, i, policy, pairs, s.objective, seeded, progress, role=POLICY)
 
     # -- settings and size ----------------------------------------------------------------------

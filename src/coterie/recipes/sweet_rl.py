@@ -81,8 +81,8 @@ from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Report, Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
-from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Actors, Done, do_items, on_trees, open_actors, totals
 from coterie.runs.loop import Stage
@@ -189,7 +189,7 @@ class SweetRL(Recipe):
             return imitate(self, run, FIRST, s.rejection_ft.train, progress, role=POLICY)
         if s.method == "multi_turn_dpo":
             return self.prefer(run, FIRST, s.multi_turn_dpo, progress)
-        model = self.models(run).load_to_train(CRITIC, 0)
+        model = self.models(run).load(CRITIC, 0, trainable=True)
         seeded = self.seeded(s.critic.train, FIRST)
         if s.critic.kind == "classifier":  # predict the success of dialogues
             items = self.labeled_dialogues(run, model)
@@ -337,7 +337,7 @@ class SweetRL(Recipe):
 
     def prefer(self, run: Run, iteration: int, s: PolicySettings, progress: Progress) -> Metrics:
         """Train the policy by DPO on the selected pairs, starting from the base model."""
-        model = self.models(run).load_to_train(POLICY, 0)
+        model = self.models(run).load(POLICY, 0, trainable=True)
         pairs, seeded = self.pairs(run, iteration, model), self.seeded(s.train, iteration)
         return prefer(run, iteration, model, pairs, s.objective, seeded, progress, role=POLICY)
 

@@ -88,7 +88,7 @@ def imitate(
             f"iteration {iteration} selected no turns of {role} to train on",
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
-    model = recipe.models(run).load_to_train(role, recipe.newest(run, role, iteration))
+    model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
     seeded = recipe.seeded(settings, iteration)
     return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
 

@@ -52,7 +52,6 @@ class Prepared:
 
     model: Any
     adapter: str | None
-    """Name of the trained adapter; ``None`` for full training."""
     names: frozenset[str]
     checkpointing: bool
     """True to recompute activations in the backward pass."""
@@ -201,7 +200,6 @@ class Batch(Generic[Item]):
     counts: Sequence[float]
     """Share of each item in the denominator of its step."""
     names: Sequence[str]
-    """Origin of each item, for messages."""
     too_long: int
     """Number of dropped items with a row longer than the limit."""
     empty: int
