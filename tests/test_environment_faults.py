@@ -141,6 +141,9 @@ class Odd(Base):
         rewards = {"stranger": {"agnet": 1.0}, "nan": {"agent": float("nan")}}.get(self.does, {})
         return None if self.does == "none" else Transition(end=OVER, rewards=rewards)
 
+    def acting(self, state: State) -> Any:
+        return {"actor": 1, "stranger acts": ("agnet",)}.get(self.does, super().acting(state))
+
     async def grade(self, state: State, live: Any) -> Any:
         grades: dict[str, Any] = {
             "no grade": 1.0,
@@ -167,7 +170,9 @@ class Odd(Base):
         ("percent", "Odd.grade() returned 70. Return a score from 0 to 1, or declare score_range"),
         ("word", "must be real number, not str"),
         ("no reward", "must be real number, not NoneType"),
-        ("graded", "the grade gives 'agnet' 1.0"),
+        ("graded", f"the grade gives 'agnet' 1.0 ({__file__}, line "),
+        ("actor", "Odd.acting() returned 1. Return a tuple of one or more different actors of"),
+        ("stranger acts", f"of agent ({__file__}, line "),
     ],
 )
 def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str) -> None:

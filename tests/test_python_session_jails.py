@@ -89,6 +89,7 @@ import ctypes, os, signal, threading, time
 libc = ctypes.CDLL(None)
 def wake():
     while True: os.kill(os.getpid(), signal.SIGCONT)
+if THREAD: threading.Thread(target=wake, daemon=True).start()
 for _ in range(3):
     if os.fork() == 0:  # a child whose end makes its parent go on, and who wakes all others
         while True:
@@ -97,7 +98,6 @@ for _ in range(3):
                 os._exit(0)
             try: os.waitpid(-1, 0x40000001)
             except OSError: pass
-if THREAD: threading.Thread(target=wake, daemon=True).start()
 time.sleep(DELAY)
 """.replace("CLONE", "56 if os.uname().machine == 'x86_64' else 220")
 

@@ -64,10 +64,11 @@ def config(
     from coterie.cli.arguments import read_arguments
 
     words = words or []
-    names = [word for word in words if "=" not in word]
+    values = [word for word in words if "=" in word or Path(word).is_file()]
+    names = [word for word in words if word not in values]
     if recipe is not None and file is not None and "/" not in recipe and "=" not in recipe:
         names, recipe = [recipe, *names], None  # the file names the recipe
-    own = read_arguments(recipe, [word for word in words if "=" in word], file).resolve()
+    own = read_arguments(recipe, values, file).resolve()
     results().print(config_list(own, names, changed=changed))
 
 

@@ -181,7 +181,8 @@ def filter_(
 ) -> None:
     """Keep rows that a policy solves sometimes, but not always, in `samples` dialogues per row.
 
-    Accepts the settings of `coterie evaluate`, where `tasks` is the number of rows, and can be resumed. The folder has
+    Accepts the settings of `coterie evaluate`, where `tasks` is the number of rows, and can be resumed. `samples` is 8
+    and `temperature` 1 by default. The folder has
     `train.jsonl` and `heldout.jsonl` for `dataset.source`; only the split of --split is filtered. Removed rows are in
     `too_easy.jsonl` and `too_hard.jsonl`. Rows without a graded dialogue are removed and counted; --from keeps them.
 

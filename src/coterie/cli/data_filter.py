@@ -114,6 +114,9 @@ def filter_rows(
     check_new_folder(out, "give another folder")
     settings: PlayedSettings
     if file is None:
+        typed = {word.partition("=")[0] for word in words}
+        defaults = {"samples": 8, "temperature": 1}  # greedy dialogues of a task are all equal
+        words = [*words, *(f"{k}={v}" for k, v in defaults.items() if k not in typed)]
         _, settings, (figures, *_), _ = play_benchmark(
             benchmark, words, every=False, console=console, split=split
         )

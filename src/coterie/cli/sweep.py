@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from coterie.config.plugins import absolute_name, label
+from coterie.config.plugins import label
 from coterie.terminal import Words, notes, results
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ def sweep(
 
         coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
+    from coterie.cli.arguments import read_arguments
     from coterie.recipes.sweep import plan_sweep, run_sweep, split_words
     from coterie.reports.page import write_page
     from coterie.runs.loop import command_line
     from coterie.terminal import ConsoleProgress
 
-    recipe, words, console = absolute_name(recipe), words or [], notes()
+    arguments, console = read_arguments(recipe, words or [], None), notes()
+    recipe, words = arguments.recipe, list(arguments.words)
     key = ",".join(split_words(words)[0])
     folder = folder or Path("runs") / f"sweep-{label(recipe)}-{key}".translate(
         str.maketrans("/,", "--")

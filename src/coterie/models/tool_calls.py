@@ -101,7 +101,8 @@ class ToolTemplate:
         if self.syntax is None or not self.shows_tools:
             raise UserError(
                 f"this model can't call tools in a syntax of its own: {' '.join(self.findings[:2])}",
-                "use tags for calls (tools.calls=tags), or a model whose chat template has tools",
+                "use a model whose chat template has tools; a run can also show them as tags "
+                "(tools.calls=tags)",
             )
         return self.syntax
 

@@ -323,10 +323,13 @@ class Branches:
     def acting(self, at: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
         with self._faults:
-            names, actors = self.environment.acting(at.state), self.environment.actors
+            names: Any = self.environment.acting(at.state)
+        actors, acting = self.environment.actors, tuple[str, ...]()
+        if isinstance(names, tuple | list):
             acting = tuple(name for name in actors if name in names)
-            if not names or len(acting) < len(names):
-                raise ValueError(f"acting() gave {names}; the actors are {', '.join(actors)}")
+        if not acting or len(acting) < len(names):
+            expected = f"a tuple of one or more different actors of {', '.join(actors)}"
+            raise wrong_return(self.environment, "acting", names, expected)
         return acting
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
@@ -395,12 +398,15 @@ class Branches:
             return grade
 
         grade = await self._run(at, work)
-        with faults_of(environment):
+        try:
             if grade.score is not None and not math.isfinite(grade.score):
                 raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
             for name, reward in grade.rewards.items():
                 if name not in environment.actors or not math.isfinite(reward):
                     raise ValueError(f"the grade gives {name!r} {reward}")
+        except (TypeError, ValueError) as error:
+            expected = f"a Grade of finite numbers: {error}"
+            raise wrong_return(environment, "grade", grade, expected) from error
         if grade.score is None:
             return grade
         low, high = getattr(innermost(environment), "score_range", (0.0, 1.0))

@@ -147,6 +147,10 @@ class FunctionSource:
             raise UserError(
                 f"{plugin} has no type for {', '.join(untyped)}", "annotate its parameters"
             )
+        if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
+            raise UserError(
+                f"{plugin} has *args or **kwargs, which no schema describes", "name its parameters"
+            )
         self._fields: dict[str, Any] = {
             one.name: (hints[one.name], ... if one.default is one.empty else one.default)
             for one in parameters
