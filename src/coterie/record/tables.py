@@ -219,7 +219,16 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:
     """Write a task, whose public fields must be plain JSON."""
-    public = _public(task)
+    public = dict(task.public)
+    try:
+        text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
+    if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
+        raise ValueError(
+            f"public fields of task {task.id!r} are not plain JSON "
+            "(they may have a tuple, or a key that is not a string)"
+        )
     secrets = [
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
         for name, secret in sorted(task.secrets.items())
@@ -229,10 +238,10 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
         stored = db.execute(
             "SELECT task, name, text, readers FROM secret WHERE task = ? ORDER BY name", (task.id,)
         )
-        if old != (public,) or stored.fetchall() != secrets:
+        if old != (text,) or stored.fetchall() != secrets:
             raise ValueError(f"the store already has another task with id {task.id!r}")
         return
-    insert(db, "task", (task.id, public))
+    insert(db, "task", (task.id, text))
     for secret in secrets:
         insert(db, "secret", secret)
 
@@ -381,18 +390,3 @@ def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
     find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
     key: int = db.execute(find, (settings, name)).fetchone()[0]
     return key
-
-
-def _public(task: Task) -> str:
-    """Return the public fields as JSON; raise ``ValueError`` for values that JSON would change (tuples, NaN)."""
-    public = dict(task.public)
-    try:
-        text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
-    if json.loads(text) != public:
-        raise ValueError(
-            f"public fields of task {task.id!r} are not plain JSON "
-            "(they may have a tuple, or a key that is not a string)"
-        )
-    return text

@@ -8,7 +8,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Literal
 
@@ -265,22 +265,7 @@ class Turn:
         """Copy the turn under another parent, with other calls. Its request stays."""
         if (self.parent, self.speaker, self.calls) == (parent, speaker, calls):
             return self
-        return _with_id(
-            Turn(
-                "",
-                parent,
-                speaker,
-                self.parts,
-                self.ids,
-                self.sample,
-                calls,
-                self.results,
-                self.author,
-                self.draw,
-                self.request,
-                self.truncated,
-            )
-        )
+        return _with_id(replace(self, parent=parent, speaker=speaker, calls=calls))
 
 
 def make_turn(

@@ -104,12 +104,8 @@ class TermSettings(Settings):
 
 def count_leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
     """Count the utterances with an agent's name as a prefix (``Bob:``), except the speaker's own at the beginning."""
-    return sum(_leaks(turn, agents) for turn in path)
-
-
-def _leaks(turn: Turn, agents: Sequence[str]) -> bool:
-    text = turn.text.lstrip().removeprefix(f"{turn.speaker.name}:")
-    return any(f"{agent}:" in text for agent in agents)
+    texts = (turn.text.lstrip().removeprefix(f"{turn.speaker.name}:") for turn in path)
+    return sum(any(f"{agent}:" in text for agent in agents) for text in texts)
 
 
 def count_repeats(path: Sequence[Turn]) -> int:

@@ -453,7 +453,12 @@ class Branches:
         if node not in self._steps:
             async with self._locks.setdefault(node, asyncio.Lock()):
                 if node not in self._steps:
-                    self._add_step(node, await step())
+                    result = await step()
+                    for turn in result.observations:
+                        self.tree.add(turn)
+                    self.rewards |= result.rewards
+                    self._positions[result.position.node] = result.position
+                    self._steps[node] = result
             self._locks.pop(node, None)
         return self._steps[node].position
 
@@ -509,13 +514,6 @@ class Branches:
                 if task is None or task.cancelling():
                     raise
                 raise SessionError(f"{name}: {what} awaited a task that was cancelled") from error
-
-    def _add_step(self, node: str, step: StepResult) -> None:
-        for turn in step.observations:
-            self.tree.add(turn)
-        self.rewards |= step.rewards
-        self._positions[step.position.node] = step.position
-        self._steps[node] = step
 
     # -- replay -------------------------------------------------------------------------------
 

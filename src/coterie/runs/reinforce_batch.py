@@ -71,7 +71,8 @@ def paths_of(
     for task in tasks:
         if task in known:
             tree = store.tree(iteration, stage, task)
-            rewards = _environment_rewards(store, tree)
+            credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
+            rewards = {(one.node, one.name): one.value for one in credit}
             for outcome, path in tree.trajectories():
                 measures = by_sample.get((task, outcome.sample), {})
                 paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
@@ -99,11 +100,6 @@ def _of_sample(
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
-
-
-def _environment_rewards(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
-    credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
-    return {(one.node, one.name): one.value for one in credit}
 
 
 def _whole(

@@ -187,17 +187,14 @@ class Roles:
             self._shared[base] = self._load(self.known[base].model)
         loaded = self._shared[base]
         if version:
-            model = load_adapter(loaded.model, Path(path), name=role.name)
+            model: Any = load_adapter(loaded.model, Path(path), name=role.name)
         else:
-            model = _fresh_adapter(loaded.model, role.name)
+            model = loaded.model
+            if isinstance(model, PeftModel) and role.name in model.peft_config:
+                remove_adapter(model, role.name)
+            model = add_lora(model, r=1, alpha=1, name=role.name).eval()
         self._shared[base] = replace(loaded, model=model)
         return self._shared[base]
-
-
-def _fresh_adapter(model: Any, name: str) -> Any:
-    if isinstance(model, PeftModel) and name in model.peft_config:
-        remove_adapter(model, name)
-    return add_lora(model, r=1, alpha=1, name=name).eval()
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Generic
 
 import torch
@@ -180,11 +179,6 @@ def _check_weights(model: Any, settings: TrainingSettings) -> None:
 def max_row_length(model: Any, settings: TrainingSettings) -> int:
     """Return the length limit of trained rows: ``max_length``, or the model's context if that is shorter."""
     return min(settings.max_length, context_length(model.config) or settings.max_length)
-
-
-def tokenizer_folder(model: Any) -> Path | None:
-    folder = Path(model.config.name_or_path or ".")
-    return folder if (folder / "config.json").is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
