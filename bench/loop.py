@@ -108,7 +108,7 @@ def iterate(recipe: Optima, folder: Path) -> tuple[dict[str, float], Work]:
 
 def recorded(recipe: Optima, run: Run) -> Work:
     """What a finished iteration asked of the model."""
-    base, context = recipe.load_policy(run, 0), recipe.context(0)
+    context = recipe.context(0)
     trees = list(run.store.trees(0, "rollout"))
     scored = [
         segment.ids
@@ -116,10 +116,10 @@ def recorded(recipe: Optima, run: Run) -> Work:
         for outcome, _ in tree.trajectories()
         for agent in recipe.agents
         for segment in recipe.training_view(
-            tree, Selection(outcome.leaf, agent, context), base
+            run, tree, Selection(outcome.leaf, agent, context)
         ).segments
     ]
-    train, rows = recipe.settings.train, recipe.rows(run, 0, base)
+    train, rows = recipe.settings.train, recipe.rows(run, 0)
     order = Order([""] * len(rows), recipe.seeded(train, 0).seed, train.batch_rows)
     steps = order.steps(0, order.steps_per_epoch * train.epochs)
     heldout = run.store.trees(1, "evaluate")

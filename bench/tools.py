@@ -42,9 +42,8 @@ from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Message, Tool, ToolCall, ToolResult, call_id
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.tools.calls import Function
+from coterie.tools.calls import Function, Tag
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
-from coterie.tools.tags import Tag
 
 WAIT, SIDE_BY_SIDE, AGENTS, ROUNDS, TOKENS = 0.2, 8, 512, 3, 8
 MODEL = "tiny-exchange"

@@ -21,10 +21,9 @@ from rich.table import Table
 
 from coterie.config.folders import make_folder
 from coterie.errors import UserError, did_you_mean
-from coterie.evaluation.statistics import PairedTest, paired_bootstrap
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.registry import micro_world, settings
+from coterie.recipes.registry import played_by, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.store import Store
@@ -33,6 +32,7 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import HeldOutResult, grade_means, held_out_results
 from coterie.runs.loop import EVALUATION, fork, run_steps
 from coterie.terminal import ConsoleProgress, results
+from experiments.paired_test import PairedTest, paired_bootstrap
 
 NAMES = ("optima", "optima/isft", "sweet_rl", "moat", "dense_tree", "gap", "gap-sft")
 SIGNIFICANCE = 0.05
@@ -204,7 +204,7 @@ class Experiment:
 
 def make_recipe(name: str, words: Sequence[str]) -> Any:
     """Return a recipe under its settings; refuse data other than the recipe's micro-world."""
-    own, first = settings(name, words), micro_world(name)
+    own, first = settings(name, words), played_by(name)[0]
     if own.played != first:
         raise UserError(
             f"{own.played}: claims are tested on the micro-world {first}",

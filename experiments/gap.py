@@ -76,7 +76,7 @@ PATHS = 8
 class RejectionFineTuning(Gap):
     """Sample as many paths of each question as reinforcement learning does, and train on the right ones."""
 
-    async def write(self, run: Run, i: int, progress: Progress) -> Metrics:
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Sample paths of each question instead of the expert's traces."""
         s = self.settings
         samples, tasks = (

@@ -11,7 +11,6 @@ training settings, so in as many steps:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.record.rows import Row
@@ -42,11 +41,12 @@ class ScriptedControl(Optima):
             for n, stage in enumerate(kept)
         ]
 
-    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+    def rows(self, run: Run, iteration: int, role: str | None = None) -> list[Row]:
         """Return both agents' rows of fresh scripted dialogues."""
         seed = CORPUS_SEED + self.settings.seed * 1000 + iteration
         dialogues = corpus(seed, self.counts[iteration])
-        return [row for d in dialogues for row in pretraining_rows(d, policy.tokenizer)]
+        tokenizer = self.renderers[self.main_role].tokenizer
+        return [row for d in dialogues for row in pretraining_rows(d, tokenizer)]
 
 
 def reproduce(x: Experiment) -> list[Claim]:

@@ -19,8 +19,7 @@ from coterie.environments.protocol import (
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, Turn, make_turn
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.tools.calls import CallLimits, run_calls
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.calls import CallLimits, Tag, Tags, run_calls
 
 GAME = Speaker("environment", "game")
 TOOLS = Speaker("tool", "tools")

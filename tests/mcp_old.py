@@ -16,10 +16,8 @@ def send(**message: Any) -> None:
 
 
 def schema(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "inputSchema": {"type": "object", "properties": {"word": {"type": "string"}}},
-    }
+    words = {"type": "object", "properties": {"word": {"type": "string"}}}
+    return {"name": name, "inputSchema": words}
 
 
 print("old server is up, and says so where only messages may stand", flush=True)
@@ -27,17 +25,8 @@ for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")
     if method == "initialize":
-        version = message["params"]["protocolVersion"]
-        info = {"name": "old", "version": "1"}
-        capabilities = {"tools": {"listChanged": True}}
-        send(
-            id=number,
-            result={
-                "protocolVersion": "2025-06-18",
-                "serverInfo": info,
-                "capabilities": capabilities,
-            },
-        )
+        result = {"protocolVersion": "2025-06-18", "serverInfo": {"name": "old", "version": "1"}}
+        send(id=number, result={**result, "capabilities": {"tools": {"listChanged": True}}})
     elif method == "tools/list":
         send(id=number, result={"tools": [schema(name) for name in tools]})
     elif method == "tools/call":

@@ -22,13 +22,11 @@ def add(a: int, b: int) -> str:
 
 @server.tool(annotations=looks)
 async def echo(text: str) -> str:
-    """Says a text again; control tokens too."""
     return text
 
 
 @server.tool()
 def fail(why: str) -> str:
-    """Fails."""
     raise ToolError(why)
 
 
@@ -46,33 +44,28 @@ def die() -> str:
 
 @server.tool(annotations=looks)
 def process() -> str:
-    """The id of the server's process."""
     return str(os.getpid())
 
 
 @server.tool()
 def long(characters: int) -> str:
-    """A long text."""
     return "begin" + "x" * characters + "end"
 
 
 @server.tool(annotations=looks)
 async def never() -> str:
-    """Never answers."""
     await asyncio.sleep(600)
     return ""
 
 
 @server.tool(annotations=looks, structured_output=False)
 def picture() -> list[types.ContentBlock]:
-    """A text and an image."""
     image = types.ImageContent(data="AAAA" * 100, mime_type="image/png")
     return [types.TextContent(text="a red square:"), image]
 
 
 @server.tool(annotations=looks)
 def environment() -> str:
-    """The names of its environment variables."""
     return " ".join(sorted(os.environ))
 
 

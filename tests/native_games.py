@@ -21,8 +21,7 @@ from coterie.record.turn import Message, Part, Role, Tool, Turn
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.calls import CallLimits, NativeCalls, run_calls
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.calls import CallLimits, NativeCalls, Tag, Tags, run_calls
 from tests.games import GAME, TOOLS, Base
 
 Call = tuple[str, str]

@@ -1,8 +1,7 @@
 """Questions over many pages: searching an index, retrieving from what was found, reading an answer."""
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +12,28 @@ from coterie.engines.endpoint import Utterance
 from coterie.errors import UserError
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.questions import (
-    ChatReader,
-    Corpus,
-    QuestionsExecutor,
-    extract_answer,
-)
+from coterie.tools.actions.questions import ChatReader, Corpus, QuestionsExecutor, extract_answer
 from coterie.tools.retrieval import build_index
 from tests.conftest import Cli
+from tests.row_files import jsonl
 
-PAGES = [
-    (
-        "Oslo",
-        "Oslo is the capital of Norway.\nThe city was founded around 1040 by Harald Hardrada.\n\n"
-        "It has 709,037 people.",
-    ),
-    (
-        "Bergen",
-        "Bergen is a city in western Norway.\nIts harbour was founded by Olaf Kyrre in 1070.",
-    ),
-    (
-        "Glacier",
-        "A glacier is a body of dense ice that moves under its own weight.\nGlaciers do not form on warm plains.",
-    ),
-    ("Ada Quill", "Ada Quill was a fictional painter. She was born in Bergen on 4 May 1881."),
-]
+OSLO = "Oslo is the capital of Norway.\nThe city was founded around 1040 by Harald Hardrada.\n\nIt has 709,037 people."
+BERGEN = "Bergen is a city in western Norway.\nIts harbour was founded by Olaf Kyrre in 1070."
+ICE = "A glacier is a body of dense ice that moves under its own weight.\nGlaciers do not form on warm plains."
+QUILL = "Ada Quill was a fictional painter. She was born in Bergen on 4 May 1881."
+PAGES = [("Oslo", OSLO), ("Bergen", BERGEN), ("Glacier", ICE), ("Ada Quill", QUILL)]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     pytest.importorskip("bm25s")
     folder = tmp_path_factory.mktemp("pages")
-    rows = [json.dumps({"title": title, "text": text}) for title, text in PAGES]
-    (folder / "pages.jsonl").write_text("\n".join(rows) + "\n")
-    assert build_index(folder / "pages.jsonl", folder / "index") == 8
-    return Corpus.open(folder / "index")
+    rows = jsonl(folder / "pages.jsonl", *({"title": title, "text": text} for title, text in PAGES))
+    assert build_index(rows, folder / "index") == 8
+    return Corpus(folder / "index")
 
 
-def ran(
-    corpus: Corpus, line: str, values: Mapping[str, str] | None = None, **more: Any
-) -> Executed:
+def ran(corpus: Corpus, line: str, values: Any = None, **more: Any) -> Executed:
     parsed = parse(line)
     assert parsed.ok, parsed.problems
     return asyncio.run(QuestionsExecutor(corpus, **more).run(parsed.actions, values or {}))
@@ -82,15 +63,12 @@ def test_pages_are_found_then_paragraphs_then_an_answer(corpus: Corpus) -> None:
 
 def test_results_of_earlier_steps_are_found_again(corpus: Corpus) -> None:
     before = ran(corpus, "R1 = KnowledgeQuery(Ada Quill)").values
-    done = ran(
-        corpus,
-        "R2 = ParagraphRetrieve(R1, Query: zebra); R3 = QA([R2, R1], Question: When was she born?)",
-        before,
+    line = (
+        "R2 = ParagraphRetrieve(R1, Query: zebra); R3 = QA([R2, R1], Question: When was she born?)"
     )
-    assert done.values["R2"].startswith("[7] Ada Quill | "), (
-        "the first paragraph where no word fits"
-    )
-    assert done.answer == "4 May 1881"
+    done = ran(corpus, line, before)
+    first = "[7] Ada Quill | "  # where no word fits
+    assert done.values["R2"].startswith(first) and done.answer == "4 May 1881"
 
 
 @pytest.mark.parametrize(
@@ -113,16 +91,13 @@ def test_why_an_action_fails_is_told(corpus: Corpus, line: str, why: str) -> Non
 
 def test_questions_and_searches_name_earlier_answers(corpus: Corpus) -> None:
     given = {"R1": "1070", "R2": "1,040", "R3": "Ada Quill", "R4": "[0] Oslo | x"}
+    assert ran(corpus, "R5 = Calculator(R1 + 30)", given).answer == "1100"
     assert ran(corpus, "R5 = QA([R1, R2], Question: Is R1 later than R2?)", given).answer == "yes"
     assert ran(corpus, "R5 = QA([R1, R2], Question: Was R1 before R2?)", given).answer == "no"
     assert "[7] Ada Quill" in (ran(corpus, "R5 = KnowledgeQuery(R3)", given).answer or "")
     asked = Recorded()
     ran(corpus, "R5 = QA([R4], Question: Is R3 in R4?)", given, reader=ChatReader(asked))
     assert "Question: Is Ada Quill in R4?" in asked.asked[0][-1].text
-
-
-def test_calculations_use_what_was_read(corpus: Corpus) -> None:
-    assert ran(corpus, "R2 = Calculator(R1 + 30)", {"R1": "1040"}).answer == "1070"
 
 
 @pytest.mark.parametrize(
@@ -159,20 +134,18 @@ def test_a_chat_model_reads_the_passages_that_are_given(corpus: Corpus) -> None:
     model = Recorded()
     line = "R1 = KnowledgeQuery(capital of Norway); R2 = QA([R1], Question: What is it, then?)"
     assert ran(corpus, line, reader=ChatReader(model)).answer == "Oslo"
-    shown = model.asked[0][-1].text
-    assert (
-        "Oslo | Oslo is the capital of Norway." in shown and "Question: What is it, then?" in shown
-    )
+    for part in ("Oslo | Oslo is the capital of Norway.", "Question: What is it, then?"):
+        assert part in model.asked[0][-1].text
 
 
 def test_the_command_makes_an_index_that_can_be_searched(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    rows, index = tmp_path / "pages.jsonl", tmp_path / "index"
-    rows.write_text('{"title": "Oslo", "text": "A city.\\nIn Norway."}\n')
+    index = tmp_path / "index"
+    rows = jsonl(tmp_path / "pages.jsonl", {"title": "Oslo", "text": "A city.\nIn Norway."})
     ran = cli("data", "index", str(rows), str(index))
     assert (ran.code, ran.out.strip()) == (0, str(index)) and "2 passages" in ran.err
-    assert [one.text for one in Corpus.open(index).search("norway", 5)] == ["In Norway."]
+    assert [one.text for one in Corpus(index).search("norway", 5)] == ["In Norway."]
     ran = cli("data", "index", str(rows), str(index))
     assert ran.code == 2 and "already exists" in ran.err
     with pytest.raises(UserError, match="not an index"):
-        Corpus.open(tmp_path)
+        Corpus(tmp_path)

@@ -8,9 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load
 from coterie.record.tree import Tree
-from coterie.record.turn import Message, Part, Sample, Speaker, make_turn
+from coterie.record.turn import Message, Part, Role, Sample, Speaker, make_turn
 from tests.forging import tokenizer as forgeable
 from tests.templates import TEMPLATES, tokenizer
 
@@ -108,11 +107,14 @@ def test_a_person_that_a_model_plays_has_turns_of_its_own() -> None:
     assert "zzz" in text and "blue" not in text
 
 
-def test_another_speakers_turn_is_its_visible_text() -> None:
+@pytest.mark.parametrize(("role", "reader"), [("assistant", "Bob"), ("user", "Alice")])
+def test_another_speakers_turn_and_ones_own_as_a_users_are_visible_text(
+    role: Role, reader: str
+) -> None:
     renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
-    parts = (Part("blue"), Part("hidden", audience=frozenset({"Alice"})))
+    parts = (Part("blue"), Part("hidden", audience=frozenset({"Carl"})))
     messages = spoken(tree, encode("chatml", "sampled"), *parts)
-    text = renderer.decode(renderer.render(messages, tree, "Bob"))
+    text = renderer.decode(renderer.render([replace(messages[1], role=role)], tree, reader))
     assert "blue" in text
     assert "hidden" not in text and "sampled" not in text
 
@@ -160,22 +162,3 @@ def test_a_template_that_can_not_be_used_is_refused_when_it_is_loaded(
     strict.chat_template = source
     with pytest.raises(UserError, match=problem):
         ChatRenderer(strict)
-
-
-def test_a_turn_of_ones_own_role_play_partner_is_not_spliced() -> None:
-    """The same turn shown as ``user`` (a copy of one's own words) is text."""
-    renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
-    messages = spoken(tree, encode("chatml", "zzz"), Part("blue"))
-    text = renderer.decode(renderer.render([replace(messages[1], role="user")], tree, "Alice"))
-    assert "blue" in text and "zzz" not in text
-
-
-def test_pieces_join_to_the_text_whatever_the_tokens_cut() -> None:
-    loaded = load("tiny-exchange")
-    text = " Yuri pet > lizard; <A>lizard</A>"
-    for said in (text, "Zoë – naïve 😀"):
-        ids = loaded.tokenizer.encode(said, add_special_tokens=False)
-        pieces = loaded.renderer.pieces(ids)
-        assert len(pieces) == len(ids)
-        assert "".join(pieces) == loaded.renderer.decode(ids)
-        assert "\ufffd" not in "".join(pieces)

@@ -11,7 +11,7 @@ import pytest
 from coterie.datasets.catalogue import CATALOGUE, FOLDER, PREFERENCE_SETS, SPLITS, find
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import QuestionsAndAnswers, Rows, dataset_type, load, load_rows
-from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
+from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
@@ -38,17 +38,6 @@ def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) ->
     assert {type(row) for row in every} == {find(name).row}
     assert len({row.key for row in every}) == len({row.id for row in every}) == len(every)
     assert f"## {name}" in (FOLDER / "LICENCES.md").read_text()
-
-
-def test_a_sample_row_has_its_parts() -> None:
-    row = load_rows("hotpot_qa", "train", "sample")[0]
-    assert isinstance(row, HotpotRow)
-    titles = {paragraph.title for paragraph in row.context}
-    assert len(titles) == 10 and {fact.title for fact in row.supporting_facts} <= titles
-    problem = load_rows("gsm8k", "train", "sample")[0]
-    assert isinstance(problem, Gsm8kRow)
-    assert problem.answer == "72" and "<<48/2=24>>" in problem.solution
-    assert "####" not in problem.solution
 
 
 # Questions and answers of a user's file

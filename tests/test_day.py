@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.candidates import candidates
 from coterie.cli.conversation import open_engine
+from coterie.cli.evaluate import candidates
 from coterie.config.folders import pinned, today
 from coterie.engines.settings import EngineSettings
 from coterie.models.chat import ChatRenderer

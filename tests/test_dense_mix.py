@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
-from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
 from tests.conftest import once
-from tests.test_preference_sets import ours
+from tests.test_conversations import ours
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -35,12 +34,11 @@ def test_outside_pairs_that_ask_held_out_questions_are_left_out(tmp_path: Path) 
     own = ours(tmp_path / "own.jsonl", 4)
     other = ours(tmp_path / "other.jsonl", 2, asked=f"Step by step!\n{question}")
     recipe = made(f"mix={{{own}: 2, {other}: 2}}")
-    renderer, _ = load_renderer("tiny-problems")
-    pairs, counts = recipe.mixed_pairs(0, renderer, Silent())
+    pairs, counts = recipe.mixed_pairs(0, Silent())
     assert counts == {"mixed_own.jsonl": 2, "mixed_other.jsonl": 0, "held_out_other.jsonl": 2}
     drawn = {one.name for one in pairs}
     assert len(drawn) == 2
-    others = [{one.name for one in recipe.mixed_pairs(i, renderer, Silent())[0]} for i in range(8)]
+    others = [{one.name for one in recipe.mixed_pairs(i, Silent())[0]} for i in range(8)]
     assert others[0] == drawn and any(names != drawn for names in others), "each iteration draws"
 
 

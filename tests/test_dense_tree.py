@@ -7,10 +7,11 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree import GROWN, DenseTree, dense_tree_report, histogram
+from coterie.recipes.dense_tree import GROWN, DenseTree, histogram
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import rollouts
@@ -163,7 +164,7 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
         run_steps(recipe, run, Silent())
         assert run.metrics(Step(0, "train"))["rows"] == 8
         assert run.metrics(Step(1, "evaluate"))["n"] == 4
-        report = dense_tree_report(recipe, run)
+        report = run_report(recipe, run)
         write_page(report, tmp_path / "page.html")
     recipe.close()
     sections = {one.id: one for one in report.sections}

@@ -61,7 +61,7 @@ def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) 
     recipe = Optima(settings(method, words))
     sizes = {"sft": 9, "dpo": 13}
     found = [recipe.train_tasks(i) for i in range(4)]
-    assert [len(tasks) for tasks in found] == [sizes[recipe.kind(i)] for i in range(4)]
+    assert [len(tasks) for tasks in found] == [sizes[recipe.settings.kinds()[i]] for i in range(4)]
     drawn = ids([task for tasks in found for task in tasks])
     assert len(set(drawn)) == len(drawn)
     assert not set(drawn) & set(ids(recipe.heldout_tasks()))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import execution
-from coterie.cli.execution import Measured, estimate
+from coterie.cli.execution import estimate
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step
@@ -32,15 +32,14 @@ def test_what_was_tried_is_scaled_by_the_number_of_dialogues() -> None:
     small = execution._smaller(whole, 8)
     assert small.settings.evaluate.tasks == 32
     measured = {
-        step: Measured(3.0, 2.0 if step.stage in ("evaluate", "rollout") else 0.0)
-        for step in small.steps()
+        step: (3.0, 2.0 if step.stage in ("evaluate", "rollout") else 0.0) for step in small.steps()
     }
     rollouts, evaluations, others = 3 * (1 + 2.0 * 10), 4 * (1 + 2.0 * 5), 3 * 3 * 3.0
     assert estimate(whole, small, measured) == (
         pytest.approx(rollouts + evaluations + others),
         [],
     )
-    first = {Step(0, "evaluate"): Measured(3.0, 2.0)}
+    first = {Step(0, "evaluate"): (3.0, 2.0)}
     assert estimate(whole, small, first) == (
         pytest.approx(evaluations),
         ["rollout", "reward", "select", "train"],

@@ -34,7 +34,7 @@ from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import scan, violations
 from coterie.models.loading import load, load_renderer
 from coterie.record.rows import Row
-from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from coterie.tools.retrieval import Retriever, build_index
 from scripts.tiny.encyclopedia import FORMS, TAGS, Block, trace_row
 
 YEARS = (
@@ -178,10 +178,10 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     entry = world().entries[7]
     assert row == {"id": "7", "contents": f'"{entry.name}"\n{entry.text}'}
     build_index(corpus, tmp_path / "index")
-    retriever = Retriever(IndexSettings(index=str(tmp_path / "index")))
+    retriever = Retriever(tmp_path / "index")
     facts = [fact for one in questions("heldout") for fact in one.facts]
     found = retriever.search([fact.query for fact in facts], 2)
-    right = [hits[0].passage.title == fact.subject for hits, fact in zip(found, facts, strict=True)]
+    right = [hits[0][0].title == fact.subject for hits, fact in zip(found, facts, strict=True)]
     assert sum(right) / len(right) > 0.98
     assert all(len(hits) == 2 for hits in found), "names share words"
 

@@ -129,27 +129,21 @@ def settings(url: str, **more: Any) -> EndpointSettings:
     return EndpointSettings(**{"url": url, "model": "judge", "backoff": 0.001, **more})
 
 
-def chat(
-    one: EndpointSettings, *, count: int = 1, **more: Any
-) -> tuple[list[Reply], EndpointUsage]:
-    async def talk() -> tuple[list[Reply], EndpointUsage]:
+def chat(one: EndpointSettings, *, count: int = 1, **more: Any) -> tuple[list[Any], EndpointUsage]:
+    """Replies or errors of some chats, and the usage."""
+
+    async def talk() -> tuple[list[Any], EndpointUsage]:
         async with Endpoint(one) as endpoint:
             calls = (endpoint.chat(HELLO, **{"max_tokens": 30, **more}) for _ in range(count))
-            return await asyncio.gather(*calls), endpoint.usage
+            return await asyncio.gather(*calls, return_exceptions=True), endpoint.usage
 
     return asyncio.run(talk())
 
 
 def fail(one: EndpointSettings) -> tuple[str, EndpointUsage]:
-    """Return the error of a chat that fails, and the usage."""
-
-    async def talk() -> tuple[str, EndpointUsage]:
-        async with Endpoint(one) as endpoint:
-            with pytest.raises(EngineError) as failed:
-                await endpoint.chat(HELLO, max_tokens=30)
-            return str(failed.value), endpoint.usage
-
-    return asyncio.run(talk())
+    (error,), usage = chat(one)
+    assert isinstance(error, EngineError)
+    return str(error), usage
 
 
 def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,10 +203,6 @@ def test_what_may_pass_is_tried_again(bad: Answer) -> None:
 
 
 def test_a_stall_is_given_up_and_tried_again() -> None:
-    with service(says(200, FINE)) as one:
-        one.script.insert(0, one.stalls)
-        (reply,), usage = chat(settings(one.url, timeout=0.5))
-    assert (reply.text, usage.retries) == ("Hi.", 1)
     with service(says(200, FINE)) as one:
         one.script = [one.stalls]
         said, usage = fail(settings(one.url, timeout=0.1, retries=1))
@@ -284,9 +274,7 @@ def test_usage_is_counted_or_estimated_and_priced() -> None:
 @pytest.mark.parametrize(
     ("requests", "tokens", "pause", "used", "times"),
     [
-        (None, None, 0, 100, [0, 0, 0]),
         (30, None, 0, 100, [0, 2, 4]),
-        (None, 6000, 0, 100, [0, 1, 2]),
         (30, 1000, 0, 100, [0, 6, 12]),
         (None, 1000, 0, 20, [0, 1.2, 2.4]),  # 80 of 100 estimated tokens are returned
         (30, None, 7, 100, [0, 7, 9]),
@@ -320,7 +308,6 @@ def test_requests_start_within_the_limits(
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("0", 0.0),
         ("2.5", 2.5),
         ("-3", 0.0),
         ("99999", MAX_WAIT),
@@ -328,7 +315,6 @@ def test_requests_start_within_the_limits(
         ("Sat, 21 Nov 2026 14:00:00 GMT", 0.0),
         ("soon", None),
         ("nan", None),
-        (None, None),
     ],
 )
 def test_retry_after_is_in_seconds_or_a_date_and_bounded(
@@ -354,7 +340,7 @@ def test_invalid_settings_are_refused(bad: dict[str, str]) -> None:
     assert settings("http://localhost:8000/api/").url == "http://localhost:8000/api"
 
 
-def test_a_missing_or_wrong_key_is_refused_at_start(
+def test_keys_come_from_the_environment_or_else_the_file_and_wrong_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
@@ -366,12 +352,7 @@ def test_a_missing_or_wrong_key_is_refused_at_start(
     with pytest.raises(UserError, match="is not a key") as refused:
         Endpoint(one, folder=tmp_path)
     assert KEY not in str(refused.value)
-
-
-def test_keys_come_from_the_environment_or_else_the_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    monkeypatch.delenv("JUDGE_API_KEY")
     (tmp_path / ".env").write_text("export JUDGE_API_KEY='from-$FILE'  # mine\n")
     assert find_key("JUDGE_API_KEY", tmp_path).header == {"Authorization": "Bearer from-$FILE"}
     monkeypatch.setenv("JUDGE_API_KEY", "from-environment")

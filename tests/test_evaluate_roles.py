@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.cli import evaluate
-from coterie.cli.candidates import Player
+from coterie.cli.evaluate import Player
 from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of

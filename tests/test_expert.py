@@ -25,9 +25,9 @@ from coterie.environments.workflow.trace import (
     violations,
     words,
 )
+from coterie.tools.calls import Tag, Tags
 from coterie.tools.retrieval import Passage
 from coterie.tools.search import NOTHING, format_passages
-from coterie.tools.tags import Tag, Tags
 
 TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)
 SETS = ("2wiki", "hotpot_qa", "musique")

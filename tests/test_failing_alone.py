@@ -37,13 +37,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(kind: str, value: f
     ways = [Sampling(max_tokens=5, temperature=t, top_p=p) for t, p in ((1, 1), (0, 1), (1, 0.5))]
     bad = [[*PROMPT[:n], POISON, *PROMPT[n:]] for n in (40, 47, 50)]
 
-    async def ask() -> list[Any]:
-        prompts = [*bad, PROMPT, PROMPT[:40]]
-        return await everything(
-            [engine.sample(p, [3], sampling) for p in prompts for sampling in ways]
-        )
-
-    found = asyncio.run(ask())
+    prompts = [*bad, PROMPT, PROMPT[:40]]
+    calls = [engine.sample(p, [3], sampling) for p in prompts for sampling in ways]
+    found = asyncio.run(everything(calls))
     for error in found[: len(bad) * len(ways)]:
         assert isinstance(error, EngineError) and "not finite" in str(error)
     for said in found[len(bad) * len(ways) :]:
@@ -69,11 +65,8 @@ def test_scores_that_are_no_numbers_fail_alone(kind: str) -> None:
     one = poisoned(kind)
     engine = engine_of(one)
 
-    async def ask() -> list[Any]:
-        calls = [engine.logprobs(PROMPT, [[7, POISON, 9]]), engine.logprobs(PROMPT, [[7, 8, 9]])]
-        return await everything(calls)
-
-    bad, fine = asyncio.run(ask())
+    calls = [engine.logprobs(PROMPT, [[7, POISON, 9]]), engine.logprobs(PROMPT, [[7, 8, 9]])]
+    bad, fine = asyncio.run(everything(calls))
     assert isinstance(bad, EngineError) and "not finite" in str(bad)
     assert fine[0] == pytest.approx(recomputed(one.model, [7, 8, 9]), abs=1e-4)
 
@@ -90,15 +83,13 @@ def test_a_listener_that_raises_fails_its_own_request(kind: str, what: BaseExcep
         if len(heard) == 3:
             raise what
 
-    async def ask() -> list[Any]:
-        sampling = Sampling(max_tokens=20)
-        calls = [
-            engine.sample(PROMPT, [0], sampling),
-            engine.sample(PROMPT, [0], sampling, on_token=on_token),
-        ]
-        return await everything([*calls, engine.logprobs(PROMPT, [[7]])])
-
-    fine, bad, scores = asyncio.run(ask())
+    sampling = Sampling(max_tokens=20)
+    calls = [
+        engine.sample(PROMPT, [0], sampling),
+        engine.sample(PROMPT, [0], sampling, on_token=on_token),
+        engine.logprobs(PROMPT, [[7]]),
+    ]
+    fine, bad, scores = asyncio.run(everything(calls))
     assert list(fine[0].ids) == alone[0] and len(scores[0]) == 1
     assert isinstance(bad, EngineError) and "deaf" in str(bad) and bad.__cause__ is what
     assert len(heard) == 3
@@ -107,15 +98,8 @@ def test_a_listener_that_raises_fails_its_own_request(kind: str, what: BaseExcep
 @pytest.mark.parametrize("draw", [draw, draw_by_torch])
 def test_no_token_is_drawn_from_what_is_no_distribution(draw: Callable[..., Any]) -> None:
     nan, inf = math.nan, math.inf
-    rows = (
-        [0.0, nan, 1.0],
-        [inf, 0.0, 1.0],
-        [-inf] * 3,
-        [nan] * 3,
-        [inf, -inf, inf],
-        [-inf, 2.0, -inf],
-    )
-    logits = torch.tensor(rows)
+    bad = [[0.0, nan, 1.0], [inf, 0.0, 1.0], [-inf] * 3, [nan] * 3, [inf, -inf, inf]]
+    logits = torch.tensor([*bad, [-inf, 2.0, -inf]])
     for temperature, top_p in ((1.0, 1.0), (0.0, 1.0), (0.7, 0.5)):
         settings = np.array([(temperature, top_p, 0.99)] * len(logits))
         ids, logprobs = draw(logits, settings)

@@ -13,7 +13,8 @@ from coterie.cli.arguments import read_arguments
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings

@@ -1,18 +1,23 @@
-"""What a person gets wrong in the first hour: places, names, files. One line says what, and what to do."""
+"""What a person gets wrong in the first hour: places, names, files, settings. It is refused with what to do."""
 
+import json
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from coterie.cli.errors import INTERRUPTED
-from coterie.config.folders import whole_folder
-from coterie.errors import UserError
+from coterie.cli.app import INTERRUPTED
+from coterie.recipes import plan as plan_of_run
 from coterie.record.store import Store
+from coterie.runs import folder as run_folder
 from coterie.runs import loop
-from tests.conftest import FEW, Cli, refused
+from tests.conftest import FEW, SMALL, Cli, refused
 
 SERVER = ("endpoint.url=http://127.0.0.1:9/v1", "endpoint.model=x")
 
@@ -83,6 +88,11 @@ NAMES = (
     ("run optima/isft model=tiny-exchang", "did you mean 'tiny-exchange'?"),
     ("evaluate exchange policy=smolm2", "did you mean 'smollm2'?"),
     ("serve model tiny_exchange --port 0", "did you mean 'tiny-exchange'?"),
+    ("run optima/isf", "did you mean 'optima/isft'?"),
+    ("run zzzzz", "no recipe is called 'zzzzz'"),
+    ("run optima/isft rollout.sampels=4", "rollout.samples"),
+    ("run optima/isft --folder beside/finished", "gap/sft"),
+    ("run optima/isft model=beside", "beside"),
     ("run optima/isft model=gpt2", "OWNER/NAME"),
     ("run optima/isft model=./x", "there is no folder x"),
     ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
@@ -109,7 +119,7 @@ def test_a_misspelt_name_is_refused_at_once_with_the_nearest(
     cli: Cli, tmp_path: Path, line: str, said: str
 ) -> None:
     (tmp_path / "beside/finished").mkdir(parents=True)
-    (tmp_path / "beside/finished/config.yaml").touch()
+    (tmp_path / "beside/finished/config.yaml").write_text("recipe: gap/sft\n")
     (tmp_path / "note.txt").touch()
     assert said in refused(cli, *line.split())
     assert not (tmp_path / "runs").exists()
@@ -125,13 +135,13 @@ SETTINGS = (
         "dpo.select.theta_filter=2 is not below",
     ),
     ("run optima/isft seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
-    ("quickstart --model tiny-exchange model=tiny-exchange", "the model is given twice"),
     ("quickstart dataset=gsm8k", "--task"),
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
     ("serve model tiny-exchange --port 99999", "must be at most 65535"),
     ("rollout runs/x --iteration one", "must be a valid whole number"),
     ("reproduce optima seed=3", "--seeds"),
     ("run", "no recipe is given"),
+    ("run optima/idpo train.method=lora", "each training continues from the last one"),
 )
 
 
@@ -174,7 +184,8 @@ def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) ->
         assert page.is_file(), stage
         page.unlink()
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
-    assert "the report" in refused(cli, "run", "optima/isft", *none, "--folder", "none")
+    said = refused(cli, "run", "optima/isft", *none, "--folder", "none")
+    assert "the report" in said and "select.threshold=1.3" in said and "--fork" in said
     assert Path("none/report.html").is_file(), "the error points to it"
 
 
@@ -193,7 +204,64 @@ def _stopped(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_folder_that_is_made_whole_names_a_place_where_it_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file"), whole_folder(tmp_path / "file/new"):
-        pass
+TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
+
+
+def test_a_tokenizer_without_a_chat_template(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "mute")
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (tmp_path / "mute" / name).unlink(missing_ok=True)
+    config = tmp_path / "mute/tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values.pop("chat_template", None)
+    config.write_text(json.dumps(values))
+    assert "chat template" in refused(cli, "run", "optima/isft", "model=mute")
+
+
+def test_more_memory_than_there_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_of_run, "device_memory", lambda device: (0, 2**24))
+    said = refused(cli, "run", "optima/isft", "engine.device=cpu")
+    assert "on cpu, which has 0.02 GiB" in said and "train.method=lora" in said
+
+
+def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
+    said = cli("stage", "evaluate", "mine", *SMALL)
+    assert said.code == 0 and "mine does not exist: starting a new run of optima/isft" in said.err
+    assert "starting a new run" not in cli("evaluate", "mine", "--iteration", 0).err
+    assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
+    assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
+    assert "not a run folder" in refused(cli, "report", "nowhere")
+
+
+def test_evaluate_starts_no_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.yaml").touch()
+    assert "did you mean 'gsm8k'?" in refused(cli, "evaluate", "gms8k")
+    assert "did you mean 'runs/mine'?" in refused(cli, "evaluate", "runs/mien")
+    assert "no benchmark or run folder" in refused(cli, "evaluate", "a-new-run", *SMALL)
+    said = refused(cli, "evaluate", "hotpot_qa", "policy=runs/mien", "dataset.source=nowhere")
+    assert "did you mean runs/mine?" in said
+    assert not (tmp_path / "a-new-run").exists()
+
+
+def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c",
+         "import sys; from coterie.record.store import Store; "
+         "store = Store.open('mine/store.sqlite'); print('held', flush=True); sys.stdin.read()"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdin and holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    try:
+        said = refused(cli, "run", "optima/isft", *SMALL, "--folder", "mine")
+        assert str(holder.pid) in said
+    finally:
+        holder.stdin.close()
+        holder.wait(timeout=30)
+
+
+def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "MIN_FREE", 2**60)  # no disk has that much
+    assert "MiB are free" in refused(cli, "run", "optima/isft", *SMALL)

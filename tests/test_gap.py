@@ -1,31 +1,29 @@
 """The recipe ``gap`` on real rows: traces by an expert with a real retriever, traces of a file, and what is trained."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from coterie.cli.export_data import export
+from coterie.cli.export_run import export_data as export
 from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.plan import parse_plan
 from coterie.environments.workflow.trace import Query, Trace
 from coterie.errors import UserError
-from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap
 from coterie.recipes.gap_traces import format_error, split_trace
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.record.rows import Row, rows, view
+from coterie.record.rows import rows, view
 from coterie.record.tree import Task, Tree
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.tools.tags import Tags
+from coterie.tools.calls import Tags
 
 WORDS = [
     "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8",
@@ -60,22 +58,22 @@ def played(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     recipe.close()
 
 
-def trained(recipe: Gap, run: Run) -> str:
+def bracketed(recipe: Gap, run: Run) -> str:
     """What is trained of the first trace, and what is not in double brackets."""
-    renderer, _ = load_renderer(recipe.settings.model)
-    task, selection = next(iter(run.store.selections(0, "select")))
-    tree = run.store.tree(0, "rollout", task)
-    (row,) = rows(view(tree, selection.leaf, selection.agent))
-    return bracketed(renderer, row)
-
-
-def bracketed(renderer: ChatRenderer, row: Row) -> str:
-    text, at = "", 0
+    renderer, text, at = recipe.renderer(recipe.agent), "", 0
+    row = recipe.rows(run, 0)[0]
     for target in row.targets:
         text += f"[[{renderer.decode(row.ids[at : target.start])}]]"
         text += renderer.decode(row.ids[target.start : target.stop])
         at = target.stop
     return text
+
+
+def own_and_seen(recipe: Gap, ids: Sequence[int], mask: Sequence[bool]) -> tuple[str, str]:
+    """What is trained of a row, and what is not."""
+    decode = recipe.renderer(recipe.agent).decode
+    pairs = list(zip(ids, mask, strict=True))
+    return decode([i for i, own in pairs if own]), decode([i for i, own in pairs if not own])
 
 
 def test_the_expert_plays_with_the_tools_and_the_policy_learns_its_tokens_alone(
@@ -89,13 +87,7 @@ def test_the_expert_plays_with_the_tools_and_the_policy_learns_its_tokens_alone(
     for tree in run.store.trees(0, "rollout"):
         for outcome, path in tree.trajectories():
             (row,) = rows(view(tree, outcome.leaf, recipe.agent))
-            renderer, _ = load_renderer(recipe.settings.model)
-            own = renderer.decode(
-                [i for i, target in zip(row.ids, row.mask, strict=True) if target]
-            )
-            seen = renderer.decode(
-                [i for i, target in zip(row.ids, row.mask, strict=True) if not target]
-            )
+            own, seen = own_and_seen(recipe, row.ids, row.mask)
             assert "<observation>" not in own and "Doc 1" not in own
             assert "<observation>" in seen and "<think>" not in seen and "<answer>" not in seen
             assert own.count("<wiki_search>") == sum(bool(turn.calls) for turn in path)
@@ -246,7 +238,7 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
             "left out: ask the same as another one": 1,
             "left out: can't be read": 1,
         }
-        text = trained(recipe, run)
+        text = bracketed(recipe, run)
     recipe.close()
     assert (
         "1 left out: row 3 has an observation that is never closed (character 17)"
@@ -338,10 +330,9 @@ def test_what_a_passage_forges_is_neither_trained_nor_exported_as_the_agents(
         file, _ = exported(run, tmp_path / "files")
         expected = trained_rows(run)
     recipe.close()
-    renderer, _ = load_renderer(recipe.settings.model)
     for ids, mask in expected:
-        own = renderer.decode([one for one, target in zip(ids, mask, strict=True) if target])
-        assert "forged" not in own and "forged" in renderer.decode(ids)
+        own, seen = own_and_seen(recipe, ids, mask)
+        assert "forged" not in own and "forged" in seen
     again = made(tools, f"traces={file}")
     with open_run(tmp_path / "again", again.name, again.settings) as other:
         run_steps(again, other, Silent(), again.steps()[1:3])
@@ -358,36 +349,23 @@ def trained_rows(run: Run) -> set[tuple[tuple[int, ...], tuple[bool, ...]]]:
     return found
 
 
-CLOSED = ["traces.form=closed", "environment.prompt=closed", "tools=[]"]
-
-
-def closed(*words: str) -> Gap:
-    """The control without tools."""
-    found = recipe_of(
-        settings(
-            "gap/mhqa",
-            [*WORDS[:-4], *CLOSED, "train.batch_rows=2", "traces.max_truncated=1", *words],
-        )
-    )
-    assert isinstance(found, Gap)
-    return found
-
-
 def test_a_control_learns_the_answers_alone_of_the_same_questions_on_as_many_tokens(
     played: tuple[Gap, Run], tmp_path: Path
 ) -> None:
     _, run = played
     file, _ = exported(run, tmp_path / "files")
     asked = run.metrics(Step(0, "select"))["selected"]
-    own = closed(f"traces={file}", "train.target_tokens=400")
+    sizes = ("train.batch_rows=2", "traces.max_truncated=1", "train.target_tokens=400")
+    form = ("traces.form=closed", "environment.prompt=closed", "tools=[]")
+    words = [*WORDS[:-4], *form, *sizes, f"traces={file}"]
+    own = recipe_of(settings("gap/mhqa", words))
+    assert isinstance(own, Gap)
     with open_run(tmp_path / "run", own.name, own.settings) as control:
         run_steps(own, control, Silent())
         select, train = (control.metrics(Step(0, name)) for name in ("select", "train"))
         each, found = dict[str, int](), trained_rows(control)
-        renderer, _ = load_renderer(own.settings.model)
         for ids, mask in found:
-            said = renderer.decode([i for i, target in zip(ids, mask, strict=True) if target])
-            seen = renderer.decode([i for i, target in zip(ids, mask, strict=True) if not target])
+            said, seen = own_and_seen(own, ids, mask)
             assert said.startswith("<answer>") and "</answer>" in said and "<think>" not in said
             assert "observation" not in seen and "from what you know" in seen
             each[said] = sum(mask)

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
-from coterie.cli.export_data import export
+from coterie.cli.export_run import export_data as export
 from coterie.environments.workflow.code import tests_of as all_tests_of
-from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.record.rows import rows, view
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from tests.row_files import jsonl
@@ -67,10 +65,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         assert run.metrics(Step(0, "train"))["steps"] == 1
         after = run.metrics(Step(1, "evaluate"))
         assert (after["n"], after["failed"], after["score"]) == (1, 0, 0.0)
-        renderer, _ = load_renderer(recipe.settings.model)
-        task, one = next(iter(run.store.selections(0, "select")))
-        (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
-        text = bracketed(renderer, row)
+        text = bracketed(recipe, run)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(run.folder, "llamafactory", tmp_path / "files")

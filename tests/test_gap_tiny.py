@@ -13,7 +13,8 @@ from coterie.environments.encyclopedia import (
 )
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.runs.folder import open_run
 from coterie.runs.loop import REINFORCE, run_steps
 from coterie.runs.reinforce import step_records

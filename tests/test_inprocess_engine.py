@@ -127,14 +127,6 @@ def test_one_call_with_many_seeds_equals_many_calls() -> None:
     assert len({said.ids for said in together}) == 3
 
 
-def test_kept_prefixes_are_found_again() -> None:
-    one = engine()
-    for _ in range(2):
-        asyncio.run(one.sample(list(range(200)), [1], Sampling(max_tokens=2)))
-    assert 192 <= one.stats.cached_tokens <= 199  # whole blocks, or all but the last token
-    assert one.stats.prompt_tokens == 400
-
-
 def test_greedy_takes_the_likeliest_token() -> None:
     one = engine()
     prompt = [1, 2, 3]

@@ -25,7 +25,7 @@ from coterie.training.reference import LossModule
 from coterie.training.settings import PolicyGradientSettings, TrainingSettings
 from coterie.training.trainer import Trainer, make_optimizer
 from tests.conftest import Cli, refused
-from tests.test_bad_input import TINY
+from tests.test_first_hour import TINY
 
 CARD = 80 * 10**9
 QWEN3_8B = Qwen3Config(

@@ -1,5 +1,7 @@
 """``moat`` through its recipe, on a few word problems and a tiny model: rewards, pairs, corrections, J, roles."""
 
+import json
+import statistics
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.environments.plan_ground import GROUNDER, PLANNER, gold
+from coterie.environments.plan_ground import GROUNDER, PLANNER, gold, known_results
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
@@ -16,12 +18,18 @@ from coterie.recipes import moat as moat_recipe
 from coterie.recipes.moat import HALF, WHOLE, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.record.rows import prompts
-from coterie.record.tree import Ending, Outcome, Tree
+from coterie.record.tree import Ending, Metrics, Outcome, Tree
 from coterie.record.turn import Part, Speaker, Turn, make_turn
+from coterie.reports.page import Section, write_page
+from coterie.rewards.critics import Correction
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
+from coterie.tools.retrieval import build_index
+from tests.test_report_page import Page
+from tests.web_tasks import write
 
 TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
 SMALL = (
@@ -151,7 +159,7 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
         ((prompt, turn),) = prompts(tree, corrected.id, GROUNDER)
         assert best.text.strip() in renderer.decode(prompt)
         assert renderer.decode(turn.ids).startswith(right.actions)
-    rows = recipe.corrected_rows(run, 1)
+    rows = recipe.rows(run, 1, GROUNDER)
     assert run.metrics(Step(1, "improve"))["rows"] == len(rows) == len(with_plan) + 4
 
 
@@ -244,3 +252,135 @@ def test_plans_that_are_all_alike_are_said(tmp_path):
         UserError, match=r"no pair of plans that differ by more than pairs\.margin=50"
     ):
         whole(tmp_path / "run", "pairs.margin=50", "parts=planner")
+
+
+# -- report -----------------------------------------------------------------------------------
+
+
+def section(recipe: Moat, run: Run, id_: str) -> Section:
+    return next(one for one in recipe.sections(run) if one.id == id_)
+
+
+def table(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:
+    found = section(recipe, run, id_)
+    return [dict(zip(found.heads, row, strict=True)) for row in found.rows]
+
+
+def test_j_stands_there_before_and_after_each_half_with_what_it_changed_by(done):
+    recipe, run = done
+    steps = (Step(1, WHOLE), Step(1, HALF), Step(2, WHOLE))
+    rows, metrics = table(recipe, run, "joint"), [run.metrics(step) for step in steps]
+    assert [row["measurement"] for row in rows] == [
+        "0: before iteration 1", "1: iteration 1, planner aligned", "2: after iteration 1"
+    ]  # fmt: skip
+    for row, one in zip(rows, metrics, strict=True):
+        assert (row["J"], row["tasks"]) == (f"{one['j']:.4f}", "3")
+        assert row["standard error"] == f"{one['standard_error']:.4f}"
+        assert [row[PLANNER], row[GROUNDER]] == [f"{one[PLANNER]}", f"{one[GROUNDER]}"]
+    values = [
+        {key.task: one["loglikelihood"] for key, one in run.store.metrics(*at).items() if key.task}
+        for at in ((1, HALF), (2, WHOLE))
+    ]
+    gaps = [values[1][task] - values[0][task] for task in sorted(values[0])]
+    error = statistics.stdev(gaps) / len(gaps) ** 0.5
+    assert rows[2]["change"] == f"{statistics.fmean(gaps):+.4f} ± {error:.4f}"
+    assert rows[0]["change"] == ""
+    joint = section(recipe, run, "joint")
+    (series,) = joint.charts[0].series
+    assert [point.y for point in series.points] == [one["j"] for one in metrics]
+
+
+def test_the_spread_of_a_task_is_the_difference_of_its_best_and_worst_plan(done):
+    recipe, run = done
+    (row,) = table(recipe, run, "spread")
+    found = rewards(recipe, run)
+    spreads = []
+    for tree in trees(run):
+        own = [found[one.id] for one in tree.children(tree.root) if one.id in found]
+        spreads += [max(own) - min(own)] if own else []
+    assert row["median"] == f"{statistics.median(spreads):.3f}"
+    assert row["pairs"] == f"{run.metrics(Step(1, 'select'))['selected']}"
+
+
+def test_plans_stand_side_by_side_with_rewards_and_the_pair_is_marked(done):
+    recipe, run = done
+    shown = section(recipe, run, "planner")
+    found = rewards(recipe, run)
+    pairs = dict(run.store.selections(1, "select"))
+    assert shown.examples and {one.task for one in shown.examples} <= {*pairs}
+    for one in shown.examples:
+        by_side = {sample.side: dict(sample.facts) for sample in one.samples}
+        pair = pairs[one.task]
+        assert by_side["chosen"]["reward"] == f"{found[pair.leaf]:.3f}"
+        assert by_side["rejected"]["reward"] == f"{found[pair.rejected]:.3f}"
+        assert [sample.side for sample in one.samples if sample.trained] == ["chosen", "rejected"]
+        assert one.prompts[0].agent == PLANNER and ("answer" in dict(one.answers))
+
+
+def test_the_page_is_whole_at_any_time_and_has_a_chart_of_j(done, tmp_path: Path):
+    recipe, run = done
+    write_page(run_report(recipe, run), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert not Page(page).open
+    for id_ in ("joint", "stages", "spread", "joint-chart", "planner", "grounder"):
+        assert f'id="{id_}"' in page
+    begun = made()
+    with open_run(tmp_path / "begun", begun.name, begun.settings) as other:
+        write_page(run_report(begun, other), tmp_path / "report.html")
+
+
+# -- moat/complex_qa and moat/web --------------------------------------------------------------
+
+SIZES = tuple(word for word in SMALL if not word.startswith("dataset="))
+
+
+def method(name: str, *words: str) -> Moat:
+    recipe = recipe_of(settings(name, [*SIZES, *words]))
+    assert isinstance(recipe, Moat)
+    return recipe
+
+
+def last_metrics(recipe: Moat, folder: Path) -> tuple[Metrics, Metrics]:
+    """Run a recipe whole and return the metrics of its corrections and of its last evaluation."""
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        return run.metrics(Step(1, "correct")), run.metrics(Step(2, "evaluate"))
+
+
+def test_a_run_on_web_pages_by_steps(tmp_path):
+    file = write(tmp_path / "tasks.jsonl")
+    words = ("dataset=mind2web", f"dataset.source={file}", "rollout.tasks=8")
+    _, last = last_metrics(method("moat/web", *words), tmp_path / "run")
+    assert (last["n"], last["failed"], last["on_page"]) == (2, 0, 1.0)
+
+
+def test_a_run_on_questions_over_pages(tmp_path):
+    pages = tmp_path / "pages.jsonl"
+    towns = {"Peru": "Lima", "Norway": "Oslo"}.items()
+    rows = [{"title": land, "text": f"{town} is the capital of {land}."} for land, town in towns]
+    pages.write_text("\n".join(map(json.dumps, rows)))
+    build_index(pages, tmp_path / "index")
+    words = ("dataset=tests/plans.py:Questions", f"environment.corpus={tmp_path / 'index'}")
+    recipe = method("moat/complex_qa", *words, "parts=grounder")
+    correct, last = last_metrics(recipe, tmp_path / "run")
+    assert (correct["corrected"], last["n"]) == (1, 1)
+
+
+def test_corrections_of_a_step_may_use_the_results_of_those_before(tmp_path):
+    file = write(tmp_path / "tasks.jsonl")
+    recipe = method("moat/web", "dataset=mind2web", f"dataset.source={file}")
+    tasks = recipe.environment.tasks("heldout", 3, 0)
+    assert [known_results(task) for task in tasks] == [(), ("R1",), ("R1", "R2")]
+    for number, verdict in ((1, "unreadable"), (2, "corrected"), (3, "corrected")):
+        said = Correction("corrected", "Subgoal 1: x", f"R{number} = CLICK(R1, QUERY: x)")
+        found = recipe.validate(tasks[number - 1], said, "")
+        assert found.verdict == verdict
+
+
+def test_rows_without_elements_are_trained_on_and_not_evaluated():
+    words = ("dataset=lumos_web", "dataset.source=sample", "environment.turns=8")
+    recipe = method("moat/web", *words)
+    stages = {step.stage for step in recipe.steps()}
+    assert {"rollout", "reward", "align", "correct", "improve", "measure"} <= stages
+    assert "evaluate" not in stages
+    assert recipe.plan().evaluations == 0

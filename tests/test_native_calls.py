@@ -92,7 +92,6 @@ MINIMAX = '<invoke name="look">\n<parameter name="what">a</parameter>\n</invoke>
         ("mistral", '[TOOL_CALLS]look[CALL_ID]ab12[ARGS]{"what": "a"}', [A]),
         ("mistral", f"[THINK]{mistral(B)}[/THINK]{mistral(A)}", [A]),
         ("hermes", hermes("look", what="a").replace("arguments", "parameters"), [A]),
-        ("hermes", hermes("look", what="a").replace('{"name', '{"type": "function", "name'), [A]),
         ("qwen", xml("look", what="a").removeprefix("<tool_call>"), [A]),
         ("qwen", f"I look.\n{BARE}\n{BARE}</tool_call>{xml('look', what='b')}", [A, A, B]),
         ("harmony", f"<|channel|>commentary to=functions.look <|constrain|>json{SAID}<|call|>", [A]),
@@ -150,7 +149,6 @@ def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
 
 def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
     assert errors("llama", llama("look", what="a"), "stop_string") != [""]
-    assert errors("mistral", named("look", what="a"), "stop_string") != [""]
     assert errors("hermes", hermes("look", what="a"), "stop_string") == [""]
 
 
@@ -162,7 +160,6 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
     ("syntax", "text", "why"),
     [
         ("hermes", "<tool_call>{'name': 'look'}</tool_call>", "can't be read"),
-        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "has no name"),
         ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
         ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
@@ -177,11 +174,8 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
                 "</function></tool_call>", "is there twice"),
         ("llama", '{"parameters": {}}', "has no name"),
         ("llama", '{"name": "look", "parameters": {', "can't be read"),
-        ("llama", "<|python_tag|>look.call(1)", "can't be read"),
         ("mistral", "[TOOL_CALLS]look(1)", "can't be read"),
-        ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": "{}"}]', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
-        ("qwen", "<function=look><parameter=what>a</function>", "is not closed"),
         ("qwen", "Call <function=look> with a thing", "is not closed"),
         ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
         ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "calls are "),
@@ -229,12 +223,9 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     [
         ("what", "12", "12"),
         ("what", "\n a\n\nb ", "\n a\n\nb "),
-        ("what", "true", "true"),
-        ("what", '"a"', '"a"'),
         ("count", "12", 12),
         ("count", "twelve", "twelve"),
         ("deep", "True", True),
-        ("deep", "false", False),
         ("near", "None", None),
         ("near", "3", 3),
         ("place", '{"x": [1]}', {"x": [1]}),
@@ -487,17 +478,10 @@ def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
 def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
     renderer = ChatRenderer(tokenizer(name))
     end = SECTION_END if name == "kimi" else tokenizer(name).eos_token
+    if name == "llama31":  # whose calls may end with a token of their own
+        end, tail = "<|eom_id|>", " }}\n        {%- endif"
+        renderer = changed(name, f'"<|eot_id|>"{tail}', f'"{end}"{tail}')
     assert renderer.tools.ends == {tokenizer(name).convert_tokens_to_ids(end)} <= renderer.end_ids
-
-
-def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there() -> None:
-    header = changed(
-        "llama31",
-        '"<|eot_id|>" }}\n        {%- endif',
-        '"<|eom_id|>" }}\n        {%- endif',
-    )
-    eom = header.tokenizer.convert_tokens_to_ids("<|eom_id|>")
-    assert header.tools.ends == {eom} <= header.end_ids
 
 
 @pytest.mark.parametrize("name", NATIVE)

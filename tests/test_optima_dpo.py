@@ -13,10 +13,9 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
-from coterie.recipes.optima_settings import OptimaDPOSettings
-from coterie.recipes.registry import recipe, run_report, settings
+from coterie.recipes.registry import recipe, settings
+from coterie.recipes.report import run_report
 from coterie.record.rows import view
-from coterie.rollout.tree_search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.items import TreeWriter, rollouts
 from coterie.runs.loop import run_steps
@@ -155,18 +154,15 @@ def test_a_dialogue_that_cannot_be_graded_has_no_reward_and_its_search_goes_on(
         metrics = made.metrics(Step(1, "rollout"))
         assert 0 < len(lost) == metrics["failed"] < len(found) == metrics["n"] == 27
         assert all("could not be graded" in str(one.failure) for one in lost)
-        assert any(mixed(played) for played in rollouts(made.store, 1).values())
+        ends = {
+            (task, one.search, one.leaf is None)
+            for task, played in rollouts(made.store, 1).items()
+            for one in played
+        }
+        assert any((*search, not lost) in ends for *search, lost in ends), "a search goes on"
         outcomes = [o for t in made.store.trees(1, "rollout") for o in t.outcomes.values()]
         assert outcomes and all(outcome.score is not None for outcome in outcomes)
         assert made.metrics(Step(2, "evaluate"))["n"] == 4
-
-
-def mixed(played: list[Rollout]) -> bool:
-    """Whether a search lost one path and kept another."""
-    lost, kept = (
-        {one.search for one in played if (one.leaf is None) is no} for no in (True, False)
-    )
-    return bool(lost & kept)
 
 
 def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
@@ -182,8 +178,6 @@ def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> N
     [
         (["iterations=1"], "has no DPO iteration"),
         (["train.method=lora"], "each training continues from the last one"),
-        (["dpo.search.merge_distance=2"], "must be at most 1"),
-        (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:
@@ -196,13 +190,5 @@ def test_the_plan_checks_what_only_dpo_needs() -> None:
     with pytest.raises(UserError, match=r"dpo\.train\.max_length=2048 is more than") as error:
         recipe(long).plan()
     assert error.value.todo == "use dpo.train.max_length=1024 or less"
-    own = opened()
-    found = own.plan()
     # SFT: 4 tasks, 2 samples; DPO: 3 trees of 3 searches with 3 rollouts, and 4 to probe
-    assert found.dialogues == 4 * 2 + 3 * 9 + 4
-
-
-def test_isft_has_no_keys_of_dpo() -> None:
-    with pytest.raises(UserError, match="dpo"):
-        settings("optima/isft", ["dpo.tasks=3"])
-    assert isinstance(settings("optima/idpo"), OptimaDPOSettings)
+    assert opened().plan().dialogues == 4 * 2 + 3 * 9 + 4

@@ -1,20 +1,30 @@
-"""Rows with plans: what they hold, what is refused, the sets that have them."""
+"""Rows with plans, and plans made of solutions (GSM8K) and of questions taken apart (StrategyQA)."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from coterie.datasets.catalogue import CATALOGUE, SPLITS
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import Rows, dataset_type, row_type
-from coterie.datasets.plans import PlanRow, PlanStep
+from coterie.datasets.load import load
+from coterie.datasets.plans import (
+    BRACKETS,
+    BROKEN,
+    FORWARD,
+    NO_PARTS,
+    NO_STEPS,
+    OTHER_ANSWER,
+    Gsm8kPlanRow,
+    PlanRow,
+    PlanStep,
+    StrategyPlanRow,
+)
 from coterie.datasets.problems import number, value
 from coterie.errors import UserError
-from tests.row_files import jsonl
+from tests.row_files import SHARED, jsonl, real_rows
 
-PLANS = [name for name, entry in CATALOGUE.items() if issubclass(entry.row, PlanRow)]
 ROW: dict[str, Any] = {
     "id": "p1",
     "question": "Ann has 3 boxes of 4 pens and loses 2 pens. How many are left?",
@@ -92,14 +102,198 @@ def test_numbers_are_read_with_their_signs() -> None:
     assert [str(one) for one in read] == ["1200", "7/2", "1/3", "-4", "None", "None", "None"]
 
 
-# Sets
+def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:
+    """A row made of upstream's answer: solution lines and the number after ``####``."""
+    return Gsm8kPlanRow.model_validate({"question": question, "answer": answer})
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_sample_plans_have_answers_and_their_set_is_found_by_name(name: str) -> None:
-    settings = dataset_type(name)(name=name, source="sample")  # type: ignore[call-arg]
-    rows = Rows(settings)
-    for split in SPLITS:
-        for one in rows.split(split):
-            assert isinstance(one, PlanRow) and one.answer
-    assert issubclass(row_type(name), PlanRow)
+def parts(*decomposition: str, **fields: Any) -> StrategyPlanRow:
+    given = {"qid": "q", "question": "Is it so?", "answer": True, "decomposition": decomposition}
+    return StrategyPlanRow.model_validate(given | fields)
+
+
+def run(row: PlanRow) -> str:
+    """What the last action gives, by an evaluator of fractions that knows nothing of the converter."""
+    results: dict[str, Any] = {}
+    last = ""
+    for action in row.actions:
+        last, _, call = action.partition(" = ")
+        assert call.startswith("Calculator(") and call.endswith(")")
+        results[last] = value(call[len("Calculator(") : -1], results)
+    return str(results[last])
+
+
+# GSM8K
+
+
+def test_each_line_that_computes_is_a_subgoal_with_its_action() -> None:
+    row = solved(
+        "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nThat is not all.\n"
+        "Natalia sold 48+24 = <<48+24=72>>72 clips in both months.\n#### 72",
+        "Natalia sold 48 clips in April and half as many in May. How many is that?",
+    )
+    assert [(step.subgoal, step.actions, step.result) for step in row.steps] == [
+        ("Natalia sold ? clips in May.", ("R1 = Calculator(48 / 2)",), "24"),
+        ("Natalia sold ? clips in both months.", ("R2 = Calculator(48 + R1)",), "72"),
+    ]
+    assert (row.answer, row.domain, row.usable, run(row)) == ("72", "maths", True, "72")
+
+
+@pytest.mark.parametrize(
+    "line, subgoal",
+    [
+        ("This means she needs 100 - 50 - 15 = $<<100-50-15=35>>35 more.", "This means she needs ? more."),
+        ("There are 3 dozen eggs * 12 eggs/dozen = <<3*12=36>>36 eggs.", "There are ? eggs."),
+        ("He gets $<<5*7=35>>35, and 35 is enough.", "He gets ?, and ? is enough."),
+        ("From 4 cows: 6 x 9 = <<6*9=54>>54", "From 4 cows: ?"),
+        ("A 12-mile walk takes <<12/4=3>>3 hours", "A 12-mile walk takes ? hours"),
+        ("How many eggs are sold? ** She sells 16 - 3 = <<16-3=13>>13 eggs.", "How many eggs are sold?"),
+    ],
+)  # fmt: skip
+def test_a_subgoal_tells_neither_the_formula_nor_the_result(line: str, subgoal: str) -> None:
+    total = line.rpartition("=")[2].partition(">>")[0]
+    assert solved(f"{line}\n#### {total}").subgoals == (subgoal,)
+
+
+def test_results_of_earlier_lines_are_not_told_unless_the_question_tells_them() -> None:
+    row = solved(
+        "Bob has 2*6 = <<2*6=12>>12 pens.\nHis 12 pens and 3 more are <<12+3=15>>15.\n#### 15",
+        "Bob has 2 boxes of 6 pens and 3 more. How many?",
+    )
+    assert row.subgoals[1] == "His ? pens and 3 more are ?."
+
+
+@pytest.mark.parametrize(
+    "solution, question, last",
+    [
+        ("<<2+2=4>>4\n<<8/2=4>>4\n<<4*10=40>>40\n#### 40", "2 and 8 and 10?", "R2 * 10"),
+        # a number of the question is not taken for a result that was used
+        ("<<1+6=7>>7\n<<7*3=21>>21\n<<21*7=147>>147\n#### 147", "1, 6, 3, in 7 days of a week?", "R2 * 7"),
+    ],
+)  # fmt: skip
+def test_an_operand_refers_to_the_newest_result_that_it_equals(
+    solution: str, question: str, last: str
+) -> None:
+    assert solved(solution, question).actions[2] == f"R3 = Calculator({last})"
+
+
+def test_a_rounded_result_is_referred_to_and_must_still_lead_to_the_answer() -> None:
+    fine = solved("<<10/3=3.33>>3.33\n<<3.33*3=10>>10\n#### 10", "10 in 3?")
+    assert fine.actions[1] == "R2 = Calculator(R1 * 3)" and run(fine) == "10"
+    assert solved("<<10/3=3.33>>3.33\n<<3.33*100=333>>333\n#### 333").left_out == OTHER_ANSWER
+
+
+@pytest.mark.parametrize(
+    "answer, why",
+    [
+        ("So it is 5.\n#### 5", NO_STEPS),
+        ("It is <<2+2=4>>4.\nSo 4 + 1 = 5.\n#### 5", OTHER_ANSWER),
+        ("It is <<x+2=4>>4.\n#### 4", BROKEN),
+        ("It is <<4/0=4>>4.\n#### 4", BROKEN),
+        ("It is <<2+2>>4.\n#### 4", BROKEN),
+        ("It is <<__import__('os')=4>>4.\n#### 4", BROKEN),
+    ],
+)
+def test_a_solution_without_a_plan_is_left_out_with_the_reason(answer: str, why: str) -> None:
+    row = solved(answer)
+    assert (row.left_out, row.flaw, row.steps, row.usable) == (why, why, (), False)
+
+
+@pytest.mark.parametrize(
+    "name, row, said",
+    [
+        ("gsm8k_plans", {"question": "What?", "answer": "two"}, "no '####'"),
+        ("strategyqa_plans", {"qid": "a", "question": "Is it?"}, "answer: is missing"),
+    ],
+)
+def test_broken_rows_are_named_by_file_and_line(
+    name: str, row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"line 1 is broken: .*{said}"):
+        load(name, jsonl(tmp_path / "train.jsonl", row))
+
+
+# StrategyQA
+
+
+def test_a_sub_question_that_needs_facts_is_looked_up_and_one_that_compares_is_not() -> None:
+    row = parts(
+        "How old is Ann Lee?", "How old is the pope?", "Is #1 greater than #2?", term="pope"
+    )
+    assert row.subgoals[2] == "Is the answer to Subgoal 1 greater than the answer to Subgoal 2?"
+    assert [step.actions for step in row.steps] == [
+        (
+            "R1 = KnowledgeQuery(Ann Lee)",
+            "R2 = ParagraphRetrieve(R1, Query: How old is Ann Lee?)",
+            "R3 = QA([R2], Question: How old is Ann Lee?)",
+        ),
+        (
+            "R4 = KnowledgeQuery(pope)",
+            "R5 = ParagraphRetrieve(R4, Query: How old is the pope?)",
+            "R6 = QA([R5], Question: How old is the pope?)",
+        ),
+        ("R7 = QA([R3, R6], Question: Is R3 greater than R6?)",),
+    ]
+    assert (row.answer, row.domain, [step.result for step in row.steps]) == (
+        "yes", "complex_qa", ["", "", "yes"],
+    )  # fmt: skip
+
+
+def test_what_people_found_tells_what_to_look_up() -> None:
+    evidence = [[[["Tattoo (art)-3"]], ["operation"]], [[["Ink-1"]], ["operation"]]]
+    row = parts("Where is it from?", "Is Ohio in #1?", evidence=evidence, answer=False)
+    assert row.actions[0] == "R1 = KnowledgeQuery(Tattoo art)"
+    assert row.actions[3] == "R4 = QA([R3], Question: Is Ohio in R3?)"
+    assert row.answer == "no"
+
+
+def test_a_look_up_of_an_earlier_answer_takes_that_answer() -> None:
+    row = parts("Who wrote it?", "When was #1 born?")
+    assert row.actions[3] == "R4 = KnowledgeQuery(R3)"
+    assert row.actions[5] == "R6 = QA([R3, R5], Question: When was R3 born?)"
+
+
+@pytest.mark.parametrize(
+    "decomposition, why",
+    [
+        ((), NO_PARTS),
+        (("Is #1 it?",), FORWARD),
+        (("What is it?", "Is #3 it?", "Is it?"), FORWARD),
+        (("Is it (or not?",), BRACKETS),
+    ],
+)
+def test_questions_that_can_not_be_taken_apart_are_left_out(
+    decomposition: tuple[str, ...], why: str
+) -> None:
+    assert parts(*decomposition).flaw == why
+
+
+# Real rows
+
+
+@real_rows
+@pytest.mark.parametrize(
+    "file, count",
+    [("train_first2000", 1871), ("test", 917), ("test_socratic_first600", 550)],
+)
+def test_every_plan_of_a_real_solution_reaches_the_gold_answer(file: str, count: int) -> None:
+    lines = (SHARED / f"gsm8k/{file}.jsonl").read_text().splitlines()
+    rows = [Gsm8kPlanRow.model_validate_json(line) for line in lines]
+    whole = [row for row in rows if row.usable]
+    assert len(whole) == count
+    assert Counter(run(row) == str(number(row.answer)) for row in whole) == {True: count}
+    texts = [text for row in whole for text in row.subgoals]
+    assert not any("<<" in text for text in texts)
+    assert sum("=" in text for text in texts) < 0.02 * len(texts)
+
+
+@real_rows
+@pytest.mark.parametrize("file, count", [("dev_229", 169), ("train_1656", 1655)])
+def test_real_questions_are_taken_apart(file: str, count: int) -> None:
+    found = load("strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl").rows
+    rows = found["train"] + found["heldout"]
+    assert (
+        len(rows) == count
+        and 0.05 < len(found["heldout"]) / count < 0.15
+        and {row.answer for row in rows} == {"yes", "no"}
+    )

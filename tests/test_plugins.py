@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli.plugin_check import check_all, import_problem
+from coterie.cli.doctor import check_all, import_problem
 from coterie.config.plugins import absolute_name, find
 from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.load import DATASETS, QASettings, Rows

@@ -1,6 +1,5 @@
 """What progress says of the time that is left: nothing before it can be told, then of the whole run."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.terminal import ConsoleProgress
-from tests.conftest import FEW, Cli
+from tests.conftest import FEW
 
 
 def test_no_time_left_is_told_after_the_first_of_many() -> None:
@@ -72,19 +71,6 @@ def test_the_time_of_the_run_is_told_once_all_kinds_of_stages_are_known(
     assert "run:" not in first
     assert "run: 80 s left" in lines(StagePlace(1, 2, 4, seconds=9.0, later=80.0, again=2))
     assert lines(StagePlace(4, None, 4, 1.0, 0.0)).startswith("last policy: rollout")
-
-
-def test_a_run_says_which_iteration_of_how_many_it_is_in(cli: Cli) -> None:
-    words = [word for word in FEW if "iterations" not in word]
-    said = cli("run", "optima/isft", *words, "iterations=2", "--folder", "run")
-    assert said.code == 0, said.err
-    stages = re.findall(r"^(.*?): (\w+)", said.err, re.MULTILINE)
-    assert ("iteration 0 (1 of 2)", "rollout") in stages
-    assert ("iteration 1 (2 of 2)", "training") in stages
-    assert ("last policy", "evaluate") in stages
-    begins = said.err.index("iteration 0 (1 of 2): training")
-    assert "run:" not in said.err[:begins], "how long a training takes was not known before"
-    assert "run:" in said.err[begins:]
 
 
 def test_places_are_told_from_finished_stages_of_the_same_kind(tmp_path: Path) -> None:

@@ -50,11 +50,8 @@ def test_a_syntax_error_is_the_result_and_nothing_runs() -> None:
 
 
 def test_a_traceback_has_the_lines_of_cells_and_no_others() -> None:
-    cells = (
-        "import json\ndef f(text):\n    return json.loads(text)",
-        "y = 3\nprint('before')\nf('{')",
-    )
-    _, found, after = in_session(*cells, "y")
+    define = "import json\ndef f(text):\n    return json.loads(text)"
+    _, found, after = in_session(define, "y = 3\nprint('before')\nf('{')", "y")
     assert found.failed == "error" and after.text == "3"
     assert found.text == (
         "before\nTraceback (most recent call last):\n"
@@ -86,25 +83,16 @@ def test_whatever_is_raised_is_told_and_the_session_goes_on() -> None:
 
 def test_output_is_cut_in_its_middle() -> None:
     """Also where it is far too long to be kept, and exactly to the character."""
-    some = (
-        "print('a' * 90 + 'b' * 120)",
-        "print('ä' * 100 + '€' * 100, end='')",
-        "print('€' * 100_000)",
-    )
-    long, fits, longer, none = texts(*some, "1", settings=QUICK)
+    some = "print('a' * 90 + 'b' * 120)", "print('ä' * 100 + '€' * 100, end='')"
+    long, fits, longer, none = texts(*some, "print('€' * 100_000)", "1", settings=QUICK)
     note = "\n[... {} characters are left out here ...]\n"
     assert long == "a" * 90 + "b" * 10 + note.format(11) + "b" * 99
     assert fits == "ä" * 100 + "€" * 100
     assert longer == "€" * 100 + note.format("99,801") + "€" * 99 and none == "1"
 
 
-REFUSED = (
-    "exit()",
-    "quit(0)",
-    "import sys\nsys.exit('gone')",
-    "raise SystemExit",
-    "n = int(input('how many?'))",
-)
+ENDING = "exit()", "quit(0)", "import sys\nsys.exit('gone')", "raise SystemExit"
+REFUSED = (*ENDING, "n = int(input('how many?'))")
 
 
 def test_ending_the_session_and_asking_are_refused_and_lose_nothing() -> None:

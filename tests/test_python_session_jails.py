@@ -69,7 +69,7 @@ def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> Non
     def kill_process(sandbox: Sandbox) -> None:
         (worker,) = sandbox.sessions.workers.busy
         every = psutil.Process(worker.pid).children(recursive=True)
-        max(every, key=lambda one: one.create_time()).kill()
+        max(every, key=psutil.Process.create_time).kill()
 
     async def work(sandbox: Sandbox) -> None:
         async with sandbox.session(0) as session:
@@ -105,19 +105,15 @@ time.sleep(DELAY)
 def test_nothing_runs_between_cells_whatever_wakes_it() -> None:
     def seen(pid: int) -> list[tuple[int, str, float, int]]:
         _, _, *rest = psutil.Process(pid).children(recursive=True)  # after the two of ours
-        every = [
-            (one.pid, one.status(), sum(one.cpu_times()), one.memory_info().rss) for one in rest
-        ]
+        every = [(p.pid, p.status(), sum(p.cpu_times()), p.memory_info().rss) for p in rest]
         assert {status for _, status, _, _ in every} <= {"stopped", "zombie"}, every
         return every
 
     async def work(sandbox: Sandbox) -> None:
         for number in range(6):
             async with sandbox.session(0) as session:
-                cell = WAKE.replace("DELAY", f"{0.01 + number / 300}").replace(
-                    "THREAD", f"{number % 2}"
-                )
-                assert not (await session.run(cell)).failed
+                cell = WAKE.replace("DELAY", f"{0.01 + number / 300}")
+                assert not (await session.run(cell.replace("THREAD", f"{number % 2}"))).failed
                 (worker,) = sandbox.sessions.workers.busy
                 before = seen(worker.pid)
                 await asyncio.sleep(0.05)

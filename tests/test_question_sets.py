@@ -240,12 +240,3 @@ def test_the_same_answer_again_ends_a_talk() -> None:
     assert talk(debate, r"\boxed{1,000}", "no", r"still \boxed{1000.0}").answer == "1000"
     assert talk(debate, "on and on", truncated=True).end == LENGTH
     assert talk(debate, *map(str, range(10))).end == TURNS
-
-
-@pytest.mark.parametrize("name", ["hotpot_qa", "gsm8k"])
-def test_the_splits_share_no_question(name: str) -> None:
-    environment = talk_in(name)
-    train, heldout = environment.tasks("train", 1000, 0), environment.tasks("heldout", 1000, 0)
-    assert (len(train), len(heldout)) == (52, 48)
-    questions = {str(task.public["question"]) for task in train}
-    assert not questions & {str(task.public["question"]) for task in heldout}

@@ -47,7 +47,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*_: object) -> None:
         raise NotImplementedError
 
-    entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), refuse, refuse)  # type: ignore[arg-type]
+    entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), refuse)  # type: ignore[arg-type]
     monkeypatch.setattr(registry, "BUILT_IN", (*registry.BUILT_IN, entry))
     yield
     del sys.modules["toys"]

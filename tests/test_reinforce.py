@@ -13,7 +13,8 @@ from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.recipes.rl import Reinforce
 from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
 from coterie.record.turn import Part, Speaker, make_turn

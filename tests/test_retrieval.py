@@ -10,9 +10,9 @@ import pytest
 from coterie.errors import UserError
 from coterie.tools.retrieval import (
     EncoderSettings,
-    IndexSettings,
     Passages,
     Retriever,
+    SearchSettings,
     best,
     build_index,
     check_index,
@@ -22,6 +22,8 @@ from tests.passages import ROWS, encoded, indexed, tiny_bert
 from tests.row_files import jsonl
 
 pytest.importorskip("bm25s")
+
+DENSE = SearchSettings(search="dense")
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +53,12 @@ def test_passages_stay_whole_and_are_read_by_their_place(index: Path) -> None:
 
 
 def test_pages_are_cut_into_paragraphs_with_ids_of_their_own(tmp_path: Path) -> None:
-    rows = [
-        {"id": 7, "title": "Oslo", "text": "A city.\n\nIn Norway."},
-        {"title": "Rome", "text": "A city."},
-    ]
-    assert build_index(jsonl(tmp_path / "rows.jsonl", *rows), tmp_path / "index") == 3
+    oslo = {"id": 7, "title": "Oslo", "text": "A city.\n\nIn Norway."}
+    file = jsonl(tmp_path / "rows.jsonl", oslo, {"title": "Rome", "text": "A city."})
+    assert build_index(file, tmp_path / "index") == 3
     found = [(one.id, one.title, one.text) for one in Passages(tmp_path / "index")]
-    assert found == [
-        ("7-0", "Oslo", "A city."),
-        ("7-1", "Oslo", "In Norway."),
-        ("1", "Rome", "A city."),
-    ]
+    oslo_rows = [("7-0", "Oslo", "A city."), ("7-1", "Oslo", "In Norway.")]
+    assert found == [*oslo_rows, ("1", "Rome", "A city.")]
 
 
 @pytest.mark.parametrize(
@@ -82,18 +79,18 @@ def test_a_corpus_that_was_changed_is_refused(index: Path, tmp_path: Path) -> No
     with (tmp_path / "index" / "passages.jsonl").open("a") as file:
         file.write("{}\n")
     with pytest.raises(UserError, match="is damaged"):
-        Retriever(IndexSettings(index=str(tmp_path / "index")))
+        Retriever(tmp_path / "index")
 
 
 # -- by words -----------------------------------------------------------------------------------
 
 
 def test_searches_by_words_give_the_best_first_and_leave_out_what_has_no_word(index: Path) -> None:
-    retriever = Retriever(IndexSettings(index=str(index)))
+    retriever = Retriever(index)
     both, italy, nothing = retriever.search(["capital of Norway", "Italy", "zebra"], 4)
-    assert both[0].passage.id == "w0" and len(both) == 4
-    assert [hit.score for hit in both] == sorted((hit.score for hit in both), reverse=True)
-    assert [hit.passage.id for hit in italy] == ["w2"] and nothing == []
+    assert both[0][0].id == "w0" and len(both) == 4
+    assert [score for _, score in both] == sorted((score for _, score in both), reverse=True)
+    assert [passage.id for passage, _ in italy] == ["w2"] and nothing == []
 
 
 def test_the_best_are_those_of_a_whole_sort_and_equal_ones_are_in_order() -> None:
@@ -123,10 +120,10 @@ def test_searches_by_meaning_compare_means_of_hidden_states_of_prefixed_texts(de
     query = vector("query: capital of Norway")
     scores = [float(query @ vector(f"passage: {row['contents']}")) for row in ROWS]
     order = sorted(range(5), key=lambda place: -scores[place])
-    retriever = Retriever(IndexSettings(index=str(dense / "index"), search="dense"))
+    retriever = Retriever(dense / "index", DENSE)
     (found, _) = retriever.search(["capital of Norway", "a much longer query than that one"], 3)
-    assert [hit.passage.id for hit in found] == [ROWS[place]["id"] for place in order[:3]]
-    assert [hit.score for hit in found] == pytest.approx([scores[p] for p in order[:3]], abs=1e-5)
+    assert [passage.id for passage, _ in found] == [ROWS[place]["id"] for place in order[:3]]
+    assert [score for _, score in found] == pytest.approx([scores[p] for p in order[:3]], abs=1e-5)
 
 
 def flat(file: Path, count: int, width: int, **more: Any) -> str:
@@ -140,9 +137,9 @@ def flat(file: Path, count: int, width: int, **more: Any) -> str:
     return str(file)
 
 
-def outside(dense: Path, file: str) -> IndexSettings:
+def outside(dense: Path, file: str) -> SearchSettings:
     encoder = EncoderSettings(model=str(dense / "bert"), device="cpu")
-    return IndexSettings(index=str(dense / "index"), search="dense", vectors=file, encoder=encoder)
+    return SearchSettings(search="dense", vectors=file, encoder=encoder)
 
 
 def test_a_flat_index_that_others_made_is_searched(dense: Path, tmp_path: Path) -> None:
@@ -151,46 +148,46 @@ def test_a_flat_index_that_others_made_is_searched(dense: Path, tmp_path: Path) 
     from coterie.tools.retrieval import Encoder
 
     settings = outside(dense, flat(tmp_path / "e5_Flat.index", 5, 16))
-    (found,) = Retriever(settings).search(["Norway"], 5)
+    (found,) = Retriever(dense / "index", settings).search(["Norway"], 5)
     assert settings.encoder is not None
     query = Encoder(settings.encoder).queries(["Norway"])
     _, places = faiss.read_index(str(tmp_path / "e5_Flat.index")).search(query, 5)
-    assert [hit.passage.id for hit in found] == [f"w{place}" for place in places[0]]
+    assert [passage.id for passage, _ in found] == [f"w{place}" for place in places[0]]
 
 
 def test_an_index_that_does_not_fit_is_refused(dense: Path, tmp_path: Path) -> None:
     import faiss
 
-    file = tmp_path / "x.index"
-    with pytest.raises(UserError, match="has 6 vectors, and the corpus 5 passages"):
-        Retriever(outside(dense, flat(file, 6, 16)))
-    with pytest.raises(UserError, match="vectors of size 8, but its encoder has size 16"):
-        Retriever(outside(dense, flat(file, 5, 8)))
-    with pytest.raises(UserError, match="inner products"):
-        Retriever(outside(dense, flat(file, 5, 16, metric=faiss.METRIC_L2)))
+    file, folder = tmp_path / "x.index", dense / "index"
+    for count, width, more, said in (
+        (6, 16, {}, "has 6 vectors, and the corpus 5 passages"),
+        (5, 8, {}, "vectors of size 8, but its encoder has size 16"),
+        (5, 16, {"metric": faiss.METRIC_L2}, "inner products"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Retriever(folder, outside(dense, flat(file, count, width, **more)))
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(UserError, match="can't be read as a FAISS index"):
-        Retriever(outside(dense, str(file)))
+        Retriever(folder, outside(dense, str(file)))
     with pytest.raises(UserError, match="there is no file"):
-        check_index(outside(dense, str(tmp_path / "none.index")))
+        check_index(folder, outside(dense, str(tmp_path / "none.index")))
 
 
 def test_vectors_are_searched_by_the_encoder_that_made_them(
     dense: Path, index: Path, tmp_path: Path
 ) -> None:
-    folder = str(dense / "index")
+    folder = dense / "index"
     same = EncoderSettings(model=str(dense / "bert"), device="cpu", batch=7)
-    assert check_index(IndexSettings(index=folder, search="dense", encoder=same)) == check_index(
-        IndexSettings(index=folder, search="dense")
-    )
+    own = SearchSettings(search="dense", encoder=same)
+    assert check_index(folder, own) == check_index(folder, DENSE)
     for wrong in (
         EncoderSettings(model=str(tiny_bert(tmp_path / "other", seed=1))),
         EncoderSettings(model=str(dense / "bert"), query_prefix=""),
     ):
         with pytest.raises(UserError, match="are not from"):
-            check_index(IndexSettings(index=folder, search="dense", encoder=wrong))
+            check_index(folder, SearchSettings(search="dense", encoder=wrong))
     with pytest.raises(UserError, match="has no vectors"):
-        check_index(IndexSettings(index=str(index), search="dense"))
+        check_index(index, DENSE)
 
 
 def test_what_searches_depend_on_is_the_same_wherever_the_files_lie(
@@ -198,11 +195,9 @@ def test_what_searches_depend_on_is_the_same_wherever_the_files_lie(
 ) -> None:
     build_index(jsonl(tmp_path / "again.jsonl", *ROWS), tmp_path / "again")
     build_index(jsonl(tmp_path / "fewer.jsonl", *ROWS[:-1]), tmp_path / "fewer")
-    first, again, fewer = (
-        check_index(IndexSettings(index=str(one)))
-        for one in (index, tmp_path / "again", tmp_path / "fewer")
-    )
-    by_meaning = check_index(IndexSettings(index=str(dense / "index"), search="dense"))
+    folders = index, tmp_path / "again", tmp_path / "fewer"
+    first, again, fewer = map(check_index, folders)
+    by_meaning = check_index(dense / "index", DENSE)
     assert first == again and len({first, fewer, by_meaning}) == 3
 
 
@@ -211,6 +206,6 @@ def test_the_command_indexes_by_meaning_alone(cli: Cli, dense: Path, tmp_path: P
     ran = cli("data", "index", rows, "made", "--no-bm25", "--dense", dense / "bert")
     assert ran.code == 0 and "5 passages" in ran.err and "encoding" in ran.err
     with pytest.raises(UserError, match="has no BM25 index"):
-        check_index(IndexSettings(index="made"))
-    retriever = Retriever(IndexSettings(index="made", search="dense"))
+        check_index(Path("made"))
+    retriever = Retriever(Path("made"), DENSE)
     assert len(retriever.search(["Norway"], 5)[0]) == 5

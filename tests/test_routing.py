@@ -26,7 +26,8 @@ def test_a_key_depends_on_all_tokens_up_to_its_end() -> None:
     assert not set(block_keys(prompt)) & set(block_keys(changed))
 
 
-def test_a_longer_prompt_goes_where_its_beginning_is() -> None:
+def test_a_longer_prompt_goes_where_its_beginning_is_and_a_short_one_to_the_least_loaded() -> None:
+    assert given(PrefixRouter(3), [1, 2, 3], [2, 1, 2]) == 1
     router = PrefixRouter(4)
     homes = [given(router, ids(seed, 6), [0] * 4) for seed in range(8)]
     assert sorted(homes) == sorted([0, 1, 2, 3] * 2)
@@ -83,8 +84,3 @@ def test_memory_is_bounded_and_ends_of_old_prompts_go_first() -> None:
     assert len(router) == 6
     assert router.choose(block_keys(old[: 2 * BLOCK]), [0, 0], (0, 1)) == 1
     assert router.choose(block_keys(new), [1, 0], (0, 1)) == 0
-
-
-def test_a_prompt_shorter_than_a_block_goes_to_the_least_loaded() -> None:
-    router = PrefixRouter(3)
-    assert given(router, [1, 2, 3], [2, 1, 2]) == 1

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from mcp.client.stdio import StdioServerParameters
 
 from coterie.errors import UserError
 from coterie.record.turn import Tool
-from coterie.tools.calls import CallLimits, Function, ToolError, ToolUnavailable
+from coterie.tools.calls import CallLimits, Function, Tag, ToolError, ToolUnavailable
 from coterie.tools.mcp import ToolServer
 from coterie.tools.registry import sources_in
-from coterie.tools.tags import Tag
 from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.serving import started
@@ -62,21 +61,16 @@ class Words:
         self.open_now -= 1
 
 
-def talk(server: ToolServer, do: Callable[[Client], Awaitable[Any]]) -> Any:
-    async def over_memory() -> Any:
-        async with server.open(), Client(server.server) as client:
-            return await do(client)
-
-    return asyncio.run(over_memory())
-
-
-async def answers(client: Client) -> list[str]:
-    """Call every tool of :func:`served`."""
+async def call_all(client: Client, kept: str) -> None:
+    """Call every tool of :func:`served`; ``kept`` is shown of a variable of the first call."""
     names = [tool.name for tool in (await client.list_tools()).tools]
     assert names == ["python", "wiki_search", "web_search", "crawl_page"]
     results = [await client.call_tool(name, given) for name, given in ASKED]
     assert [one.is_error for one in results] == [False] * 4 + [True]
-    return [one.content[0].text for one in results]  # type: ignore[union-attr]
+    texts = [one.content[0].text for one in results]  # type: ignore[union-attr]
+    assert all(map(str.__contains__, texts, ANSWERS)), texts
+    again = await client.call_tool("python", {"code": "x"})
+    assert kept in again.content[0].text  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -84,11 +78,8 @@ def served(tmp_path: Path) -> Path:
     """A file of tools: Python, passages, and a web of one page."""
     page = {"url": "https://e.org/oslo", "title": "Oslo", "text": "The capital."}
     pages = str(jsonl(tmp_path / "pages.jsonl", page))
-    rows = jsonl(
-        tmp_path / "rows.jsonl",
-        {"title": "Oslo", "text": "Oslo is the capital of Norway."},
-        {"title": "Rome", "text": "Rome is old."},
-    )
+    oslo = {"title": "Oslo", "text": "Oslo is the capital of Norway."}
+    rows = jsonl(tmp_path / "rows.jsonl", oslo, {"title": "Rome", "text": "Rome is old."})
     tools = [
         {"name": "python"},
         {"name": "wiki_search", "corpus": str(rows)},
@@ -103,14 +94,15 @@ def test_calls_are_checked_limited_and_answered() -> None:
     words = Words()
     server = ToolServer([words], CallLimits(max_characters=100, tries=1))
 
-    async def calls(client: Client) -> list[Any]:
-        with pytest.raises(Exception, match="break can't be reached") as failed:
-            await client.call_tool("break", {"word": "x"})
-        assert "secret place" not in str(failed.value)
-        given = ({"word": "hello"}, {"word": "bad"}, {"wrong": 1}, {"word": "x" * 500})
-        return [await client.call_tool("say", one) for one in given]
+    async def calls() -> list[Any]:
+        async with server.open(), Client(server.server) as client:
+            with pytest.raises(Exception, match="break can't be reached") as failed:
+                await client.call_tool("break", {"word": "x"})
+            assert "secret place" not in str(failed.value)
+            given = ({"word": "hello"}, {"word": "bad"}, {"wrong": 1}, {"word": "x" * 500})
+            return [await client.call_tool("say", one) for one in given]
 
-    good, bad, wrong, long = talk(server, calls)
+    good, bad, wrong, long = asyncio.run(calls())
     assert (good.content[0].text, good.is_error) == ("say: hello", False)
     assert (bad.content[0].text, bad.is_error) == ("a bad word", True)
     assert wrong.is_error and "wrong arguments" in wrong.content[0].text
@@ -125,10 +117,7 @@ def test_the_sdks_client_reaches_all_tools_by_standard_input_and_output(served: 
 
     async def play() -> None:
         async with Client(command) as client:
-            for said, part in zip(await answers(client), ANSWERS, strict=True):
-                assert part in said
-            kept = await client.call_tool("python", {"code": "x"})
-            assert kept.content[0].text == "6"  # type: ignore[union-attr]
+            await call_all(client, "6")
 
     asyncio.run(play())
 
@@ -136,10 +125,7 @@ def test_the_sdks_client_reaches_all_tools_by_standard_input_and_output(served: 
 def test_the_sdks_client_and_our_agents_reach_all_tools_over_http(served: Path, cli: Cli) -> None:
     async def play(url: str) -> None:
         async with Client(url) as client:
-            for said, part in zip(await answers(client), ANSWERS, strict=True):
-                assert part in said
-            kept = await client.call_tool("python", {"code": "x"})
-            assert "NameError" in kept.content[0].text, "each call has a session of its own"  # type: ignore[union-attr]
+            await call_all(client, "NameError")  # each call has a session of its own
 
     with started("tools", "--config", str(served), "--port", "0") as (child, url):
         asyncio.run(play(url))

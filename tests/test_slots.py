@@ -16,19 +16,6 @@ def _resident() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def test_growth_keeps_what_rows_in_use_hold() -> None:
-    slots = Slots(2, 2, 8, LIKE)
-    slots.reserve(3, 64, only=True)
-    slots.keys[:, :3] = 1.0
-    slots.reserve(20, 64)  # three are running, and others are read into rows behind them
-    slots.keys[:, 3:20] = 2.0
-    slots.copy(19, [40], 64)
-    slots.reserve(5, 200)
-    assert slots.keys.shape[1] >= 41 and slots.keys.shape[3] >= 200
-    assert (slots.keys[:, :3, :, :64] == 1.0).all() and (slots.keys[:, 3:20, :, :64] == 2.0).all()
-    assert (slots.keys[:, 40, :, :64] == 2.0).all()
-
-
 def test_growth_in_length_touches_no_rows_that_are_not_in_use() -> None:
     slots = Slots(8, 4, 64, LIKE)
     slots.reserve(600, 64)  # 4 x 16, 4 x 64, ...: room for 600 rows

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from coterie.evaluation.statistics import bootstrap_interval, paired_bootstrap
+from coterie.evaluation.statistics import bootstrap_interval
+from experiments.paired_test import paired_bootstrap
 
 
 def test_bootstrap_interval_of_a_constant_is_that_constant():

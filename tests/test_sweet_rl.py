@@ -13,12 +13,7 @@ from coterie.models.adapters import HEAD_FILE, token_values, using
 from coterie.models.loading import is_adapter
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
-from coterie.recipes.sweet_rl import (
-    PRIVILEGED,
-    SweetRL,
-    dialogue_view,
-    open_critic,
-)
+from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.record.tree import Tree
@@ -76,9 +71,8 @@ def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run
                 count += 1
     assert count > 100
     for tree, selection in load_selections(run, 0):
-        task = run.store.task(tree.task)
-        reference = task.secrets["reference"].reveal("critic")
-        shown = dialogue_view(task, tree, selection.leaf, PRIVILEGED, model)
+        reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
+        shown = own.training_view(run, tree, selection)
         assert reference in decode(shown.segments[0].ids)
         plain = view(tree, selection.leaf, "agent")
         assert [p.turn.ids for s in shown.segments for p in s.pieces if p.turn] == [
@@ -202,7 +196,7 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
 
     async def check() -> None:
         own = opened()
-        async with open_critic(own, run) as critic:
+        async with own.open_critic(run) as critic:
             for task, tree in dialogues:
                 groups = candidates(tree)
                 for turn in tree.path(next(iter(tree.outcomes))):

@@ -7,8 +7,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.record.turn import Tool, ToolResult
-from coterie.tools.calls import validate_calls
-from coterie.tools.tags import OBSERVATION, Tag, Tags
+from coterie.tools.calls import OBSERVATION, Tag, Tags, validate_calls
 from tests.test_tools import SEARCH, TOOLS
 
 TAGS = Tags({"search": Tag("query", "|"), "move": Tag("to")})

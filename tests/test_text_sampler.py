@@ -14,8 +14,7 @@ from coterie.record.turn import Message, Part, Speaker, ToolResult, Turn, make_t
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.calls import NativeCalls
-from coterie.tools.tags import closing
+from coterie.tools.calls import NativeCalls, closing
 from tests.games import TOOLS, Asking
 from tests.test_endpoint import Answer, says, service, settings
 

@@ -26,7 +26,6 @@ QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "require
 SEARCH = Tool("search", "Finds pages.", QUERY)
 MOVE = Tool("move", "Goes on.", {"type": "object"}, alone=True)
 TOOLS = (SEARCH, MOVE)
-LIMITS = CallLimits(seconds=5.0)
 
 
 def call(place: int, name: str = "search", **given: object) -> ToolCall:
@@ -34,22 +33,21 @@ def call(place: int, name: str = "search", **given: object) -> ToolCall:
 
 
 def run(
-    calls: list[ToolCall],
-    search: Function,
-    move: Function | None = None,
-    limits: CallLimits = LIMITS,
+    calls: list[ToolCall], search: Function, move: Function | None = None, **limits: Any
 ) -> tuple[ToolResult, ...]:
     functions = {"search": search, "move": move or search}
-    return asyncio.run(run_calls(calls, TOOLS, functions, limits))
+    own = CallLimits(**{"seconds": 5.0, **limits})
+    return asyncio.run(run_calls(calls, TOOLS, functions, own))
 
 
-BOMB = {
-    "$defs": {
-        str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} if n < 99 else {} for n in range(100)
-    }
-}
+TWICE = [{"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(99)]
+BOMB = {"$defs": {str(n): one for n, one in enumerate([*TWICE, {}])}}
 """Schemas of which each refers to the next one twice: together 2**99."""
 PAIR = {"items": [{"type": "string"}, {"type": "integer"}], "additionalItems": False}
+SLOW = {"pattern": "^([a-z.]+)*@example$"}  # backtracking would take hours
+LEFT_OUT = {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
+MANY = json.dumps({"n": [{"a": n} for n in range(10**5)] + [{"a": 1}]})
+FIRST, MISSING = {"$ref": "#/$defs/0"}, {"$ref": "#/$defs/b"}
 DRAFT_7 = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "properties": {"n": {"items": [{"type": "string"}, {"type": "integer"}]}},
@@ -71,11 +69,7 @@ async def echo(given: Mapping[str, Any]) -> str:
         ("find", "{}", "there is no tool 'find'; the tools are: search, move"),
         ("search", '{"query": "x"', "the arguments are not JSON"),
         ("search", "[" * 100_000, "the arguments are not JSON"),
-        (
-            "search",
-            '{"query": ' + "[" * 200 + "]" * 200 + "}",
-            "wrong arguments: it nests too deep",
-        ),
+        ("search", f'{{"query": {"[" * 200 + "]" * 200}}}', "wrong arguments: it nests too deep"),
         ("search", "{}", "wrong arguments: 'query' is a required property"),
         ("search", '{"query": 3}', "wrong arguments: 3 is not of type 'string' (at $.query)"),
         ("search", '["x"]', "wrong arguments: ['x'] is not of type 'object'"),
@@ -93,36 +87,24 @@ def test_calls_that_cannot_be_run_say_why(name: str, arguments: str, error: str)
     ("schema", "arguments", "error"),
     [
         ({"properties": {"n": {"multipleOf": 0.5}}}, '{"n": 1e400}', "wrong arguments: a number"),
-        (  # backtracking would take hours
-            {"properties": {"n": {"pattern": "^([a-z.]+)*@example$"}}},
-            json.dumps({"n": "a" * 99}),
-            "wrong arguments: 'aaa",
-        ),
+        ({"properties": {"n": SLOW}}, json.dumps({"n": "a" * 99}), "wrong arguments: 'aaa"),
         ({"patternProperties": {"^([a-z]+)*$": {"type": "null"}}}, f'{{"{"a" * 99}!": 1}}', ""),
         (DRAFT_7, '{"n": ["a", 1]}', ""),
         (DRAFT_7, '{"n": [1]}', "wrong arguments: 1 is not of type 'string' (at $.n[0])"),
         ({"$ref": "http://127.0.0.1:9/schema"}, "{}", "the tool's own schema is broken"),
         (
-            {
-                "patternProperties": {"^(a+)+$": {}},
-                "additionalProperties": False,
-                "minProperties": 2,
-            },
+            {**LEFT_OUT, "minProperties": 2},
             json.dumps({"a" * 99 + "!": 1}),
             "wrong arguments: {'aaa",
         ),
         (
             {"properties": {"n": {"uniqueItems": True}}},
-            json.dumps({"n": [{"a": n} for n in range(10**5)] + [{"a": 1}]}),
-            "wrong arguments: an item of the list is there twice",
+            MANY,
+            "wrong arguments: an item of the list is",
         ),
         ({"properties": {"n": PAIR}}, '{"n": ["a", 1]}', ""),
         ({"properties": {"n": PAIR}}, '{"n": ["a", 1, 2]}', "wrong arguments: Additional items"),
-        (
-            {"properties": {"n": {"$ref": "#/$defs/0"}}, **BOMB},
-            '{"n": 1}',
-            "the arguments are too many",
-        ),
+        ({"properties": {"n": FIRST}, **BOMB}, '{"n": 1}', "the arguments are too many"),
     ],
 )
 def test_traps_of_schemas_are_errors_of_the_call(
@@ -136,19 +118,12 @@ def test_traps_of_schemas_are_errors_of_the_call(
     assert not asked, "no schema is downloaded"
 
 
-def test_errors_are_short_however_long_what_a_model_wrote() -> None:
+def test_errors_are_short_and_calls_over_the_limit_have_one_unless_they_had() -> None:
     long = [ToolCall("c0", "x" * 9999, "{}"), ToolCall("c1", "search", f'["{"x" * 9999}"]')]
     assert all(100 < len(one.error) <= 1000 for one in validate_calls(long, TOOLS, max_calls=9))
-
-
-def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     cut = ToolCall("c0", "search", "", error="cut off")
-    found = validate_calls([cut, call(1), call(2)], TOOLS, max_calls=2)
-    assert [one.error for one in found] == [
-        "cut off",
-        "",
-        "not run: only 2 calls of this message are run",
-    ]
+    found = [one.error for one in validate_calls([cut, call(1), call(2)], TOOLS, max_calls=2)]
+    assert found == ["cut off", "", "not run: only 2 calls of this message are run"]
 
 
 @pytest.mark.parametrize(
@@ -157,20 +132,16 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ({"type": "objekt"}, "not a schema of an object"),
         ({}, "not a schema of an object"),
         ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
-        ({"type": "object", "$ref": "#/$defs/b"}, "'#/.defs/b' is not a schema"),
-        (
-            {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}},
-            "'#/.defs/b' is not a schema",
-        ),
-        ({"type": "object", "$ref": "#/$defs/0", **BOMB}, "refer to each other too often"),
+        ({"type": "object", **MISSING}, "'#/.defs/b' is not a schema"),
+        ({"type": "object", "properties": {"a": MISSING}}, "'#/.defs/b' is not a schema"),
+        ({"type": "object", **FIRST, **BOMB}, "refer to each other too often"),
         ({"type": "object", "$ref": "#"}, "recursion"),
     ],
 )
 def test_tools_that_cannot_work_are_refused(schema: Any, reason: str) -> None:
     odd = Tool("b", "", {"type": "object", "properties": {"q": {"pattern": r"\p{L}"}}})
-    pair = Tool(
-        "c", "", {"type": "object", "properties": {"q": PAIR, "r": {"$ref": "#/properties/q"}}}
-    )
+    again = {"q": PAIR, "r": {"$ref": "#/properties/q"}}
+    pair = Tool("c", "", {"type": "object", "properties": again})
     check_tools((*TOOLS, odd, pair))
     with pytest.raises(UserError, match="two tools are called 'search'"):
         check_tools((SEARCH, SEARCH))
@@ -180,21 +151,18 @@ def test_tools_that_cannot_work_are_refused(schema: Any, reason: str) -> None:
 
 def test_an_error_of_a_function_names_its_file_and_no_folder(tmp_path: Path) -> None:
     file = tmp_path / "towns.py"
-    file.write_text(
-        f"def towns(name: str) -> str:\n    'Lists.'\n    return open({str(tmp_path)!r} + '/no where').read()\n"
-    )
+    body = f"return open({str(tmp_path)!r} + '/no where').read()"
+    file.write_text(f"def towns(name: str) -> str:\n    'Lists.'\n    {body}\n")
     (source,) = sources_of((f"{file}:towns",), None)
     calls = [ToolCall("c0", "towns", '{"name": "Oslo"}')]
 
     async def play() -> tuple[ToolResult, ...]:
         async with source.open() as functions:
-            return await run_calls(calls, source.tools, functions, LIMITS)
+            return await run_calls(calls, source.tools, functions, CallLimits())
 
     (found,) = asyncio.run(play())
-    assert (
-        found.text
-        == "towns.py, line 3: FileNotFoundError: [Errno 2] No such file or directory: 'no where'"
-    )
+    said = "FileNotFoundError: [Errno 2] No such file or directory: 'no where'"
+    assert found.text == f"towns.py, line 3: {said}"
 
 
 # -- running ------------------------------------------------------------------------------------
@@ -210,7 +178,7 @@ def test_ten_parallel_calls_come_back_in_call_order_whatever_order_they_finish_i
         finished.append(number)
         return f"{number}"
 
-    results = run([call(n) for n in range(12)], turn_by_turn, limits=CallLimits(width=12))
+    results = run([call(n) for n in range(12)], turn_by_turn, width=12)
     assert finished == [*range(11, -1, -1)]
     assert [(r.call_id, r.text) for r in results] == [(f"c{n}", f"{n}") for n in range(12)]
 
@@ -226,7 +194,7 @@ def test_no_more_than_the_width_run_at_once() -> None:
         running -= 1
         return ""
 
-    run([call(n) for n in range(9)], counted, limits=CallLimits(width=3))
+    run([call(n) for n in range(9)], counted, width=3)
     assert most == 3
 
 
@@ -262,7 +230,7 @@ def test_failures_are_results_that_the_agent_can_read() -> None:
         await asyncio.sleep(60)
         return ""
 
-    results = run([call(0), call(1)], fails, limits=CallLimits(seconds=0.05))
+    results = run([call(0), call(1)], fails, seconds=0.05)
     texts = ["no such page", "no answer within 0.05 seconds"]
     assert results == tuple(ToolResult(f"c{n}", text, error=True) for n, text in enumerate(texts))
 
@@ -279,7 +247,7 @@ def test_what_cannot_be_reached_is_tried_again_and_then_fails_the_item() -> None
     assert run([call(0)], away)[0].text == "back"
     tries.clear()
     with pytest.raises(ToolUnavailable):
-        run([call(0)], away, limits=CallLimits(tries=2))
+        run([call(0)], away, tries=2)
     tries.clear()
     with pytest.raises(ToolUnavailable):
         run([call(0, "move", to="x")], away)
@@ -318,5 +286,5 @@ def test_long_results_lose_their_middle() -> None:
     async def long(_: Mapping[str, Any]) -> str:
         return text
 
-    (result,) = run([call(0)], long, limits=CallLimits(max_characters=200))
+    (result,) = run([call(0)], long, max_characters=200)
     assert result.text == cut_text(text, 200)

@@ -15,6 +15,7 @@ from coterie.errors import UserError
 from coterie.record.turn import ToolCall
 from coterie.tools.calls import MESSAGE, CallLimits, ToolError, run_calls
 from coterie.tools.web import CrawlPage, CrawlPageSettings, plain_url
+from tests.row_files import jsonl
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import Hosts, hosts
@@ -46,9 +47,8 @@ def crawler(*servers: Hosts, **more: Any) -> CrawlPage:
 
 
 def test_pages_come_in_the_order_of_their_urls_and_fail_alone(host: Hosts) -> None:
-    text = read(
-        crawler(host), f"{host.url}/oslo | {host.url}/nothing | file:///etc/passwd|{host.url}/plain"
-    )
+    urls = f"{host.url}/oslo | {host.url}/nothing | file:///etc/passwd|{host.url}/plain"
+    text = read(crawler(host), urls)
     first, missing, local, last = text.split("\n\nPage ")
     assert first.startswith(f"Page 1 [{host.url}/oslo]:\n# Oslo\n") and "capital of Norway" in first
     assert missing == f"2 [{host.url}/nothing] was not read: the server answers with status 404"
@@ -62,9 +62,6 @@ def test_a_call_of_pages_that_can_not_be_read_is_an_error(host: Hosts) -> None:
     for urls, said in (("|", "there is no URL"), ("|".join("abcdefghijk"), "at most 10 pages")):
         with pytest.raises(ToolError, match=said):
             read(crawler(host), urls)
-
-
-def test_a_cloud_address_is_refused_to_the_agent(host: Hosts) -> None:
     host.to = "http://169.254.169.254/latest/meta-data/"
     with pytest.raises(ToolError, match=r"169\.254\.169\.254 is not in the public net"):
         read(crawler(host), f"{host.url}/away")
@@ -94,24 +91,17 @@ def test_control_tokens_of_a_page_stay_text(host: Hosts) -> None:
 
 
 def test_urls_are_taken_bare_or_as_links() -> None:
-    for text in ("https://e.org/a_(b)", "<https://e.org/a_(b)>"):
-        assert plain_url(f" {text} ") == "https://e.org/a_(b)"
-    for text in (
-        "[Oslo](https://e.org/x)",
-        '[Oslo](https://e.org/x "title")',
-        "[a](<https://e.org/x>)",
-    ):
-        assert plain_url(text) == "https://e.org/x"
+    url = "https://e.org/x"
+    for text in (url, f" <{url}> ", f"[Oslo]({url})", f'[Oslo]({url} "title")', f"[a](<{url}>)"):
+        assert plain_url(text) == url
+    assert plain_url(f" {url}_(b)") == f"{url}_(b)"
 
 
 def test_pages_are_kept_and_refused_hosts_are_refused_even_so(host: Hosts, tmp_path: Path) -> None:
     kept = str(tmp_path / "pages.sqlite")
-    first = read(crawler(host, cache=kept), f"{host.url}/oslo")
-    assert (
-        read(crawler(host, cache=kept), f"[Oslo]({host.url}/oslo#top)").partition("]:")[2]
-        == first.partition("]:")[2]
-    )
-    assert host.asked["/oslo"] == 1
+    links = f"{host.url}/oslo", f"[Oslo]({host.url}/oslo#top)"
+    texts = {read(crawler(host, cache=kept), link).partition("]:")[2] for link in links}
+    assert len(texts) == host.asked["/oslo"] == 1
     with pytest.raises(ToolError, match="may not be read"):
         read(crawler(host, cache=kept, denied_hosts=("127.0.0.1",)), f"{host.url}/oslo")
     with pytest.raises(ToolError, match="may not be read"):
@@ -123,17 +113,12 @@ def test_a_page_is_summarised_for_the_goal_or_else_for_the_message(
 ) -> None:
     tool = crawler(host, summary=model_at(reader.url))
     MESSAGE.set("I need the number of inhabitants.")
-    assert read(tool, f"{host.url}/oslo", goal="How many live there?") == (
-        f"Page 1 [{host.url}/oslo] Summary:\nOslo has 700,000."
-    )
-    assert (
-        "inhabitants." not in reader.bodies[0]["messages"][1]["content"].partition("Page http")[0]
-    )
-    read(tool, f"{host.url}/oslo")
-    for body, asked in zip(
-        reader.bodies, ("How many live there?", "I need the number"), strict=True
-    ):
-        told = body["messages"][1]["content"]
+    page, goal = f"{host.url}/oslo", "How many live there?"
+    assert read(tool, page, goal=goal) == f"Page 1 [{page}] Summary:\nOslo has 700,000."
+    read(tool, page)
+    prompts = [body["messages"][1]["content"] for body in reader.bodies]
+    assert "inhabitants." not in prompts[0].partition("Page http")[0]
+    for told, asked in zip(prompts, (goal, "I need the number"), strict=True):
         assert asked in told and "capital of Norway" in told and f"({host.url}/fjord)" in told
     MESSAGE.set("")
     assert "capital of Norway" in read(tool, f"{host.url}/oslo")
@@ -147,15 +132,10 @@ def test_a_model_that_fails_is_no_fault_of_the_agent(host: Hosts, reader: Servic
 
 
 def test_a_file_of_pages_stands_for_the_web(host: Hosts, tmp_path: Path) -> None:
-    file = tmp_path / "pages.jsonl"
-    file.write_text(
-        json.dumps({"url": "https://example.org/oslo", "title": "Oslo", "text": "The capital."})
-    )
+    url = "https://example.org/oslo"
+    file = jsonl(tmp_path / "pages.jsonl", {"url": url, "title": "Oslo", "text": "The capital."})
     tool = crawler(host, pages=str(file))
-    assert (
-        read(tool, "https://example.org/oslo")
-        == "Page 1 [https://example.org/oslo]:\n# Oslo\nThe capital."
-    )
+    assert read(tool, url) == f"Page 1 [{url}]:\n# Oslo\nThe capital."
     with pytest.raises(ToolError, match="there is no such page"):
         read(tool, f"{host.url}/oslo")
     assert not host.asked

@@ -4,7 +4,6 @@ A fake stands for Serper, which is paid for; it speaks as Serper does.
 """
 
 import asyncio
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,15 @@ from coterie.tools import search as searching
 from coterie.tools.calls import ToolError, ToolUnavailable
 from coterie.tools.search import Cache, WebSearch, WebSearchSettings
 from tests.listening import listening
+from tests.row_files import jsonl
 
 PAGES = [
-    {
-        "url": "https://example.org/oslo",
-        "title": "Oslo",
-        "text": "A city.\nOslo is the capital of Norway.",
-        "date": "2024",
-    },
-    {
-        "url": "https://example.org/rome",
-        "title": "Rome",
-        "text": "Rome is the capital of Italy.\nIt is old.",
-    },
-    {"url": "https://example.org/sea", "title": "The sea", "text": "Water and salt."},
+    {"url": f"https://example.org/{name}", "title": title, "text": text, **more}
+    for name, title, text, more in (
+        ("oslo", "Oslo", "A city.\nOslo is the capital of Norway.", {"date": "2024"}),
+        ("rome", "Rome", "Rome is the capital of Italy.\nIt is old.", {}),
+        ("sea", "The sea", "Water and salt.", {}),
+    )
 ]
 
 
@@ -74,13 +68,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSerper:
     return FakeSerper()
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    file = tmp_path / "pages.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in PAGES))
-    return str(file)
-
-
 def call(settings: WebSearchSettings, *queries: str) -> list[str]:
     """What calls at the same time are answered with."""
 
@@ -101,9 +88,11 @@ def ask(fake: FakeSerper, *queries: str, **settings: Any) -> list[str]:
     return asyncio.run(served())
 
 
-def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
-    settings = WebSearchSettings(backend="corpus", pages=corpus, num=2)
-    oslo, nothing, both = call(settings, "Norway's capital", "zebra", "capital")
+def test_a_file_of_pages_is_searched_by_its_words_wherever_it_lies(tmp_path: Path) -> None:
+    files = [jsonl(tmp_path / name, *PAGES) for name in ("pages.jsonl", "moved.jsonl")]
+    files.append(jsonl(tmp_path / "fewer.jsonl", PAGES[0]))
+    settings = [WebSearchSettings(backend="corpus", pages=str(file), num=2) for file in files]
+    oslo, nothing, both = call(settings[0], "Norway's capital", "zebra", "capital")
     assert oslo.splitlines() == [
         "Found 2 results:", "", "## Web Results", "1. [Oslo](https://example.org/oslo)", "Date published: 2024",
         "https://example.org/oslo", "Oslo is the capital of Norway.", "", "2. [Rome](https://example.org/rome)",
@@ -111,12 +100,16 @@ def test_a_file_of_pages_is_searched_by_its_words(corpus: str) -> None:
     ]  # fmt: skip
     assert nothing == "No results found for query: zebra"
     assert "Found 2 results" in both and "salt" not in both
+    one, same, other = (WebSearch(own).identity for own in settings)
+    assert one == same != other
 
 
-def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
+def test_serper_is_asked_with_its_key_and_no_more_at_a_time_than_allowed(fake: FakeSerper) -> None:
     (text,) = ask(fake, " two   words ", num=3)
     assert fake.asked == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
     assert text.startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in text
+    ask(fake, *map(str, range(12)), upstream_concurrency=3)
+    assert len(fake.asked) == 13 and fake.most <= 3
 
 
 def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
@@ -129,31 +122,25 @@ def test_answers_are_kept_beyond_the_process_and_equal_queries_are_asked_once(
     assert fake.asked == [{"q": "words", "num": 3}, {"q": "words", "num": 20}]
 
 
-def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
-    ask(fake, *map(str, range(12)), upstream_concurrency=3)
-    assert len(fake.asked) == 12 and fake.most <= 3
-
-
-def test_failures_that_may_pass_are_tried_again(fake: FakeSerper) -> None:
-    fake.statuses = [500, 429]
-    assert "Found 3 results" in ask(fake, "x", num=3, upstream_retries=2)[0]
-    fake.statuses = [500, 502, 503]
-    with pytest.raises(ToolUnavailable, match=r"answered 503: .*<SERPER_API_KEY>"):
-        ask(fake, "x", upstream_retries=2)
-    assert len(fake.asked) == 6
-
-
 @pytest.mark.parametrize(
-    ("status", "kind", "said"),
-    [(403, EngineGone, "bad key <SERPER_API_KEY>"), (400, ToolError, "the query is refused")],
+    ("statuses", "kind", "said"),
+    [
+        ([500, 429], None, "Found 3 results"),
+        ([500, 502, 503], ToolUnavailable, r"answered 503: .*<SERPER_API_KEY>"),
+        ([403], EngineGone, "bad key <SERPER_API_KEY>"),
+        ([400], ToolError, "the query is refused"),
+    ],
 )
-def test_a_refused_key_ends_it_and_a_refused_query_is_told_to_the_agent(
-    fake: FakeSerper, status: int, kind: type[Exception], said: str
+def test_what_may_pass_is_tried_again_and_what_may_not_is_told(
+    fake: FakeSerper, statuses: list[int], kind: type[Exception] | None, said: str
 ) -> None:
-    fake.statuses = [status]
+    fake.statuses = [*statuses]
+    if kind is None:
+        assert said in ask(fake, "x", num=3, upstream_retries=2)[0]
+        return
     with pytest.raises(kind, match=said) as failed:
-        ask(fake, "x")
-    assert type(failed.value) is kind and len(fake.asked) == 1
+        ask(fake, "x", upstream_retries=2)
+    assert type(failed.value) is kind and len(fake.asked) == len(statuses)
 
 
 def test_what_can_not_work_is_refused_before_anything_is_asked(
@@ -161,10 +148,9 @@ def test_what_can_not_work_is_refused_before_anything_is_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"url": "u", "title": "t", "text": "x"}\n{"title": "t"}\n')
-    twice = tmp_path / "twice.jsonl"
-    twice.write_text('{"url": "u", "title": "t", "text": "x"}\n' * 2)
+    row = {"url": "u", "title": "t", "text": "x"}
+    bad = jsonl(tmp_path / "bad.jsonl", row, {"title": "t"})
+    twice = jsonl(tmp_path / "twice.jsonl", row, row)
     for settings, said in (
         ({"backend": "serper"}, "SERPER_API_KEY is not set"),
         ({"backend": "corpus"}, "no pages to search"),
@@ -196,9 +182,8 @@ def test_the_cache_forgets_what_is_old(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
-    text = tmp_path / "notes.txt"
+    text, other = tmp_path / "notes.txt", tmp_path / "other.sqlite"
     text.write_text("important " * 100)
-    other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as base:
         base.execute("CREATE TABLE mine (x)")
     for file in (text, other):
@@ -206,14 +191,3 @@ def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="can't be used"):
             Cache(file, 10)
         assert file.read_bytes() == before
-
-
-def test_identity_is_of_what_is_searched_not_of_where_it_lies(corpus: str, tmp_path: Path) -> None:
-    moved = tmp_path / "moved.jsonl"
-    moved.write_bytes(Path(corpus).read_bytes())
-    one, same = (
-        WebSearch(WebSearchSettings(backend="corpus", pages=str(file))) for file in (corpus, moved)
-    )
-    moved.write_text(json.dumps(PAGES[0]))
-    other = WebSearch(WebSearchSettings(backend="corpus", pages=str(moved)))
-    assert one.identity == same.identity != other.identity

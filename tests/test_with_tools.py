@@ -26,11 +26,10 @@ from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.runs.items import play
-from coterie.tools.calls import Function, ToolError
+from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.tools.tags import Tag
 from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
 from tests.talking import go_on

@@ -35,12 +35,7 @@ completions = [[list(c.ids), list(c.logprobs)] for c in said(one)]
 print(json.dumps([completions, scored(one), base_fingerprint(one.model)]))
 assert "numba" not in sys.modules
 """
-COMMANDS = """
-from coterie.cli.app import main
-
-sys.argv[0] = "coterie"
-main()
-"""
+COMMANDS = "import coterie.cli.app as app\nsys.argv[0] = 'coterie'\napp.main()"
 
 
 def said(loaded: LoadedModel) -> list[Completion]:

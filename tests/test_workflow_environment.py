@@ -23,9 +23,8 @@ from coterie.record.turn import Speaker, Tool, ToolResult, make_turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
-from coterie.tools.calls import Function
+from coterie.tools.calls import Function, Tag, Tags
 from coterie.tools.registry import Toolbox, ToolsSettings, tags_of_sources
-from coterie.tools.tags import Tag, Tags
 from tests.games import Script
 
 SETS = ["dataset=2wiki", "dataset.source=sample"]

@@ -40,9 +40,9 @@ from coterie.environments.encyclopedia import (
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.record.rows import Row, Target
 from coterie.record.turn import ToolResult, call_id
-from coterie.tools.retrieval import IndexSettings, Retriever, build_index
+from coterie.tools.calls import Tag, Tags
+from coterie.tools.retrieval import Retriever, build_index
 from coterie.tools.search import format_passages
-from coterie.tools.tags import Tag, Tags
 from scripts.tiny.world import END, OPENERS, World, answer_row, chat_row, copy_row, split_by
 
 TOOL = "wiki_search"
@@ -161,7 +161,7 @@ class Block:
         self.encyclopedia: Encyclopedia = make_encyclopedia(seed, COUNTS, ("corpus",))
         self.encyclopedia.write(folder / "passages.jsonl")
         build_index(folder / "passages.jsonl", folder / "index")
-        self._retriever = Retriever(IndexSettings(index=str(folder / "index")))
+        self._retriever = Retriever(folder / "index")
 
     def questions(
         self,
@@ -191,7 +191,7 @@ class Block:
         found = self._retriever.search(queries, TOPK)
         return TAGS.show(
             [
-                ToolResult(call_id(place), format_passages([hit.passage for hit in hits]))
+                ToolResult(call_id(place), format_passages([passage for passage, _ in hits]))
                 for place, hits in enumerate(found)
             ]
         )

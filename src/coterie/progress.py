@@ -1,8 +1,7 @@
-"""Protocol for progress of long work. The command line renders it; the default is silent."""
+"""Progress of long work. The command line renders it; the default is silent."""
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 EVIDENCE = 0.1
 """Minimum share of finished work before the end is estimated."""
@@ -28,42 +27,27 @@ class StagePlace:
     """Number of later stages of the same kind."""
 
 
-class Progress(Protocol):
-    """Receiver of progress. The main rank makes all calls, in order."""
+class Progress:
+    """Receiver of progress that does nothing. The main rank makes all calls, in order."""
 
     def stage(self, place: StagePlace) -> None:
         """Begin a stage of a run, with one or more parts of work."""
-        ...
 
     def start(self, total: int, description: str) -> None:
         """Begin ``total`` units of work (dialogues, optimizer steps, bytes)."""
-        ...
 
     def advance(self, n: int, **fields: float) -> None:
         """Report ``n`` finished units. Training passes the fields of ``metrics.jsonl``."""
-        ...
 
     def say(self, text: str) -> None:
         """Print a message for the user."""
-        ...
 
     def close(self) -> None:
         """End the progress; also called after a failure."""
-        ...
 
 
-class Silent:
+class Silent(Progress):
     """Progress without output."""
-
-    def stage(self, place: StagePlace) -> None: ...
-
-    def start(self, total: int, description: str) -> None: ...
-
-    def advance(self, n: int, **fields: float) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Pace:

@@ -1,26 +1,14 @@
 """Selection: which nodes of the trees are trained on, as references to them.
 
-Optima (arXiv 2410.08115), algorithm 1: take each task's sample with the highest reward, keep those at or above the
-threshold, then the top share by reward. The released code takes the top share before the threshold; this follows the
-paper.
-
-Optima (arXiv 2410.08115), section 3.3 and algorithm 5: siblings are a pair if the better value is above theta_filter
-and exceeds the other by more than theta_diff; a task keeps the top share of its pairs by the better value. The paper
-pairs all siblings, the released code the best with the worst child of each parent; both rules are available. Values are
-from the finished tree (the released code uses outdated values of the growing tree).
-
-SWEET-RL (arXiv 2503.15478): sections 4.2 (successful and failed trajectories, for the critic) and 4.3 (candidates of
-the upper and the lower half, for the policy).
-
-DensePolicy (its code; we found no paper): two siblings with different texts are a pair if their values differ by at
-least a margin and both have enough visits (distinct leaves below them) for a reliable value. A node far from the end
-needs more visits: min(floor(2^d), M), where d is the mean distance to the end.
-
-``first_difference`` is the baseline without trees: two whole rollouts with different outcomes, paired where they first
-differ.
-
-In DensePolicy's experiment, the number of pairs is fixed and the number of their tasks varies. The tasks with the most
-pairs are kept; if they have more pairs than the budget, the same share of each task's pairs is drawn with a seed.
+* Optima (arXiv 2410.08115), algorithm 1: each task's sample with the highest reward, those at or above the threshold,
+  of these the top share (the released code takes the top share first).
+* Optima, algorithm 5: siblings whose better value is above theta_filter and exceeds the other by more than theta_diff;
+  of a task's pairs the top share by the better value.
+* SWEET-RL (arXiv 2503.15478): successful and failed trajectories (section 4.2), candidates of the upper and the lower
+  half (section 4.3).
+* DensePolicy (its code): siblings with different texts whose values differ by a margin and have enough visits (distinct
+  leaves): min(floor(2^d), M) for the mean distance d to the end. The number of pairs is fixed, and the tasks with the
+  most pairs give the same share of theirs.
 """
 
 import random

@@ -1,10 +1,9 @@
-"""The terminal: where commands write, progress, tables of measures, and ``key=value`` words.
+"""The terminal: where commands write, progress, and ``key=value`` words.
 
 Markup is off, so ``coterie[wandb]``, names and text of models are printed unchanged.
 """
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -17,10 +16,10 @@ from rich.progress import (  # fmt: skip
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
 from coterie.errors import UserError
 from coterie.progress import Pace, StagePlace, duration
+from coterie.progress import Progress as Receiver
 
 
 def results(width: int = 0) -> Console:
@@ -51,47 +50,10 @@ Words = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),
 ]
 
-MOST = 6
-"""Maximum number of metrics next to the score."""
-
-
-def measures(means: Sequence[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for one in means for name in one))
-
-
-def beside(means: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the metrics next to the score; empty if they need a separate table."""
-    names = measures(means)
-    return names if len(names) <= MOST else []
-
-
-def in_words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def share(means: Mapping[str, float], name: str) -> str:
-    """Format a metric; empty if it was not measured."""
-    return f"{means[name]:.2f}" if name in means else ""
-
-
-def means_table(labels: Sequence[str], means: Sequence[Mapping[str, float]]) -> Table | None:
-    """Build a table of metrics by policy; ``None`` if all fit next to the score."""
-    names = measures(means)
-    if len(names) <= MOST:
-        return None
-    table = Table(title="means", box=None)
-    table.add_column("")
-    for label in labels:
-        table.add_column(label, justify="right")
-    for name in names:
-        table.add_row(in_words(name), *(share(one, name) for one in means))
-    return table
-
-
 SECONDS_BETWEEN_LINES = 5.0
 
 
-class ConsoleProgress:
+class ConsoleProgress(Receiver):
     """Progress of stages as bars, or as a line every few seconds; see ``coterie.progress``."""
 
     def __init__(self, console: Console) -> None:

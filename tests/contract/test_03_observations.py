@@ -25,7 +25,7 @@ from coterie.record.turn import (
     make_turn,
 )
 from coterie.rewards.advantages import SampledPath, gae, trained_values, turn_ends, with_advantages
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.calls import Tag, Tags
 from coterie.training.losses import DPO, SFT, DPOSettings
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.reference import LossModule

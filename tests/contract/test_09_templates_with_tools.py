@@ -34,7 +34,7 @@ from coterie.record.turn import (
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.calls import Tag, Tags
 from tests.games import TOOLS, Asking
 from tests.templates import TEMPLATES, model, tokenizer
 

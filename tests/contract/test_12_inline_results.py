@@ -11,7 +11,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.rows import recontext, rows, view
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Sample, Speaker, ToolCall, ToolResult, make_turn
-from coterie.tools.tags import Tag, Tags
+from coterie.tools.calls import Tag, Tags
 from tests.contract.test_11_native_calls import played, renderer
 from tests.games import TOOLS
 from tests.native_games import THOUGHTS, odd_ids, syntax_of

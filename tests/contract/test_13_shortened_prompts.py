@@ -27,9 +27,8 @@ from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import Prompt, TokenSampler, utterances
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.tree_search import Rollout, TreeGrower
-from coterie.tools.calls import Function, NativeCalls
+from coterie.tools.calls import Function, NativeCalls, Tag
 from coterie.tools.registry import ToolsSettings, open_toolbox, tags_of_sources
-from coterie.tools.tags import Tag
 from tests.games import Base
 from tests.native_games import OFFERED, THOUGHTS, WRITE, Prepared, Said, prepared_completion
 from tests.native_templates import NATIVE, SHAPES, tokenizer

@@ -26,10 +26,10 @@ from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.recorded_turns import EXPERT, Script, ScriptedSampler
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
+from coterie.tools.calls import Tags
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval import build_index
 from coterie.tools.search import RetrieverSettings, RetrieverTool
-from coterie.tools.tags import Tags
 from tests.talking import finished
 from tests.templates import TEMPLATES, model
 

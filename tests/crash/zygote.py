@@ -115,7 +115,7 @@ def digest(recipe: Recipe, run: Run) -> str:
 def trained_on(recipe: Recipe, run: Run, i: int) -> list[list[object]]:
     """The training rows of an iteration."""
     if isinstance(recipe, Optima):
-        found = recipe.rows(run, i, recipe.load_policy(run, i))
+        found = recipe.rows(run, i)
     else:
         chosen = (view(tree, one.leaf, one.agent) for tree, one in load_selections(run, i))
         found = [row for shown in chosen for row in rows(shown)]

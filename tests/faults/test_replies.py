@@ -63,16 +63,19 @@ FAULTS = {
 }
 
 
-async def _play(
-    server: str, model: LoadedModel, plan: Plan, settings: VLLMSettings
+def _play(
+    server: str, model: LoadedModel, plan: Plan, settings: VLLMSettings = QUICK, *more: str
 ) -> tuple[Played, Stats, Proxy]:
-    async with (
-        proxy(server, plan) as between,
-        running_servers(
-            model.renderer, at(between.url, settings=settings), policy="talker", version="0"
-        ) as pool,
-    ):
-        return await play(pool, model), pool.stats, between
+    """Play over a proxy with this plan, and ``more`` servers."""
+
+    async def run() -> tuple[Played, Stats, Proxy]:
+        async with proxy(server, plan) as between:
+            urls = at(between.url, *more, settings=settings)
+            opened = running_servers(model.renderer, urls, policy="talker", version="0")
+            async with opened as pool:
+                return await play(pool, model), pool.stats, between
+
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -88,7 +91,7 @@ def test_a_reply_that_is_bad_for_now_changes_nothing(
     def plan(number: int, body: Body) -> Bad | None:
         return FAULTS[name] if number in (OPENING, OPENING + 5) else None
 
-    played, stats, between = asyncio.run(_play(server, model, plan, QUICK))
+    played, stats, between = _play(server, model, plan)
     assert played == quiet
     assert between.bad == stats.retries == 2
     assert stats.failures == 0
@@ -105,7 +108,7 @@ def test_an_item_that_fails_for_good_is_recorded_and_the_others_are_unharmed(
         return Bad(status=500) if body.get("seed") in victims else None
 
     settings = QUICK.model_copy(update={"attempts": 3})
-    played, stats, _ = asyncio.run(_play(server, model, plan, settings))
+    played, stats, _ = _play(server, model, plan, settings)
     failed = {name: said for name, said in played.items() if isinstance(said, str)}
     assert len(failed) == 1 and stats.failures == 1 and stats.retries == 2
     (reason,) = failed.values()
@@ -154,25 +157,16 @@ def test_what_a_server_refuses_as_wrong_is_not_tried_again(server: str, model: L
 def test_a_server_that_fails_is_passed_over_for_one_that_works(
     server: str, model: LoadedModel, quiet: Played
 ) -> None:
-    async def run() -> tuple[Played, Stats, Proxy]:
-        def plan(number: int, body: Body) -> Bad | None:
-            return Bad(status=500) if number >= OPENING else None
+    def plan(number: int, body: Body) -> Bad | None:
+        return Bad(status=500) if number >= OPENING else None
 
-        async with (
-            proxy(server, plan) as broken,
-            running_servers(
-                model.renderer, at(broken.url, server), policy="talker", version="0"
-            ) as pool,
-        ):
-            return await play(pool, model), pool.stats, broken
-
-    played, stats, broken = asyncio.run(run())
+    played, stats, broken = _play(server, model, plan, QUICK, server)
     assert played == quiet
     assert broken.bad == stats.retries > 0 and stats.failures == 0
 
 
 def test_a_request_asks_for_exactly_what_is_recorded(server: str, model: LoadedModel) -> None:
-    _, _, between = asyncio.run(_play(server, model, lambda number, body: None, QUICK))
+    _, _, between = _play(server, model, lambda number, body: None)
     body = between.bodies[OPENING]
     assert all(isinstance(token, int) for token in body["prompt"])
     wanted = {"temperature": 1.2, "top_p": 0.98, "max_tokens": 64, "return_token_ids": True}

@@ -57,10 +57,8 @@ CORE: dict[str, tuple[str, ...]] = {
         "tests/test_grower.py",
     ),
     "selection.py": (
-        "tests/test_dense_pairs.py",
         "tests/test_selection.py",
         "tests/test_tree_search.py",
-        "tests/test_ranked.py",
     ),
     "training/batches.py": (
         TRAINING,

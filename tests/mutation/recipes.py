@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.mutation.fault import (
     Fault,
     around,
+    becomes,
     edited,
     given,
     result,
@@ -46,8 +47,8 @@ RANDOM_SIDES = f"{DENSE}test_random_sides_are_the_same_pairs_some_of_them_turned
 SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_margin"
 
 
-def _turned_back(original, self, run, iteration):
-    pairs = original(self, run, iteration)
+def _turned_back(original, *arguments):
+    pairs = original(*arguments)
     return [replace(pair, chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
 
 
@@ -56,8 +57,12 @@ FAULTS = (
     Fault(f"{R}base:Recipe.seeded", given(iteration=0), [SEEDED]),
     Fault(f"{R}optima:Optima.context", returns(None), [FORMATS]),
     Fault(f"{R}optima:Optima._format", given(sample=0), [FORMATS]),
-    Fault(f"{R}optima:Optima.pairs", around(_turned_back), [VALUES]),
-    Fault(f"{R}optima:drop_format", around(lambda original, messages: messages), [ITERATION_0]),
+    Fault(f"{R}base:Recipe.pairs", around(_turned_back), [VALUES]),
+    Fault(
+        f"{R}optima:Optima.edits",
+        becomes({"drop_format": lambda messages: messages}),
+        [ITERATION_0],
+    ),
     Fault(f"{R}optima:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
     Fault(
         f"{R}optima:mean_scores",
@@ -87,7 +92,7 @@ FAULTS = (
     Fault(f"{R}moat:_success", returns(1.0), [SUCCESS]),
     Fault(f"{R}moat:valid_plans", given(leak_guard=False), [SUCCESS]),
     Fault(f"{R}moat:best_first", reverse, [RIGHT]),
-    Fault(f"{R}moat:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
+    Fault(f"{R}base:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
     Fault(f"{R}plan:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),
     Fault(f"{R}gap_traces:format_error", returns(""), [TRACE_AGENT]),

@@ -44,7 +44,9 @@ RESUMING = "tests/test_resuming.py::"
 PATH_CUT = f"{REINFORCE}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
 TASK_TELLS = f"{REINFORCE}test_a_task_tells_something_if_one_of_its_agents_groups_does"
 WHITENING_OVER = f"{ADV}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
-NEXT_RUN = "tests/test_reinforce_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
+NEXT_RUN = (
+    "tests/test_data_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
+)
 ROLES_CANNOT = f"{ROLES}test_roles_that_cannot_be_are_refused"
 STAGES_CANNOT = f"{ROLES}test_stages_that_cannot_run_are_refused"
 NOTHING_RECORDED = f"{RESUMING}test_nothing_is_recorded_if_everything_fails"
@@ -96,7 +98,7 @@ FAULTS = (
     Fault("coterie.runs.reinforce_batch:_steps", returns(()), [ACTS]),
     Fault("coterie.runs.reinforce_batch:_whole", given(rewards={}), [ACTS]),
     Fault(
-        "coterie.cli.data_filter:step_records",
+        "coterie.cli.data_rows:step_records",
         result(lambda steps: dict(list(steps.items())[:1])),
         [NEXT_RUN],
     ),
@@ -107,23 +109,23 @@ FAULTS = (
     Fault("coterie.runs.items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
     Fault("coterie.runs.folder:Run.begin", returns(None), [STAGE_BEGUN]),
     # Statistics and votes.
-    Fault(f"{V}statistics:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
+    Fault("experiments.paired_test:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
     Fault(
-        f"{V}statistics:_resampled_means",
+        f"{V}statistics:resampled_means",
         around(lambda original, values, count, rng: original(values[:1], count, rng)),
         [BOOTSTRAP_INTERVAL],
     ),
-    Fault(f"{V}statistics:paired_bootstrap", given(margin=0.0), [EFFECT_EXACTLY]),
-    Fault(f"{V}statistics:paired_bootstrap", given(clusters=None), [EVERY_SEED]),
-    Fault(f"{V}statistics:paired_bootstrap", swap("a", "b"), [SURE_GAIN]),
-    Fault(f"{V}statistics:_percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
+    Fault("experiments.paired_test:paired_bootstrap", given(margin=0.0), [EFFECT_EXACTLY]),
+    Fault("experiments.paired_test:paired_bootstrap", given(clusters=None), [EVERY_SEED]),
+    Fault("experiments.paired_test:paired_bootstrap", swap("a", "b"), [SURE_GAIN]),
+    Fault(f"{V}statistics:percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
     Fault(
-        f"{V}self_consistency:task_curve",
+        f"{V}statistics:task_curve",
         given(draws=lambda draws: [replace(draw, score=1 - draw.score) for draw in draws]),
         [BY_HAND],
     ),
     Fault(
-        f"{V}self_consistency:task_curve",
+        f"{V}statistics:task_curve",
         result(lambda points: [replace(p, majority=p.coverage) for p in points]),
         [BY_HAND],
     ),

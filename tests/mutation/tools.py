@@ -161,7 +161,7 @@ FAULTS = (
     ),
     Fault(f"{E}workflow.agent:calls_before_their_turn", returns(0), [ONLY_CALLS]),
     Fault(f"{E}workflow.trace:violations", without_first, [EACH_VIOLATION]),
-    Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
+    Fault(f"{B}calls:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
     # Who sees what of planner and grounder.
     Fault(f"{E}plan_ground:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
 )

@@ -19,7 +19,6 @@ from coterie.recipes.sweet_rl import (
     JudgeCritic,
     SweetRL,
     dialogues_to_branch,
-    open_critic,
     score_candidates,
 )
 from coterie.record.rows import prompts
@@ -139,7 +138,7 @@ def advantages(run: Run, task: Task, tree: Tree, group: Sequence[Turn], word: st
     recipe = made(*WORDS, word)
 
     async def ask() -> list[float]:
-        async with open_critic(recipe, run) as critic:
+        async with recipe.open_critic(run) as critic:
             return await critic.advantages(task, tree, group)
 
     try:

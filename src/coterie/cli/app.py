@@ -3,28 +3,30 @@
 Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is fast.
 """
 
+import errno
 import os
+import re
+import sqlite3
 import sys
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.exceptions import TyperException
 
 import coterie
-from coterie.cli.chat import chat
-from coterie.cli.config import config
+from coterie.cli.config import RecipeName, config
 from coterie.cli.data import app as data_app
-from coterie.cli.errors import run_app
 from coterie.cli.export import app as export_app
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
-from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.cli.sweep import merge, sweep
+from coterie.config.folders import FULL
+from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
 from coterie.terminal import Words, notes, results
@@ -45,6 +47,27 @@ app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
 app.add_typer(export_app, name="export")
 console = notes()
+
+USER_ERROR = 2
+"""Exit status after a user error."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV, errno.ENXIO),
+)
+"""Errors of a path that the user named."""
+DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
+"""Errors of a disk, which may lack a file name."""
+WORDING = {
+    r"Input should be a valid (\w+).*": r"must be a valid \1",
+    "Input should be": "must be",
+    "Value error, ": "",
+    "integer": "whole number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+"""Patterns in a validator's message about an option, and their rewording."""
 
 
 def _print_version(enabled: bool) -> None:
@@ -72,7 +95,65 @@ Iteration = Annotated[
 StageRecipe = Annotated[str, typer.Option("--recipe", help="Recipe of a new run folder.")]
 
 
-app.command("run")(run)
+Config = Annotated[
+    Path | None,
+    typer.Option(help="YAML file of settings; KEY=VALUE overrides it."),
+]
+NewFolder = Annotated[
+    Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumes an existing run.")
+]
+DryRun = Annotated[bool, typer.Option(help="Print the plan with time and memory, and stop.")]
+Fork = Annotated[
+    Path | None,
+    typer.Option(help="New run folder that keeps the steps which the settings do not change."),
+]
+
+
+@app.command()
+def run(
+    recipe: RecipeName = None,
+    words: Words = None,
+    config: Config = None,
+    folder: NewFolder = None,
+    dry_run: DryRun = False,
+    fork: Fork = None,
+) -> None:
+    """Run a recipe, or resume a run.
+
+    A file of settings has lines such as `recipe: optima/isft` and `seed: 3`, and groups such as `rollout:` with
+    `samples: 4` below. The config.yaml of a run folder is such a file.
+
+    --dry-run estimates the time from a small trial, usually within a minute, and leaves no files.
+
+    Examples:
+
+        coterie run optima/isft
+
+        coterie run --config mine.yaml seed=4
+
+        coterie run --folder runs/optima-isft
+
+        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
+
+        coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
+    """
+    from coterie.cli.arguments import read_arguments, stored_settings
+
+    arguments = read_arguments(recipe, words or [], config, folder)
+    folder = folder or Path("runs") / label(arguments.recipe).replace("/", "-")
+    own = arguments.resolve(stored_settings(arguments.recipe, folder, forked=fork is not None))
+    # These imports take seconds, so invalid settings are reported first.
+    from coterie.cli.execution import run_recipe
+    from coterie.recipes.registry import recipe as recipe_of
+
+    if dry_run:
+        from coterie.cli.execution import dry_run as show
+
+        show(recipe_of(own), results(), console)
+    else:
+        run_recipe(own, folder, console, fork_to=fork)
+
+
 app.command("sweep")(sweep)
 app.command("merge")(merge)
 app.command("list")(list_names)
@@ -121,13 +202,6 @@ def stage(
     run_stage(name, folder, words or [], recipe, iteration, console)
 
 
-class Checkpoints(StrEnum):
-    """Policies of a run to evaluate."""
-
-    last = "last"
-    all = "all"
-
-
 Target = Annotated[
     str,
     typer.Argument(
@@ -135,7 +209,9 @@ Target = Annotated[
         help="Benchmark, such as exchange, hotpot_qa or gsm8k; or a run folder.",
     ),
 ]
-Which = Annotated[Checkpoints, typer.Option(help="Policies to evaluate, if the policy is a run.")]
+Which = Annotated[
+    Literal["last", "all"], typer.Option(help="Policies to evaluate, if the policy is a run.")
+]
 Fast = Annotated[bool, typer.Option("--fast", help="Same as --paper, on 100 held-out tasks.")]
 Paper = Annotated[
     bool,
@@ -150,7 +226,7 @@ Paper = Annotated[
 def evaluate(
     target: Target,
     words: Words = None,
-    checkpoints: Which = Checkpoints.last,
+    checkpoints: Which = "last",
     iteration: Iteration = None,
     recipe: StageRecipe = QUICKSTART,
     fast: Fast = False,
@@ -184,11 +260,11 @@ def evaluate(
     words = words or []
     benchmark = target if is_played(target) else target.replace("-", "_")
     if is_played(benchmark):
-        from coterie.cli.evaluate import evaluate_benchmark
+        from coterie.cli.evaluate import play_benchmark
+        from coterie.cli.figures import show
 
         words = [*_protocol(benchmark, fast=fast, paper=paper), *words]
-        every = checkpoints is Checkpoints.all
-        evaluate_benchmark(benchmark, words, every=every, console=console)
+        show(*play_benchmark(benchmark, words, every=checkpoints == "all", console=console))
         return
     _check_run(target)
     from coterie.cli.execution import run_stage
@@ -240,7 +316,6 @@ def quickstart(
     folder: Annotated[
         Path | None, typer.Option(help="Run folder; default: runs/quickstart or -TASK.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model; default: tiny-exchange.")] = None,
     task: Annotated[str, typer.Option(help="exchange, hotpot_qa or gsm8k.")] = "exchange",
     words: Words = None,
 ) -> None:
@@ -253,15 +328,12 @@ def quickstart(
 
         coterie quickstart
 
-        coterie models get smollm2 && coterie quickstart --model smollm2 --task hotpot_qa
+        coterie models get smollm2 && coterie quickstart --task hotpot_qa model=smollm2
     """
-    from coterie.cli.quickstart import quickstart as start
+    from coterie.cli.execution import quickstart as start
 
     folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
-    if model and any(word.startswith("model=") for word in words or []):
-        raise UserError("the model is given twice, by --model and by model=", "remove one of them")
-    model_words = [f"model={model}"] if model else []
-    start(folder, [*model_words, *(words or [])], task, console)
+    start(folder, words or [], task, console)
 
 
 @app.command()
@@ -273,7 +345,6 @@ def reproduce(
             help="optima, optima/isft, sweet_rl, moat, dense_tree, gap-sft, or gap.",
         ),
     ],
-    scale: Annotated[str, typer.Option(help="Only `tiny` is available.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all runs.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     gate: Annotated[
@@ -292,16 +363,14 @@ def reproduce(
 
     Examples:
 
-        coterie reproduce optima --scale tiny
+        coterie reproduce optima
 
         coterie reproduce optima/isft --seeds 5
 
-        coterie reproduce sweet_rl --scale tiny
+        coterie reproduce sweet_rl
 
         coterie reproduce moat --gate
     """
-    if scale != "tiny":
-        raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
     checkout = Path(__file__).parents[3]
     if not (checkout / "experiments/experiment.py").is_file():
         raise UserError(
@@ -314,7 +383,51 @@ def reproduce(
 
 
 app.command("config")(config)
-app.command("chat")(chat)
+
+
+@app.command()
+def chat(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
+        ),
+    ],
+    words: Words = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            help="With a run: the policy at the start of this iteration; default: the newest."
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens of a reply.")
+    ] = 512,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed for reproducible replies.")] = None,
+) -> None:
+    """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends the chat; `/new` clears it.
+
+    Without a terminal, each line of standard input is a message. Settings have the groups engine and tools.
+
+    Examples:
+
+        coterie chat smollm2
+
+        coterie chat runs/optima-isft
+
+        echo 'What is a tree?' | coterie chat smollm2 --temperature 0
+
+        coterie chat Qwen/Qwen3-4B 'tools=[python,examples/tool.py:multiply]'
+
+        coterie chat smollm2 'tools=[python]' tools.calls=tags
+
+        coterie chat Qwen/Qwen3-4B 'engine.template_args={enable_thinking: false}'
+    """
+    from coterie.cli.conversation import ChatOptions, talk
+
+    talk(source, iteration, words or (), ChatOptions(temperature, max_tokens, seed, system))
 
 
 @app.command()
@@ -344,7 +457,7 @@ def doctor(
     table = Table(box=None, header_style="bold")
     for title in ("", "check", "result"):
         table.add_column(title)
-    rows = checks()
+    rows = list(checks())
     for check in rows:
         mark = Text("ok", "green") if check.ok else Text("no", "red")
         table.add_row(mark, check.what, check.result)
@@ -359,7 +472,63 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    run_app(app, console)
+    try:
+        with plugin_errors():
+            status = app(standalone_mode=False)
+    except UserError as error:
+        _refuse(error.what, error.todo)
+    except TyperException as error:
+        _refuse_usage(error)
+    except OSError as error:
+        _refuse_os(error)
+    except sqlite3.OperationalError as error:
+        _refuse(f"SQLite: {error}", "check the disk and the permissions of the run folder")
+    if status == INTERRUPTED:
+        console.print("stopped; the same command resumes where this left off")
+    if isinstance(status, int) and status:
+        sys.exit(status)
+
+
+def _refuse(what: str, todo: str) -> NoReturn:
+    console.print(Text.assemble(("error:", "bold red"), " ", what))
+    if todo:
+        console.print(Text.assemble("  ", ("->", "bold"), " ", todo))
+    sys.exit(USER_ERROR)
+
+
+def _refuse_os(error: OSError) -> NoReturn:
+    """Report a full disk or an unusable path. Raises other errors again, since they are bugs."""
+    if error.errno in FULL:
+        writing = f" (writing {error.filename})" if error.filename else ""
+        _refuse(
+            f"the disk is full{writing}; finished work is kept",
+            "free some space and repeat the command; it resumes where it stopped",
+        )
+    if error.errno in DISK:
+        _refuse(
+            f"can't write or read {error.filename or 'a file'}: {error.strerror}",
+            "check the disk and its file size limit, then repeat the command",
+        )
+    if error.errno not in PLACES or error.filename is None:
+        raise error
+    _refuse(
+        f"{error.filename}: {error.strerror}",
+        "check the path and its permissions, or give another path",
+    )
+
+
+def _refuse_usage(error: TyperException) -> NoReturn:
+    text = error.format_message()
+    if text.lstrip().startswith("Usage:"):  # a group without a command prints its help
+        print(text)
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    help_ = f"`{context.command_path if context else 'coterie COMMAND'} --help` has examples"
+    if text.startswith("No such option: --"):
+        help_ = f"settings are written as key=value, without dashes; {help_}"
+    for old, new in WORDING.items():
+        text = re.sub(old, new, text)
+    _refuse(text, help_)
 
 
 if __name__ == "__main__":

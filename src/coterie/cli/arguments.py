@@ -82,16 +82,9 @@ class Arguments:
 def read_arguments(
     recipe: str | None, words: Sequence[str], file: Path | None, folder: Path | None = None
 ) -> Arguments:
-    """Read the command line.
+    """Read the command line: a recipe or a setting, settings, a file of settings, the folder of a run to resume.
 
-    Args:
-        recipe: Name of a recipe. A word with ``=`` is a setting.
-        words: Settings as ``key=value``.
-        file: File of settings, which may name the recipe.
-        folder: Folder of a run to resume, which names the recipe.
-
-    Raises:
-        UserError: No recipe is given, or a setting is invalid.
+    Raises ``UserError`` if none of them names a recipe, or a setting is invalid.
     """
     if recipe is not None and "=" in recipe:
         words = once([recipe, *words]) or []

@@ -9,7 +9,6 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from coterie.cli.run import RecipeName
 from coterie.config.plugins import label
 from coterie.errors import UserError
 from coterie.terminal import once, results
@@ -19,6 +18,13 @@ if TYPE_CHECKING:
     from coterie.config.settings import Settings
     from coterie.recipes.settings import RecipeSettings
 
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="Such as optima/isft, or path/file.py:NAME; default: the recipe of the file or folder.",
+    ),
+]
 MAIN_KEYS = (
     *("model", "dataset", "environment", "iterations", "steps.count", "rollout.tasks"),
     *("rollout.samples", "rollout.max_tokens", "train.learning_rate", "train.epochs"),
@@ -75,15 +81,9 @@ def config(
 def config_list(
     own: "RecipeSettings", names: Sequence[str] = (), *, changed: bool = False
 ) -> Group:
-    """Format the keys of a recipe with their values for the terminal.
+    """Format the values of keys, groups or parts of key names (default: all keys) for the terminal.
 
-    Args:
-        own: Settings with the values.
-        names: Keys, groups or parts of key names; all keys by default.
-        changed: Leave out keys that have their default value.
-
-    Raises:
-        UserError: A name matches no key.
+    ``changed`` leaves out keys that have their default value. Raises ``UserError`` if a name matches no key.
     """
     from coterie.config.resolve import keys
 

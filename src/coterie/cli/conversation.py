@@ -9,11 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from coterie.cli.candidates import is_run
-from coterie.cli.export_model import exported_version
-from coterie.config.resolve import resolve, wrong_at
+from coterie.cli.evaluate import is_run
+from coterie.cli.export_run import exported_version
+from coterie.config.resolve import resolve
 from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
@@ -26,10 +24,16 @@ from coterie.recipes.base import recorded_run
 from coterie.record.tree import Tree
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, Turn, make_turn
 from coterie.terminal import notes
-from coterie.tools.calls import Function, NativeCalls, SessionSource, template_tools, validate_calls
+from coterie.tools.calls import (
+    Function,
+    NativeCalls,
+    SessionSource,
+    Tags,
+    template_tools,
+    validate_calls,
+)
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, syntax_of
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.tags import Tags
 
 TOOLS = Speaker("tool", "tools")
 NEW = "/new"
@@ -182,38 +186,32 @@ class Conversation:
         return turn
 
 
-def parse_tools(names: str, words: Sequence[str]) -> ToolsSettings:
-    """Parse the options ``--tools`` and ``--tool``. Raises ``UserError`` for invalid values."""
-    use = tuple(name for name in names.split(",") if name)
-    values = dict(word.partition("=")[::2] for word in words)
-    try:
-        return ToolsSettings.model_validate({**values, "use": use})
-    except ValidationError as error:
-        problems = "; ".join(map(wrong_at, error.errors()))
-        raise UserError(
-            f"--tool: {problems}",
-            "give a key of the group tools (`coterie config optima/isft tools`), such as calls=tags",
-        ) from error
-
-
 class ChatSettings(Settings):
     """Settings of a chat with a model."""
 
     engine: EngineSettings = EngineSettings()
+    tools: ToolsSettings = ToolsSettings()
+
+
+def read_settings(words: Sequence[str]) -> ChatSettings:
+    return resolve(
+        ChatSettings, (), words, where="use engine.KEY=VALUE, tools=[NAME] or tools.KEY=VALUE"
+    )
 
 
 def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InProcessEngine:
-    """Load a model, or a run's policy (by default the newest), with engine settings as ``key=value``.
+    """Load a model, or a run's policy (by default the newest), with settings as ``key=value``.
 
     Raises ``UserError`` if the settings are invalid, the policy does not exist, or the model can't be loaded.
     """
-    engine = resolve(ChatSettings, (), words, where="use engine.KEY=VALUE").engine
+    engine = read_settings(words).engine
     if not is_run(source):
         if iteration is not None:
             raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
         loaded = load(source, device=engine.device_name, template_args=engine.template_args)
     else:
-        with recorded_run(Path(source), words) as (recipe, run):
+        own = [word for word in words if word.startswith("engine")]
+        with recorded_run(Path(source), own) as (recipe, run):
             engine, version = recipe.settings.engine, recipe.versions(run)[-1]
             if iteration is not None:
                 version = exported_version(recipe, run, recipe.main_role, iteration)
@@ -221,14 +219,9 @@ def open_engine(source: str, iteration: int | None, words: Sequence[str]) -> InP
     return InProcessEngine(loaded, max_batch=engine.max_batch)
 
 
-def talk(
-    source: str,
-    iteration: int | None,
-    words: Sequence[str],
-    options: ChatOptions,
-    tools: ToolsSettings,
-) -> None:
+def talk(source: str, iteration: int | None, words: Sequence[str], options: ChatOptions) -> None:
     """Run a conversation until the end of input or Ctrl-C."""
+    tools = read_settings(words).tools
     system = (Message.of("system", options.system),) if options.system else ()
     with suppress(KeyboardInterrupt):
         engine = open_engine(source, iteration, words)

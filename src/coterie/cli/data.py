@@ -99,7 +99,7 @@ def check(
 
         coterie data check colbench_code --source backend_tasks/test.jsonl
     """
-    from coterie.cli.code_rows import check as check_code
+    from coterie.cli.data_rows import check as check_code
     from coterie.datasets.catalogue import find
 
     check_code(find(name), source, out, notes())
@@ -197,7 +197,7 @@ def filter_(
 
         coterie data filter --from runs/gap --out next
     """
-    from coterie.cli.data_filter import RateRule, filter_rows, filter_run
+    from coterie.cli.data_rows import RateRule, filter_rows, filter_run
 
     if run is not None:
         if benchmark or store or split != "train":

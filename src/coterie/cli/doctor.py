@@ -1,32 +1,31 @@
-"""``coterie doctor``: checks of this machine."""
+"""``coterie doctor``: checks of this machine, and of installed plug-ins.
+
+``python -m coterie.cli.doctor KIND NAME`` checks one plug-in: it exits with status 0 or prints the problem. Heavy
+imports happen inside functions, so that this is fast.
+"""
 
 import asyncio
 import importlib.metadata
 import importlib.util
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-import torch
-
-from coterie.cli.plugin_check import check_all
-from coterie.engines.endpoint import configured
-from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Completion, Sampling
+from coterie.config.plugins import Kind, find, installed
 from coterie.errors import UserError
-from coterie.models.adapters import NUMBA_ERROR
-from coterie.models.loading import LoadedModel, load, load_renderer
-from coterie.record.store import Store
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
 TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")
+KINDS = ("environment", "dataset", "recipe", "reward", "tool")
+SECONDS = 120.0
+"""Time limit for one plug-in. Importing torch can take long."""
+AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,57 +40,54 @@ class Check:
 
 def tool_findings(model: str) -> tuple[str, ...]:
     """Describe the tool support of a model's chat template. Raises ``UserError``."""
+    from coterie.models.loading import load_renderer
+
     renderer, _ = load_renderer(model)
     native = renderer.tools.syntax is not None and renderer.tools.shows_tools
     return (*renderer.tools.findings, *(() if native else ("Use tools with tools.calls=tags.",)))
 
 
-def checks() -> list[Check]:
+def checks() -> Iterator[Check]:
     """Check Python, packages, memory, disk, GPU, store, sandbox, a packaged model, plug-ins and keys."""
+    import psutil
+    import torch
+
+    from coterie.engines.endpoint import configured
+    from coterie.models.adapters import NUMBA_ERROR
+
     version = sys.version_info[:2]
-    results = [
-        Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
-        *(Check(f"package {name}", True, importlib.metadata.version(name)) for name in PACKAGES),
-        Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}"),
-        Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free"),
-        Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here"),
-        _gpu(),
-        _loops(),
-        _store(),
-        _sandbox(),
-        *_model("tiny-exchange"),
-        *(
-            Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
-            for name, problem in check_all()
-        ),
-    ]
+    yield Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version())
+    for name in PACKAGES:
+        yield Check(f"package {name}", True, importlib.metadata.version(name))
+    yield Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}")
+    yield Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free")
+    yield Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")
+    gpu = torch.cuda.is_available()
+    text = torch.cuda.get_device_name() if gpu else "none: everything runs on the CPU"
+    yield Check("GPU", gpu, text, optional=True)
+    text = (
+        f"numba can't be imported ({NUMBA_ERROR}): models run by Transformers, which is slower; pip install numba, "
+        "in a version of Python that numba supports"
+        if NUMBA_ERROR
+        else f"numba {importlib.metadata.version('numba')}"
+    )
+    yield Check("compiled loops for the CPU", not NUMBA_ERROR, text, optional=True)
+    yield _store()
+    yield _sandbox()
+    yield from _model("tiny-exchange")
+    for name, problem in check_all():
+        yield Check(f"plug-in: {name}", not problem, problem or "can be imported", optional=True)
     for name in TRACKERS:
         is_installed = importlib.util.find_spec(name) is not None
         text = "installed" if is_installed else f"pip install -e '.[{name}]'"
-        results.append(Check(f"tracker {name}", is_installed, text, optional=True))
+        yield Check(f"tracker {name}", is_installed, text, optional=True)
     for name, is_set in configured(Path()).items():
-        results.append(Check(f"key {name}", is_set, "set" if is_set else "not set", optional=True))
-    return results
-
-
-def _gpu() -> Check:
-    if torch.cuda.is_available():
-        return Check("GPU", True, torch.cuda.get_device_name(), optional=True)
-    return Check("GPU", False, "none: everything runs on the CPU", optional=True)
-
-
-def _loops() -> Check:
-    what = "compiled loops for the CPU"
-    if not NUMBA_ERROR:
-        return Check(what, True, f"numba {importlib.metadata.version('numba')}", optional=True)
-    problem = (
-        f"numba can't be imported ({NUMBA_ERROR}): models run by Transformers, which is slower; pip install numba, "
-        "in a version of Python that numba supports"
-    )
-    return Check(what, False, problem, optional=True)
+        yield Check(f"key {name}", is_set, "set" if is_set else "not set", optional=True)
 
 
 def _store() -> Check:
+    from coterie.record.store import Store
+
     try:
         with tempfile.TemporaryDirectory(dir=".") as folder:
             Store.open(Path(folder) / "store.sqlite").close()
@@ -101,6 +97,9 @@ def _store() -> Check:
 
 
 def _sandbox() -> Check:
+    from coterie.tools.sandbox.pool import Sandbox
+    from coterie.tools.sandbox.worker import SandboxSettings
+
     async def start() -> None:
         async with Sandbox(SandboxSettings(workers=1)):
             pass
@@ -113,33 +112,102 @@ def _sandbox() -> Check:
     return Check(what, True, "starts and runs an answer", optional=True)
 
 
-def _model(name: str) -> list[Check]:
+def _model(name: str) -> Iterator[Check]:
     """Check that a packaged model loads, and gives equal samples alone and in a batch."""
+    from coterie.engines.inprocess import InProcessEngine
+    from coterie.engines.protocol import Completion, Sampling
+    from coterie.models.adapters import NUMBA_ERROR
+    from coterie.models.loading import load
+
     try:
         loaded = load(name, device="cpu")
     except UserError as error:
-        return [Check(f"model {name}", False, error.what)]
+        yield Check(f"model {name}", False, error.what)
+        return
+
+    async def sample(prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
+        engine, sampling = InProcessEngine(loaded), Sampling(max_tokens=8)
+        return await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    yield Check(f"model {name}", True, f"{weights:,} weights")
     prompts = [range(3, 3 + length) for length in (5, 40, 41, 70, 100)]
-    together, *alone = (asyncio.run(_sample(loaded, batch)) for batch in (prompts, *zip(prompts)))
+    together, *alone = (asyncio.run(sample(batch)) for batch in (prompts, *zip(prompts)))
     same = together == [completion for (completion,) in alone]
-    result = (
-        "bitwise"
-        if same
-        else "NOT bitwise: a resumed run equals an uninterrupted one in rounding only"
-    )
+    result = "bitwise"
+    if not same:
+        result = "NOT bitwise: a resumed run equals an uninterrupted one in rounding only"
+    limits = "Llama and Qwen2 in float32 on CPU; other models within rounding"
+    what = "equal samples alone and in a batch"
+    yield Check(what, same, f"{result} ({limits})", optional=bool(NUMBA_ERROR))
+
+
+# -- plug-ins -------------------------------------------------------------------------------------
+
+
+def check_all() -> list[tuple[str, str]]:
+    """Return each installed plug-in as ``KIND NAME``, with its problem or an empty text."""
+    plugins = [(kind, name) for kind in KINDS for name in installed(Kind(kind, {}))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        problems = pool.map(lambda plugin: import_problem(*plugin), plugins)
     return [
-        Check(f"model {name}", True, f"{weights:,} weights"),
-        Check(
-            "equal samples alone and in a batch",
-            same,
-            f"{result} (Llama and Qwen2 in float32 on CPU; other models within rounding)",
-            optional=bool(NUMBA_ERROR),
-        ),
+        (f"{kind} {name}", problem) for (kind, name), problem in zip(plugins, problems, strict=True)
     ]
 
 
-async def _sample(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
-    engine = InProcessEngine(loaded, policy="doctor", version="0")
-    sampling = Sampling(max_tokens=8)
-    return await asyncio.gather(*(engine.sample(prompt, [0], sampling) for prompt in prompts))
+def import_problem(kind: str, name: str, seconds: float = SECONDS) -> str:
+    """Import a plug-in in a child process. Return its problem, or an empty text."""
+    words = [sys.executable, "-m", "coterie.cli.doctor", kind, name]
+    try:
+        process = subprocess.run(
+            words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return f"its import did not end within {seconds:g} seconds"
+    if process.returncode == 0:
+        return ""
+    if process.returncode < 0:
+        return f"its import ended the process by signal {-process.returncode}"
+    lines = process.stderr.strip().splitlines()
+    return lines[-1] if lines else f"its import ended the process with status {process.returncode}"
+
+
+def check(kind: str, name: str) -> None:
+    """Import a plug-in. Raises ``UserError`` if it is incomplete."""
+    if kind == "environment":
+        from coterie.config.plugins import settings_type_of
+        from coterie.environments.checks import METHODS
+        from coterie.environments.registry import ENVIRONMENTS
+        from coterie.environments.settings import EnvironmentSettings
+
+        plugin = find(ENVIRONMENTS, name)
+        settings_type_of(plugin, EnvironmentSettings)
+        missing = [one for one in METHODS if not callable(getattr(plugin.thing, one, None))]
+        missing += sorted(getattr(plugin.thing, "__abstractmethods__", ()))
+        if missing:
+            raise UserError(f"{plugin} has no {', '.join(dict.fromkeys(missing))}")
+    elif kind == "dataset":
+        from coterie.datasets.load import dataset_type, row_type
+
+        dataset_type(name)
+        row_type(name)
+    elif kind == "recipe":
+        from coterie.recipes.registry import plugin as recipe_plugin
+
+        recipe_plugin(name)
+    elif kind == "reward":
+        from coterie.rewards.dialogue_reward import load_terms
+
+        load_terms((name,), ())
+    else:
+        from coterie.tools.registry import TOOLS, FunctionSource
+
+        FunctionSource(find(TOOLS, name))
+
+
+if __name__ == "__main__":
+    try:
+        check(*sys.argv[1:])
+    except UserError as error:
+        print(error.what, file=sys.stderr)
+        sys.exit(2)

@@ -1,14 +1,16 @@
 """``coterie evaluate BENCHMARK policy=...``: evaluate policies on the tasks of a benchmark.
 
 A policy is a run folder (its newest checkpoint, or all checkpoints), a model, or the URL of an OpenAI-compatible
-server. ``policy.AGENT=...`` sets the policy of one agent. ``cli.candidates`` resolves the policies, and
-``cli.figures`` prints the results.
+server. ``policy=NAME`` plays all agents, ``policy.AGENT=NAME`` one of them. In a run with several roles, each agent is
+played by its role, or by the main role if it has no role.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any, Self
@@ -16,29 +18,19 @@ from typing import Any, Self
 from pydantic import model_validator
 from rich.console import Console
 
-from coterie.cli.candidates import (
-    AGENT_KEY,
-    FOLDER,
-    Candidate,
-    Player,
-    agent_policies,
-    candidates,
-    is_run,
-    split_agent_policies,
-)
-from coterie.cli.figures import Figures, show
+from coterie.cli.figures import Figures
 from coterie.config.folders import check_new_file, expanded, make_folder
 from coterie.config.plugins import absolute_name
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import POLICY, EngineError
 from coterie.engines.run_engines import RunEngines, Speaking
-from coterie.engines.settings import EngineSettings
+from coterie.engines.settings import EngineSettings, OptionValue
 from coterie.environments.checks import draw_tasks
 from coterie.environments.coding import Coding
-from coterie.environments.protocol import check_graded
+from coterie.environments.protocol import agents_of, check_graded
 from coterie.environments.registry import (
     CODING,
     Choice,
@@ -48,10 +40,12 @@ from coterie.environments.registry import (
     with_file,
 )
 from coterie.environments.user_simulator import SCRIPT, check_script
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.models.chat import ChatRenderer
-from coterie.recipes.base import recorded_run
-from coterie.recipes.registry import BUILT_IN, RunCritic, critic_of, settings
+from coterie.models.loading import LoadedModel, load
+from coterie.models.loading import resolve as resolve_model
+from coterie.recipes.base import Recipe, recorded_run
+from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
@@ -74,6 +68,148 @@ from coterie.runs.folder import Run, read_config
 from coterie.runs.loop import EVALUATION
 from coterie.terminal import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
+
+FOLDER = Path("runs/evaluations")
+"""Folder for evaluations of models and endpoints. Evaluations of a run go into the run folder."""
+URL = ("http://", "https://")
+AGENT_KEY = "policy."
+"""Prefix of the key for the policy of one agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A model and the agents that it plays."""
+
+    agents: tuple[str, ...]
+    version: int
+    base: str
+    path: Path | str
+    load: Callable[[], LoadedModel]
+    template_args: Mapping[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One model to evaluate, or several models that play together."""
+
+    label: str
+    version: int
+    players: tuple[Player, ...]
+    folder: Path
+
+    def role(self, player: Player) -> str:
+        """Return the name of a model as author of turns and in log files."""
+        return POLICY if len(self.players) == 1 else "-".join(player.agents)
+
+
+def split_agent_policies(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the policies of single agents by agent, and the other words."""
+    own = [word for word in words if word.startswith(AGENT_KEY) and "=" in word]
+    named = {word.removeprefix(AGENT_KEY).partition("=")[0]: word.partition("=")[2] for word in own}
+    return named, [word for word in words if word not in own]
+
+
+def agent_policies(
+    settings: BenchmarkSettings, policy: str | None, own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the name of each agent's policy. Raise ``UserError`` for a missing or unknown agent or policy."""
+    agents = agents_of(settings.build_environment())
+    for name in own:
+        if name not in agents:
+            raise UserError(
+                f"{settings.played} has no agent {name!r}",
+                f"{did_you_mean(name, agents)}its agents are {', '.join(agents)}",
+            )
+    missing = [agent for agent in agents if agent not in own]
+    if missing and policy is None:
+        what = f"no policy is given for {', '.join(missing)}" if own else "no policy is given"
+        alternative = f", or {AGENT_KEY}{missing[0]}=NAME" if len(agents) > 1 else ""
+        raise UserError(what, f"add policy=NAME (a run folder, model or server URL){alternative}")
+    named = {agent: own.get(agent, policy or "") for agent in agents}
+    for name in dict.fromkeys(named.values()):
+        if not is_run(name):
+            resolve_model(name)
+    return named
+
+
+def candidates(
+    named: Mapping[str, str], engine: EngineSettings, *, every: bool
+) -> Iterator[Candidate]:
+    """Yield the candidates of named policies: the newest checkpoint of a run, or ``every`` checkpoint."""
+    names = list(dict.fromkeys(named.values()))
+    if every and (len(names) > 1 or not is_run(names[0])):
+        raise UserError(
+            f"--checkpoints all: {', '.join(names)} is not one run folder",
+            "give one run folder as policy=",
+        )
+    words = [f"engine.device={engine.device}"]  # override the settings of a recorded run
+    if engine.template_args:
+        words.append(f"engine.template_args={json.dumps(engine.template_args)}")
+    with ExitStack() as runs:
+        parts = []
+        for name in names:
+            agents = tuple(agent for agent, own in named.items() if own == name)
+            before = f"{', '.join(agents)}: " * (len(names) > 1)
+            if is_run(name):
+                recipe, run = runs.enter_context(recorded_run(Path(name), words))
+                part = [
+                    (
+                        f"{before}{Path(name).name} {version or 'base'}",
+                        _of_run(recipe, run, version, agents),
+                    )
+                    for version in _versions(recipe, run, agents, every=every)
+                ]
+            else:
+                part = [(f"{before}{name}", (_of_model(name, agents, engine),))]
+            parts.append(part)
+        own_folder = len(names) == 1 and is_run(names[0])
+        folder = Path(names[0]) / "evaluations" if own_folder else FOLDER
+        for choice in zip(*parts, strict=True):
+            players = tuple(player for _, some in choice for player in some)
+            newest = max(player.version for player in players)
+            yield Candidate("; ".join(label for label, _ in choice), newest, players, folder)
+
+
+def is_run(name: str) -> bool:
+    """Return True if a policy is a run folder."""
+    return (Path(name) / "config.yaml").is_file()
+
+
+def _versions(recipe: Recipe, run: Run, agents: Sequence[str], *, every: bool) -> list[int]:
+    """Return all versions of the roles that play, or only the newest."""
+    roles = {_role(recipe, agent) for agent in agents}
+    versions = sorted({version for role in roles for version in recipe.versions(run, role)})
+    return versions if every else versions[-1:]
+
+
+def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tuple[Player, ...]:
+    models = {role.name: role.model for role in recipe.roles()}
+    roles = dict.fromkeys(_role(recipe, agent) for agent in agents)
+    players = []
+    for role in roles:
+        newest = recipe.newest(run, role, version)
+        path = recipe.policy_path(run, newest, role)
+        players.append(
+            Player(
+                tuple(agent for agent in agents if _role(recipe, agent) == role),
+                newest,
+                models[role],
+                path if newest else resolve_model(path),
+                partial(recipe.load_policy, run, newest, role),
+                recipe.settings.engine.template_args,
+            )
+        )
+    return tuple(players)
+
+
+def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Player:
+    source, args = resolve_model(name), engine.template_args
+    own = partial(load, source, device=engine.device_name, template_args=args)
+    return Player(agents, 0, source, source, own, args)
+
+
+def _role(recipe: Recipe, agent: str) -> str:
+    return recipe.players().get(agent, recipe.main_role)
 
 
 class EvaluatedSettings(BenchmarkSettings):
@@ -169,13 +305,6 @@ class ServerSettings(EvaluatedSettings):
     endpoint: EndpointSettings
 
 
-def evaluate_benchmark(
-    benchmark: str, words: Sequence[str], *, every: bool, console: Console
-) -> None:
-    """Evaluate policies. Print a table and, as the last line, one JSON object."""
-    show(*play_benchmark(benchmark, words, every=every, console=console))
-
-
 def play_benchmark(
     benchmark: str,
     words: Sequence[str],
@@ -184,19 +313,31 @@ def play_benchmark(
     console: Console,
     split: Split = "heldout",
 ) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
-    """Evaluate policies on the tasks of a split.
-
-    Returns:
-        Name of the benchmark, its settings, the figures of each policy, and the usage of a server if there is one.
-    """
-    preset, (own, words) = _preset(words), split_agent_policies(words)
-    words, as_trained = _as_trained(benchmark, words, console)
-    if urls := _urls(words, own):
+    """Evaluate policies on a split. Return the benchmark's name and settings, all figures, and a server's usage."""
+    own, words = split_agent_policies(words)
+    policy = next((word.partition("=")[2] for word in words if word.startswith("policy=")), "")
+    is_url = policy.startswith(URL)
+    single = [
+        f"{AGENT_KEY}{agent}={name}"
+        for agent, name in own.items()
+        if is_url or name.startswith(URL)
+    ]
+    if single:
+        raise UserError(
+            f"{single[0]} is in conflict: a server plays all agents",
+            "give only policy=URL, or only models and run folders",
+        )
+    methods = [word.partition("=")[2] for word in words if word.startswith("method=")]
+    preset: Mapping[str, Any] = next(
+        (values for method, values in PRESETS.items() if method in methods), {}
+    )
+    words, as_trained = _as_trained(benchmark, words, policy, console)
+    if is_url:
         if every:
             raise UserError(
                 "--checkpoints all: a server has no checkpoints", "give a run folder as policy="
             )
-        layers = [preset, {"endpoint": {"url": urls[-1]}}]
+        layers = [preset, {"endpoint": {"url": policy}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
         _check(server, split)
         figures, usage = asyncio.run(_by_endpoint(server, console, split))
@@ -214,7 +355,7 @@ def play_benchmark(
 
 
 def _as_trained(
-    benchmark: str, words: Sequence[str], console: Console
+    benchmark: str, words: Sequence[str], policy: str, console: Console
 ) -> tuple[list[str], Mapping[str, Any]]:
     """Return words and values for a run's own benchmark with the settings of its training.
 
@@ -223,7 +364,6 @@ def _as_trained(
     file_words = with_file([f"dataset={benchmark}"]) if is_data_file(benchmark) else []
     words = [*file_words, *with_file(words)]
     name = "qa" if file_words else absolute_name(benchmark)
-    policy = next((word[7:] for word in reversed(words) if word.startswith("policy=")), "")
     if not is_run(policy):
         return words, {}
     recipe, stored = read_config(Path(policy))
@@ -331,9 +471,9 @@ def _speaker(settings: ModelSettings, player: Player, actor: Speaking) -> str:
     speaker = f"{weights} {settings.engine.identity()}"
     if player.template_args and not settings.engine.template_args:
         speaker += f" {sorted(player.template_args.items())}"
-    speaker += (
-        f" best of {settings.best_of} {_critic_hash(settings.critic)}" if settings.critic else ""
-    )
+    if settings.critic:
+        with _critic_run(settings.critic) as (recipe, run):
+            speaker += f" best of {settings.best_of} {recipe.critic_fingerprint(run)}"
     template = actor.renderer.template
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
@@ -369,66 +509,33 @@ async def _best(
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(Path(settings.critic)) as (run_critic, run):
+    with _critic_run(settings.critic) as (recipe, run):
         environment = settings.build_environment()
         sample = environment.tasks(split, settings.tasks, settings.seed)
         tasks = {task.id: task for task in sample}
-        async with run_critic.open(run) as critic:
-            if critic.renderer is not None:
-                _check_tokenizers(settings, critic.renderer, renderer)
+        async with recipe.open_critic(run) as critic:
+            own = critic.renderer and critic.renderer.tokenizer.get_vocab()
+            if own and own != renderer.tokenizer.get_vocab():
+                raise UserError(
+                    f"critic={settings.critic} and policy={settings.policy} have different tokenizers",
+                    "use the critic of a run whose base model has the policy's tokenizer",
+                )
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
-                return await critic.score(tasks[tree.task], tree, turns)
+                return await critic.advantages(tasks[tree.task], tree, turns)
 
             yield BestOfSampler(sampler, settings.best_of, score)
 
 
-def _check_tokenizers(settings: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
-    if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(
-            f"critic={settings.critic} and policy={settings.policy} have different tokenizers",
-            "use the critic of a run whose base model has the policy's tokenizer",
-        )
-
-
 @contextmanager
-def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
-    with recorded_run(folder) as (recipe, run):
-        critic = critic_of(recipe)
-        if critic is None:
-            names = " or ".join(one.name for one in BUILT_IN if one.critic)
+def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
+    with recorded_run(Path(folder)) as (recipe, run):
+        if not recipe.has_critic:
             raise UserError(
                 f"critic={folder} is a run of {recipe.name}, which has no critic",
-                f"give a run of {names}",
+                "give a run of a recipe with a turn-level critic; `coterie list` has it",
             )
-        yield critic, run
-
-
-def _critic_hash(folder: str) -> str:
-    with _critic_run(Path(folder)) as (critic, run):
-        return critic.fingerprint(run)
-
-
-def _urls(words: Sequence[str], own: Mapping[str, str]) -> list[str]:
-    """Return the URLs among the words ``policy=``. Raises ``UserError`` if single agents have policies, too."""
-    policies = [word.partition("=")[2] for word in words if word.startswith("policy=")]
-    urls = [policy for policy in policies if _is_url(policy)]
-    single = [f"{AGENT_KEY}{agent}={name}" for agent, name in own.items() if urls or _is_url(name)]
-    if single:
-        raise UserError(
-            f"{single[0]} is in conflict: a server plays all agents",
-            "give only policy=URL, or only models and run folders",
-        )
-    return urls
-
-
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
-
-
-def _preset(words: Sequence[str]) -> Mapping[str, Any]:
-    methods = [word.partition("=")[2] for word in words if word.startswith("method=")]
-    return next((values for method, values in PRESETS.items() if method in methods[-1:]), {})
+        yield recipe, run
 
 
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:

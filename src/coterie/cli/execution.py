@@ -1,9 +1,11 @@
-"""Execution of ``coterie run``, the stage commands, ``coterie report`` and ``--dry-run``."""
+"""Execution of ``coterie run``, ``quickstart``, ``report``, the stage commands, and ``--dry-run``."""
 
+import importlib.util
+import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,26 +15,35 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.arguments import stored_settings
+from coterie.cli.figures import score_tables
 from coterie.config.plugins import absolute_name, label
 from coterie.config.resolve import flatten, nested
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import known_answers
 from coterie.environments.checks import draw_tasks
 from coterie.environments.protocol import agents_of
+from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError, nearest
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent, duration
 from coterie.recipes.base import Recipe, recorded_run
 from coterie.recipes.plan import Plan
+from coterie.recipes.registry import (
+    QUICKSTART,
+    played_by,
+    preset,
+    quickstart_sizes,
+    settings,
+)
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.report import run_report
 from coterie.recipes.settings import RecipeSettings
 from coterie.reports.page import write_page
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.items import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_steps
-from coterie.terminal import ConsoleProgress, beside, in_words, means_table, share
+from coterie.terminal import ConsoleProgress
 
 
 def run_recipe(
@@ -61,6 +72,50 @@ def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     with _report_at_end(recipe, run):
         run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
+
+
+def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
+    """Run the small preset of a data set in ``folder``. Replaces a finished quickstart.
+
+    Uses vLLM if it is installed, except for the micro-world. The last line is one JSON object: {"task", "model",
+    "before", "after", "seconds", "report"}; before and after are {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
+    """
+    began = time.monotonic()
+    preset(QUICKSTART, dataset)
+    if any(map(is_name_word, words)):
+        raise UserError(
+            "quickstart does not accept dataset=NAME or environment=NAME",
+            f"use --task with one of: {', '.join(played_by(QUICKSTART))}",
+        )
+    use_vllm = dataset != played_by(QUICKSTART)[0] and importlib.util.find_spec("vllm") is not None
+    words = [task_word(dataset), *["engine.kind=vllm"] * use_vllm, *words]
+    recipe = recipe_of(settings(QUICKSTART, words, over=quickstart_sizes(dataset)))
+    recipe.check()
+    own = recipe.settings
+    # A run with other settings stays: opening it reports the differences.
+    if (folder / "config.yaml").is_file() and read_config(folder) == (
+        recipe.name,
+        own.model_dump(mode="json"),
+    ):
+        with open_run(folder, recipe.name, own) as run:
+            finished = all(run.is_finished(step) for step in recipe.steps())
+        if finished:
+            shutil.rmtree(folder)
+    with open_run(folder, recipe.name, own) as run:
+        run_all(recipe, run, console)
+        console.print(*summary(recipe, run), sep="\n")
+        figures = [
+            {
+                "score": round(point.score, 4),
+                "tokens": round(point.tokens, 2),
+                "n": point.n,
+                "score_ci": [round(point.low, 4), round(point.high, 4)],
+            }
+            for point in (evaluation(run.store, version) for version in (0, own.rounds))
+        ]
+        result = {"task": own.played, "model": own.model, "before": figures[0], "after": figures[1]}
+        seconds = round(time.monotonic() - began, 1)
+    print(json.dumps({**result, "seconds": seconds, "report": str(run.report)}))
 
 
 def run_stage(
@@ -119,30 +174,14 @@ def _report_at_end(recipe: Recipe, run: Run) -> Iterator[None]:
 
 def summary(recipe: Recipe, run: Run) -> list[Table]:
     """Return tables of the score, tokens and other metrics of each policy."""
-    table = Table(title=f"{recipe.title} on {recipe.settings.played}", box=None)
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
-    labels = [f"{point.version}" if point.version else "base" for point in points]
-    means = [point.means for point in points]
-    names = beside(means)
-    for title in ("policy", "score", "95% interval", "tokens", *map(in_words, names), "n"):
-        table.add_column(title, justify="right")
-    for policy, point in zip(labels, points, strict=True):
-        table.add_row(
-            policy,
-            f"{point.score:.3f}",
-            f"{point.low:.3f} to {point.high:.3f}",
-            f"{point.tokens:.1f}",
-            *(share(point.means, name) for name in names),
-            f"{point.n}",
-        )
+    rows = [(f"{point.version}" if point.version else "base", point) for point in points]
+    tables = score_tables(f"{recipe.title} on {recipe.settings.played}", rows)
     measurements = [
         step for step in recipe.steps() if step.stage == "measure" and run.is_finished(step)
     ]
-    if measurements:
-        return [table, _measures(run, measurements)]
-    more = means_table([f"policy {name}" if name.isdigit() else name for name in labels], means)
-    return [table] if more is None else [table, more]
+    return [tables[0], _measures(run, measurements)] if measurements else tables
 
 
 def _measures(run: Run, steps: Sequence[Step]) -> Table:
@@ -219,13 +258,8 @@ LEAST_WEIGHTS = 2_000_000
 """Smaller models take as long as a model of this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Duration of a stage of a trial."""
-
-    seconds: float
-    working: float
-    """Seconds that scale with the number of dialogues."""
+Measured = Mapping[Step, tuple[float, float]]
+"""Seconds of each tried stage, and the seconds that scale with the number of dialogues."""
 
 
 def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
@@ -276,14 +310,8 @@ def _prompts(recipe: Recipe) -> Iterator[str]:
         yield f"prompt of {agent} for {task.id}, {len(ids)} tokens:\n{text}{right}"
 
 
-def estimate(
-    recipe: Recipe, small: Recipe, measured: Mapping[Step, Measured]
-) -> tuple[float, list[str]]:
-    """Estimate the time of a run from a trial.
-
-    Returns:
-        Seconds of the stages whose kind was measured, and the names of the other stages.
-    """
+def estimate(recipe: Recipe, small: Recipe, measured: Measured) -> tuple[float, list[str]]:
+    """Estimate the seconds of the stages whose kind was measured. Return them and the names of the other stages."""
     kinds = {stage.step: stage.kind for stage in small.stages()}
     plan, tried = recipe.plan(), small.plan()
     ratio = _amount(recipe, plan) / _amount(small, tried)
@@ -296,7 +324,8 @@ def estimate(
         ]
         if similar:
             growth = plan.heldout / tried.heldout if stage.step.stage == EVALUATION else ratio
-            seconds += similar[-1].seconds + similar[-1].working * (growth - 1)
+            whole, working = similar[-1]
+            seconds += whole + working * (growth - 1)
         elif stage.step.stage not in missing:
             missing.append(stage.step.stage)
     return seconds, missing
@@ -345,9 +374,9 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
     return recipe_of(type(recipe.settings).model_validate(nested(values)))
 
 
-def _trial(small: Recipe) -> tuple[dict[Step, Measured], str]:
+def _trial(small: Recipe) -> tuple[Measured, str]:
     """Return the time of each stage, and the error that ended the trial early or an empty text."""
-    measured: dict[Step, Measured] = {}
+    measured: dict[Step, tuple[float, float]] = {}
     with (
         TemporaryDirectory(prefix="coterie-trial-") as folder,
         open_run(Path(folder), small.name, small.settings) as run,
@@ -358,7 +387,7 @@ def _trial(small: Recipe) -> tuple[dict[Step, Measured], str]:
                 watch = _Watch(deadline)
                 run_steps(small, run, watch, [step])
                 seconds = float(run.metrics(step)["seconds"])
-                measured[step] = Measured(seconds, min(watch.working, seconds))
+                measured[step] = seconds, min(watch.working, seconds)
         except UserError as error:
             return measured, error.what
     return measured, ""

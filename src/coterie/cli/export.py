@@ -13,8 +13,8 @@ app = typer.Typer(
 )
 
 
-@app.command("data")
-def export_data(
+@app.command()
+def data(
     folder: RunArgument,
     to: Annotated[
         Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
@@ -42,27 +42,20 @@ def export_data(
 
         coterie export data runs/optima-isft --to verl --out tasks
     """
-    from coterie.cli.export_data import export
+    from coterie.cli.export_run import export_data
 
-    written, counts = export(folder, to, out, iteration=iteration, role=role, secrets=secrets)
+    written, counts = export_data(folder, to, out, iteration=iteration, role=role, secrets=secrets)
     for name, count in counts.items():
         typer.echo(f"{name}: {count:,}", err=True)
     print(written)
 
 
-@app.command("model")
-def export_model(
+@app.command()
+def model(
     folder: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder to make.")],
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Also upload to the Hugging Face hub as OWNER/NAME."),
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository of --push private.")
     ] = False,
     role: Annotated[
         str | None, typer.Option(help="Role of the model; default: the policy.")
@@ -74,18 +67,16 @@ def export_model(
 ) -> None:
     """Write the weights and the tokenizer of a run's policy, with a model card.
 
-    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. --push needs a token:
-    `hf auth login`, or the variable HF_TOKEN.
+    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
+    uploads it to the Hugging Face hub.
 
     Examples:
 
         coterie export model runs/optima-isft --out mine
 
         coterie export model runs/lora --out mine --merge
-
-        coterie export model runs/optima-isft --out mine --push me/mine --private
     """
-    from coterie.cli.export_model import Export, export
+    from coterie.cli.export_run import export_model
 
-    export(Export(folder, out, merge, role, iteration), push, private=private)
+    export_model(folder, out, merge=merge, role=role, iteration=iteration)
     print(out)

@@ -20,7 +20,8 @@ from typing import Any
 from rich.table import Table
 
 from coterie.environments.protocol import WELL_FORMED, agents_of
-from coterie.evaluation.self_consistency import Estimate
+from coterie.evaluation.statistics import Estimate
+from coterie.evaluation.statistics import Point as CurvePoint
 from coterie.models.chat import ChatRenderer
 from coterie.record.store import Store
 from coterie.reports import sections
@@ -31,8 +32,11 @@ from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, BestOfN, Consistency
 from coterie.runs.items import Evaluation
 from coterie.runs.loop import EVALUATION, command_line
-from coterie.terminal import beside, in_words, means_table, results, share
+from coterie.terminal import results
 
+CURVE = ("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens")
+MOST = 6
+"""Maximum number of metrics next to the score."""
 EXAMPLES = 12
 """Number of example tasks on the page."""
 WIDTH = 112
@@ -63,10 +67,11 @@ def show(
     console = results(WIDTH)
     title = f"{benchmark}, held-out tasks"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
-    console.print(_curves(title, figures) if settings.samples > 1 else _scores(title, figures))
-    means = [one.evaluation.means for one in figures if isinstance(one.evaluation, Evaluation)]
-    if (more := means_table([one.label for one in figures], means)) is not None:
-        console.print(more)
+    if settings.samples > 1:
+        console.print(_curves(title, figures))
+    else:
+        scores = [(one.label, one.evaluation) for one in figures]
+        console.print(*score_tables(title, scores, failed=True), sep="\n")  # type: ignore[arg-type]
     for one in figures:
         if one.picked is not None:
             console.print(_picked_line(one.label, one.picked), soft_wrap=True)
@@ -84,7 +89,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
     if isinstance(result, Evaluation):
         score = {
             "score": round(result.score, 4),
-            "score_ci": [round(result.low, 4), round(result.high, 4)],
+            "score_ci": _rounded((result.low, result.high)),
             "tokens": round(result.tokens, 2),
             "tokens_per_score": _ratio(result.tokens, result.score),
             **_cost_of_pass(one.cost, result.score * result.n),
@@ -96,9 +101,9 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
         | {
             "k": point.k,
             "coverage": round(point.coverage.mean, 4),
-            "coverage_ci": _rounded(point.coverage),
+            "coverage_ci": _rounded(point.coverage.interval),
             "majority": round(point.majority.mean, 4),
-            "majority_ci": _rounded(point.majority),
+            "majority_ci": _rounded(point.majority.interval),
             "average": round(point.average, 4),
             "spread": point.spread and round(point.spread, 4),
             "tokens": round(point.tokens, 2),
@@ -128,10 +133,9 @@ def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
 def _picked_row(picked: BestOfN | None) -> dict[str, Any]:
     if picked is None:
         return {}
-    interval = [round(end, 4) for end in picked.interval]
     return {
         "picked": round(picked.score, 4),
-        "picked_ci": interval,
+        "picked_ci": _rounded(picked.interval),
         "picked_by": picked.judge,
         "unreadable_picks": picked.unreadable,
     }
@@ -143,29 +147,45 @@ def _picked_line(label: str, picked: BestOfN) -> str:
     return text + f"; {picked.unreadable} tasks without a readable reply" * bool(picked.unreadable)
 
 
-def _rounded(estimate: Estimate) -> list[float] | None:
-    return estimate.interval and [round(end, 4) for end in estimate.interval]
+def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
+    return interval and [round(end, 4) for end in interval]
 
 
-def _scores(title: str, figures: Sequence[Figures]) -> Table:
-    names = beside(
-        [one.evaluation.means for one in figures if isinstance(one.evaluation, Evaluation)]
-    )
-    heads = map(in_words, names)
-    table = _table(title, "score", "95% interval", "tokens", *heads, "n", "failed")
-    for one in figures:
-        assert isinstance(one.evaluation, Evaluation)
-        result = one.evaluation
+def score_tables(
+    title: str, rows: Sequence[tuple[str, Evaluation]], *, failed: bool = False
+) -> list[Table]:
+    """Return a table of policies. More than six metrics are in a second table, with a column for each policy."""
+    names = list(dict.fromkeys(name for _, one in rows for name in one.means))
+    beside = names if len(names) <= MOST else []
+    last = ["n", "failed"] if failed else ["n"]
+    table = _table(title, "score", "95% interval", "tokens", *map(_in_words, beside), *last)
+    for label, one in rows:
         table.add_row(
-            one.label,
-            f"{result.score:.3f}",
-            f"{result.low:.3f} to {result.high:.3f}",
-            f"{result.tokens:.1f}",
-            *(share(result.means, name) for name in names),
-            f"{result.n}",
-            f"{result.failed}",
+            label,
+            f"{one.score:.3f}",
+            f"{one.low:.3f} to {one.high:.3f}",
+            f"{one.tokens:.1f}",
+            *(_share(one.means, name) for name in beside),
+            *(f"{getattr(one, name)}" for name in last),
         )
-    return table
+    if beside == names:
+        return [table]
+    more = Table(title="means", box=None)
+    more.add_column("")
+    for label, _ in rows:
+        more.add_column(label, justify="right")
+    for name in names:
+        more.add_row(_in_words(name), *(_share(one.means, name) for _, one in rows))
+    return [table, more]
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _share(means: Mapping[str, float], name: str) -> str:
+    """Format a metric; empty if it was not measured."""
+    return f"{means[name]:.2f}" if name in means else ""
 
 
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
@@ -175,36 +195,34 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
         (one.label, one.evaluation) for one in figures if isinstance(one.evaluation, Consistency)
     ]
     tested = any(point.fraction is not None for _, curve in curves for point in curve.points)
-    names = (
-        *("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens"),
-        *(["best fraction"] if tested else []),
-        *("failed", *map(in_words, shares)),
-    )
+    names = [*CURVE, *(["best fraction"] if tested else []), "failed", *map(_in_words, shares)]
     table = _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", *names)
     for label, curve in curves:
-        for point in curve.points:
-            if point.coverage.interval and point.majority.interval:
-                fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
-                table.add_row(
-                    label,
-                    f"{point.k}",
-                    f"{point.coverage.mean:.3f}",
-                    "{:.3f}-{:.3f}".format(*point.coverage.interval),
-                    f"{point.majority.mean:.3f}",
-                    "{:.3f}-{:.3f}".format(*point.majority.interval),
-                    f"{point.average:.3f}",
-                    "" if point.spread is None else f"{point.spread:.3f}",
-                    f"{point.tokens:.1f}",
-                    *([fraction] if tested else []),
-                    f"{curve.failed}",
-                    *(share(curve.means, name) for name in shares),
-                )
+        for point in _marked(curve):
+            fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
+            own = (*([fraction] if tested else []), f"{curve.failed}")
+            ends = (_share(curve.means, name) for name in shares)
+            table.add_row(label, *_cells(point), *own, *ends)
     return table
+
+
+def _marked(curve: Consistency) -> list[CurvePoint]:
+    """Return the points with intervals."""
+    return [point for point in curve.points if point.coverage.interval and point.majority.interval]
+
+
+def _cells(point: CurvePoint) -> tuple[str, ...]:
+    """Return the cells of the columns ``CURVE``."""
+    cells = [f"{point.k}"]
+    for one in (point.coverage, point.majority):
+        cells += [f"{one.mean:.3f}", "{:.3f}–{:.3f}".format(*one.interval or (one.mean, one.mean))]
+    spread = "" if point.spread is None else f"{point.spread:.3f}"
+    return (*cells, f"{point.average:.3f}", spread, f"{point.tokens:,.1f}")
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=None)
-    table.add_column("policy")
+    table.add_column("policy", justify="right")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -254,7 +272,7 @@ def evaluation_report(
 
 def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -> Section:
     """Return coverage and majority by the number of rollouts a task, and by their tokens."""
-    marked = [point for point in consistency.points if point.coverage.interval]
+    marked = _marked(consistency)
     charts = []
     for what, unit in (("k", "rollouts"), ("tokens", "tokens")):
         lines = []
@@ -274,24 +292,10 @@ def scaling_section(n: int, label: str, consistency: Consistency, metric: str) -
         f"scaling-{n}",
         f"{label}: more rollouts of each task",
         f"{consistency.n:,} held-out tasks; {consistency.failed:,} rollouts failed. Bands are 95% bootstrap intervals.",
-        ("k", "coverage", "95% interval", "majority", "95% interval of majority", "tokens"),
-        tuple(
-            (
-                f"{point.k}",
-                f"{point.coverage.mean:.3f}",
-                _interval(point.coverage),
-                f"{point.majority.mean:.3f}",
-                _interval(point.majority),
-                f"{point.tokens:,.1f}",
-            )
-            for point in marked
-        ),
+        CURVE,
+        tuple(map(_cells, marked)),
         tuple(charts),
     )
-
-
-def _interval(estimate: Estimate) -> str:
-    return "{:.3f}–{:.3f}".format(*estimate.interval) if estimate.interval else ""
 
 
 def _examples(settings: BenchmarkSettings, figures: Sequence[Figures]) -> tuple[Example, ...]:

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,6 @@ from coterie.errors import UserError
 from coterie.terminal import notes
 
 if TYPE_CHECKING:
-    from coterie.cli.export_model import Export
     from coterie.engines.settings import VLLMSettings
 
 HOST = "127.0.0.1"
@@ -84,7 +84,6 @@ def model(
     """
     from transformers.utils.import_utils import is_serve_available
 
-    from coterie.cli.export_model import export
     from coterie.engines.server import absolute
     from coterie.engines.settings import VLLMSettings
     from coterie.models.loading import resolve
@@ -95,9 +94,9 @@ def model(
     if iteration is not None and run is None:
         raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
     if run is None:
-        settings, weights, merged = VLLMSettings(), absolute(resolve(source)), None
+        settings, weights, merge = VLLMSettings(), absolute(resolve(source)), None
     else:
-        settings, weights, merged = _policy(run, iteration)
+        settings, weights, merge = _policy(run, iteration)
     name = Path(source).resolve().name if Path(weights).is_absolute() else source
     settings = settings.model_copy(update={"python": python or settings.python})
     vllm = _vllm_command(settings, weights, name, port)
@@ -106,8 +105,8 @@ def model(
             "vLLM is not installed, and `transformers serve` lacks packages",
             "pip install 'transformers[serving]', or vLLM (docs/howto/vllm.md)",
         )
-    if merged is not None and not merged.out.exists():
-        export(merged, None)
+    if merge is not None and not Path(weights).exists():
+        merge()
     with TemporaryDirectory() as folder:
         if vllm is not None:
             words, variables = vllm
@@ -129,9 +128,11 @@ def _listener(port: int) -> socket.socket:
         ) from error
 
 
-def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Export | None]":
-    """Return a run's settings of vLLM, the folder of its policy, and an export that merges an adapter."""
-    from coterie.cli.export_model import Export, exported_version
+def _policy(
+    run: Path, iteration: int | None
+) -> "tuple[VLLMSettings, str, Callable[[], None] | None]":
+    """Return a run's settings of vLLM, the folder of its policy, and a function that merges an adapter into it."""
+    from coterie.cli.export_run import export_model, exported_version
     from coterie.config.folders import sha256
     from coterie.engines.server import absolute
     from coterie.models.loading import is_adapter, resolve
@@ -148,7 +149,8 @@ def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Expor
         return settings, absolute(resolve(path)), None
     digest = sha256(Path(path) / "adapter_model.safetensors")[:8]
     out = run.absolute() / "served" / f"{role}-{version}-{digest}"
-    return settings, str(out), Export(run, out, merge=True, role=role, iteration=version)
+    merge = partial(export_model, run, out, merge=True, role=role, iteration=version)
+    return settings, str(out), merge
 
 
 def _vllm_command(

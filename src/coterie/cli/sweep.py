@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.recipes.sweep import Point, SweepRow
     from coterie.reports.page import Report
 
+COLUMNS = ("seed", "iteration", "n", "score", "95% interval", "tokens")
 WIDTH = 120
 """Width of the tables in columns."""
 
@@ -76,12 +77,10 @@ def sweep(
     write_page(page, folder / "sweep.html")
     out = results(WIDTH)
     table = Table(title=f"held-out results over {key}", box=None)
-    for title in ("value", "seed", "iteration", "n", "score", "95% interval", "tokens"):
+    for title in ("value", *COLUMNS):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        numbers = (f"{row.score:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{row.tokens:.1f}")
-        seed = "all" if row.seed is None else f"{row.seed}"
-        table.add_row(row.value, seed, f"{row.iteration}", f"{row.n}", *numbers)
+        table.add_row(*_cells(row))
     out.print(table)
     out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
     print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
@@ -112,21 +111,17 @@ def sweep_report(
         "scores",
         "Scores on held-out tasks",
         f"Intervals are 95% bootstrap intervals over tasks{together}.",
-        (key, "seed", "tasks", metric, "95% interval", "tokens"),
-        tuple(
-            (
-                row.value,
-                "all" if row.seed is None else f"{row.seed}",
-                f"{row.n:,}",
-                f"{row.score:.3f}",
-                f"{row.low:.3f}–{row.high:.3f}",
-                f"{row.tokens:.1f}",
-            )
-            for row in rows
-        ),
+        (key, *COLUMNS),
+        tuple(map(_cells, rows)),
         (chart,),
     )
     return Report("sweep", title, commands=(command,) if command else (), sections=(section,))
+
+
+def _cells(row: "SweepRow") -> tuple[str, ...]:
+    seed = "all" if row.seed is None else f"{row.seed}"
+    score = (f"{row.score:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{row.tokens:.1f}")
+    return (row.value, seed, f"{row.iteration}", f"{row.n:,}", *score)
 
 
 def _costs(key: str, points: "Sequence[Point]") -> Table:
@@ -179,9 +174,9 @@ def merge(
 
     console = notes()
     progress = ConsoleProgress(console)
-    merged = merge_parts(runs, folder, console.print, progress, partial=partial)
-    console.print(f"{merged.tasks} tasks of {len(runs)} runs are in {folder}")
-    if merged.missing:
-        parts = ", ".join(map(str, merged.missing))
+    recipe, tasks, missing = merge_parts(runs, folder, console.print, progress, partial=partial)
+    console.print(f"{tasks} tasks of {len(runs)} runs are in {folder}")
+    if missing:
+        parts = ", ".join(map(str, missing))
         console.print(f"the tasks of part {parts} are missing; the merged run samples them")
-    print(f"coterie run {merged.recipe} --folder {folder}")
+    print(f"coterie run {recipe} --folder {folder}")

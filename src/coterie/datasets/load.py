@@ -451,8 +451,8 @@ ANSWERS = (
 """Usual names of the column of reference answers."""
 
 
-class QASettings(DatasetSettings):
-    """Settings of a file of questions and its columns."""
+class UserFileSettings(DatasetSettings):
+    """Settings of a user's file."""
 
     source: str = key(
         "",
@@ -462,6 +462,11 @@ class QASettings(DatasetSettings):
     heldout: float = key(
         0.2, "Of one file: the share of its questions that is held out.", gt=0, lt=1
     )
+
+
+class QASettings(UserFileSettings):
+    """Settings of a file of questions and its columns."""
+
     question: str = key(
         "",
         f"The column of questions (`a.b` is inside `a`). The default is the first one of: {', '.join(QUESTIONS)}.",

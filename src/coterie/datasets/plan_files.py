@@ -19,10 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows, user_splits
-from coterie.datasets.load import DatasetSettings
+from coterie.datasets.load import UserFileSettings
 from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
 from coterie.datasets.rows import Frozen, LeftOut, SetRow, Text, parsed_json, question_key
 from coterie.errors import UserError
@@ -375,17 +374,6 @@ _SUBGOALS = {
 }
 
 
-class Mind2WebSettings(DatasetSettings):
-    """Source of Mind2Web rows."""
-
-    source: str = key(
-        "",
-        "A file (JSONL, a JSON list as upstream's, or Parquet), or a folder with one for each split, such as "
-        "train.jsonl and heldout.jsonl. It must be given.",
-    )
-    heldout: float = key(0.2, "Of one file: the share of its tasks that is held out.", gt=0, lt=1)
-
-
 class Mind2WebRow(ConvertedRow):
     """Task of Mind2Web as a plan, with one subgoal, one action and one page per step.
 
@@ -429,10 +417,10 @@ class Mind2WebRow(ConvertedRow):
 class Mind2Web:
     """Data set of Mind2Web files. A single file is divided by hashes of its tasks."""
 
-    settings_type = Mind2WebSettings
+    settings_type = UserFileSettings
     row = Mind2WebRow
 
-    def __init__(self, settings: Mind2WebSettings) -> None:
+    def __init__(self, settings: UserFileSettings) -> None:
         self.settings = settings
 
     def rows(self, split: Split) -> list[Mind2WebRow]:

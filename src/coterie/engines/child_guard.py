@@ -3,11 +3,10 @@
     python child_guard.py HOLDER GRACE COMMAND...
     python child_guard.py --talk HOLDER GRACE COMMAND...
 
-The command runs in its own process group. The group gets SIGTERM, and SIGKILL after GRACE seconds, when standard input
-is closed, when the process HOLDER is no longer the parent, or on SIGTERM. So the command survives neither a clean exit
-nor a SIGKILL of the holder. With ``--talk`` the command inherits standard input, whose end has no effect. If this
-process is killed, Linux kills the command. On Linux, descendants outside the group are also killed before this process
-exits. The exit status is the command's (128 + n for signal n). Uses only the standard library, to start fast.
+The command's process group gets SIGTERM, and SIGKILL after GRACE seconds, when standard input is closed, when the
+process HOLDER is no longer the parent, or on SIGTERM. With ``--talk`` the command inherits standard input, whose end
+has no effect. On Linux, the command dies with this process, and descendants outside the group are killed. The exit
+status is the command's (128 + n for signal n). Uses only the standard library, to start fast.
 """
 
 import ctypes

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -27,8 +27,8 @@ from coterie.config.settings import Settings, key, server_url
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
-from coterie.models.call_syntaxes import openai_tool
-from coterie.record.turn import Tool
+from coterie.models.call_syntaxes import json_text, openai_tool
+from coterie.record.turn import Tool, ToolCall
 
 FILE = ".env"
 ENDING = "_API_KEY"
@@ -125,10 +125,7 @@ class Limits:
 
 
 def retry_after(value: str | None, date: str | None) -> float | None:
-    """Parse a ``Retry-After`` header to bounded seconds; ``None`` if it is missing or invalid.
-
-    A date is compared with the ``Date`` of the reply, which has the same clock.
-    """
+    """Parse a ``Retry-After`` header to bounded seconds; a date is compared with the ``Date`` of the reply."""
     if value is None:
         return None
     try:
@@ -184,14 +181,27 @@ def quote(text: str) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
 
 
-def check_status(answer: httpx2.Response, where: str = "", key: ApiKey | None = None) -> None:
-    """Raise a :class:`ServerFault` with the server's message unless the request succeeded."""
+async def request(
+    client: httpx2.AsyncClient,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None,
+    where: str = "",
+    key: ApiKey | None = None,
+) -> httpx2.Response:
+    """Return the answer of a request. Raise a :class:`ServerFault`, with the server's message, if it failed."""
+    if client.is_closed:
+        raise TransientFault(f"{where}the connection is closed")
+    try:
+        answer = await client.request(method, path, json=body)
+    except (httpx2.HTTPError, OSError) as error:
+        raise TransientFault(f"{where}no connection: {error!r}") from error
     if answer.is_success:
-        return
+        return answer
     text, code, status = answer.text, "", answer.status_code
     try:
-        error = json.loads(answer.content)["error"]
-        text, code = str(error["message"]), error.get("code")
+        details = json.loads(answer.content)["error"]
+        text, code = str(details["message"]), details.get("code")
     except (ValueError, TypeError, KeyError):
         pass
     problem = f"{where}status {status}: {quote(key.redact(text) if key else text)}"
@@ -203,17 +213,18 @@ def check_status(answer: httpx2.Response, where: str = "", key: ApiKey | None = 
     raise FinalFault(problem)
 
 
+MAX_BACKOFF = 30.0
+"""Maximum seconds between two tries, unless the server requests more."""
+_JITTER = random.Random()
+
+
+def backoff(attempt: int, first: float) -> float:
+    """Return the seconds before a retry: double each time, and randomly up to half less."""
+    return min(first * 2.0**attempt, MAX_BACKOFF) * _JITTER.uniform(0.5, 1)
+
+
 BYTES_PER_TOKEN = 4
 """Estimate for a server that does not report tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointCall:
-    """Tool call; ``arguments`` is JSON text from the model."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +233,7 @@ class Utterance:
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str
-    calls: tuple[EndpointCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     """Tool calls of an assistant message."""
     call_id: str = ""
     """Call that a tool message answers."""
@@ -245,13 +256,16 @@ class Utterance:
         }
 
 
+Finished = Literal["stop", "length", "other"]
+"""Reason of an end; ``other``: for example a content filter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Reply of a model."""
 
     text: str
-    finish: Literal["stop", "length", "other"]
-    """``other``: for example a content filter."""
+    finish: Finished
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -259,7 +273,7 @@ class Reply:
     """True if the server reports no tokens, and they are estimated from the bytes."""
     stop: str = ""
     """Stop string that ended the reply, which ``text`` does not have; empty if the server does not report it."""
-    calls: tuple[EndpointCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     """Thought of the reply with its tags, from the server's field or the text."""
     thought_tokens: int = 0
@@ -294,34 +308,37 @@ class _Details(BaseModel):
     reasoning_tokens: int | None = Field(None, ge=0)
 
 
-class _Usage(BaseModel):
+class ReportedUsage(BaseModel):
+    """Tokens of one request."""
+
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(0, ge=0)
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the server's prefix cache."""
+        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+
+
+_FINISHES: dict[str, Finished] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
+
 
 class _Answer(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
-    """Parse the reply in a server's answer. Return ``None`` if there is no reply.
-
-    If the server reports no usage, it is estimated, with ``prompt`` as the estimate of the prompt tokens.
-    """
+    """Parse the reply in a server's answer, if there is one; ``prompt`` estimates the prompt tokens without usage."""
     try:
         body = _Answer.model_validate_json(content)
     except ValidationError:  # dropped, because it may quote the API key
         return None
     choice, usage = body.choices[0], body.usage
     message, reason = choice.message, choice.finish_reason
-    finish: Literal["stop", "length", "other"] = "other"
-    if reason in ("stop", "tool_calls"):
-        finish = "stop"
-    elif reason == "length":
-        finish = "length"
+    finish = _FINISHES.get(reason or "", "other")
     thought, text = split_thought(message.content or "")
     if own := message.reasoning_content or message.reasoning:
         thought = f"<think>\n{own}\n</think>\n\n"
@@ -330,18 +347,17 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     if usage is None:
         output = text + "".join(one.name + one.arguments for one in calls) + thought
         return Reply(text, finish, prompt, estimate(output), 0, True, stop, calls, thought)
-    inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
-    cached = (inputs and inputs.cached_tokens) or 0
+    outputs = usage.completion_tokens_details
+    tokens = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
     reasoning = (outputs and outputs.reasoning_tokens) or 0
-    tokens = usage.prompt_tokens, usage.completion_tokens
-    return Reply(text, finish, *tokens, cached, False, stop, calls, thought, reasoning)
+    return Reply(text, finish, *tokens, False, stop, calls, thought, reasoning)
 
 
-def _call(one: _ToolCall) -> EndpointCall:
+def _call(one: _ToolCall) -> ToolCall:
     """Return a tool call; some servers send arguments as an object, or an empty text for no arguments."""
     arguments = one.function.arguments or "{}"
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return EndpointCall(one.id or "", one.function.name or "", text)
+    text = arguments if isinstance(arguments, str) else json_text(arguments)
+    return ToolCall(one.id or "", one.function.name or "", text)
 
 
 def split_thought(text: str) -> tuple[str, str]:
@@ -356,10 +372,6 @@ def split_thought(text: str) -> tuple[str, str]:
 
 def estimate(text: str) -> int:
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
-
-
-MAX_BACKOFF = 30.0
-"""Maximum seconds between two tries, unless the server requests more."""
 
 
 class RequestSettings(Settings):
@@ -458,10 +470,7 @@ class EndpointUsage:
 
 
 class Endpoint:
-    """Client of a chat model on a server, opened with ``async with``.
-
-    Raises :class:`~coterie.errors.UserError` if the key is missing in the environment and in ``folder/.env``.
-    """
+    """Client of a chat model on a server, opened with ``async with``; its key may be in ``folder/.env``."""
 
     def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
         self.settings = settings
@@ -470,10 +479,9 @@ class Endpoint:
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
         self._places = asyncio.Semaphore(settings.concurrency)
-        self._chance = random.Random()
         self._client = httpx2.AsyncClient(
             headers=self._key.header if self._key else {},
-            timeout=settings.timeout,
+            timeout=None,  # see _try
             limits=httpx2.Limits(max_connections=settings.concurrency),
         )
 
@@ -538,22 +546,18 @@ class Endpoint:
             self._limits.pause(fault.retry_after or 0.0)
             if attempt < s.retries:
                 self.usage.retries += 1
-                longest = min(s.backoff * 2.0**attempt, MAX_BACKOFF)
-                await asyncio.sleep(longest * self._chance.uniform(0.5, 1))
+                await asyncio.sleep(backoff(attempt, s.backoff))
         tries = f"after {s.retries + 1} tries" if s.retries else "at once"
         raise EngineError(f"{where}: {fault} ({tries})") from fault
 
     async def _try(self, body: dict[str, Any], prompt: int) -> Reply:
         """Send one request. Raises a :class:`ServerFault`."""
-        seconds = self.settings.timeout
+        seconds, url = self.settings.timeout, f"{self.settings.url}/chat/completions"
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._client.post(f"{self.settings.url}/chat/completions", json=body)
-        except (TimeoutError, httpx2.TimeoutException) as error:
+                answer = await request(self._client, "POST", url, body, key=self._key)
+        except TimeoutError as error:
             raise TransientFault(f"no answer within {seconds:g} s") from error
-        except httpx2.RequestError as error:
-            raise TransientFault(f"no connection: {error!r}") from error
-        check_status(answer, key=self._key)
         if (reply := read_reply(answer.content, prompt)) is None:
             text = self._key.redact(answer.text) if self._key else answer.text
             raise TransientFault(f"invalid reply: {quote(text)}")

@@ -1,15 +1,13 @@
 """Engine in this process: continuous batching, shared prefixes, and detection of changed weights.
 
-Model steps run on the event loop, one token for every running sequence. Between two steps other tasks run: callers of
-finished completions continue, and new requests join. The same calls give the same results in the same order.
+Model steps run on the event loop, one token for every running sequence; other tasks run between two steps.
 """
 
 import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,9 +17,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from coterie.engines.llama import CompiledLlama, PagedRows
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows, attending, masked_attention
-from coterie.engines.protocol import Completion, EngineError, Sampling, Stats, scored_sequences
+from coterie.engines.protocol import (
+    Completion,
+    EngineError,
+    Sampling,
+    Stats,
+    check_length,
+    scored_sequences,
+)
 from coterie.engines.sequence import Running, Scoring
 from coterie.errors import UserError
 from coterie.models.adapters import NUMBA_ERROR, activate, checksums, load_adapter
@@ -60,11 +65,7 @@ def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Implement :func:`draw` on a GPU, and on CPU without numba; temperatures below ``COLDEST`` have to be 0.
-
-    Sums are rounded in another order than with numba: log-probs differ in the last bits, and a token may differ if its
-    number is that close to the boundary between two tokens.
-    """
+    """Implement :func:`draw` on a GPU, and on CPU without numba; temperatures below ``COLDEST`` have to be 0."""
     columns = torch.tensor(settings, device=logits.device)
     temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
     greedy = temperature == 0
@@ -97,10 +98,8 @@ def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
 class WatchedWeights:
     """Snapshot of the weights of a model, and of the adapters that it uses.
 
-    Torch does not record every change: a write through ``.data`` (as when PEFT merges adapters) and a step of a fused
-    optimizer change neither the address nor the version of a weight. So checksums of all bytes are compared before
-    prompts are read or sequences scored (0.5 ms for 2 million weights in float32, 20 to 35 ms for 135 million), but not
-    in each step.
+    Torch does not record a write through ``.data`` (as when PEFT merges adapters) or a step of a fused optimizer. So
+    checksums of all bytes are compared before prompts are read or sequences scored (35 ms for 135 million weights).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -152,10 +151,9 @@ SCORED_TOKENS = 8192
 
 
 class Runner:
-    """Runner of one model over rows.
+    """Runner of one model over rows; caches of other weights are not used.
 
-    Weights and adapters may change while no sequence runs; caches of other weights are not used. Raises ``UserError``
-    if its log-probs would differ from the model's own forward pass.
+    Raises ``UserError`` if its log-probs would differ from the model's own forward pass.
     """
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
@@ -164,9 +162,8 @@ class Runner:
         self._cache_bytes = cache_bytes
         checked = check(loaded.model)
         self._rule = checked.rule
-        size = sum(weight.nbytes for weight in loaded.model.parameters())
-        self._small = size <= CACHED_BYTES
-        self._rows: PagedRows | PaddedRows | None = None
+        self._small = sum(weight.nbytes for weight in loaded.model.parameters()) <= CACHED_BYTES
+        self._rows: CompiledLlama | PaddedRows | None = None
         self._weights: WatchedWeights | None = None
         way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
         if way not in checked.ways:
@@ -174,8 +171,7 @@ class Runner:
             checked.ways.add(way)
 
     @property
-    def rows(self) -> PagedRows | PaddedRows:
-        """Rows of running sequences."""
+    def rows(self) -> CompiledLlama | PaddedRows:
         assert self._rows is not None
         return self._rows
 
@@ -207,11 +203,8 @@ class Runner:
     def score(
         self, sequences: Sequence[tuple[int, ...]], start: int, running: int = 0
     ) -> list[list[float]]:
-        """Compute log-probs of ``ids[start:]`` of sequences with the same first ``start`` ids.
-
-        Shared prefixes are computed once. The first ``running`` rows are in use.
-        """
-        if self._small and isinstance(rows := self._follow(running), PagedRows):
+        """Compute log-probs of ``ids[start:]`` of sequences with the same first ``start`` ids, beside running rows."""
+        if self._small and isinstance(rows := self._follow(running), CompiledLlama):
             return rows.score(sequences, start, running)
         model = self._loaded.model
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
@@ -225,7 +218,7 @@ class Runner:
                     scores[i] = values.tolist()
         return scores
 
-    def _follow(self, running: int) -> PagedRows | PaddedRows:
+    def _follow(self, running: int) -> CompiledLlama | PaddedRows:
         model = self._loaded.model
         if self._rows is not None and self._weights is not None and self._weights.is_same:
             return self._rows
@@ -233,7 +226,7 @@ class Runner:
             raise RuntimeError(CHANGED)
         self._weights = WatchedWeights(model)
         if CompiledLlama.fits(model):
-            self._rows = PagedRows(CompiledLlama(model), self._cache_bytes)
+            self._rows = CompiledLlama(model, self._cache_bytes)
         else:
             self._rows = PaddedRows(self._loaded, self._cache_bytes)
         return self._rows
@@ -300,13 +293,11 @@ class InProcessEngine:
     Transformers the last bits of log-probs may vary with the batch and the processor, so that a token may differ if its
     random number is that close to a boundary. Weights may change in any way while no request runs.
 
-    Raises ``UserError`` for an adapter that the model does not have.
-
     Args:
         loaded: Model and renderer.
         policy: Role of the policy, for messages.
         version: Version of the weights.
-        adapter: Adapter to sample with, if the model has several: engines of several roles may share a model.
+        adapter: Adapter to sample with; engines of several roles may share a model.
         max_batch: Maximum number of running sequences.
         cache_bytes: Maximum size of the prefix cache.
     """
@@ -348,11 +339,9 @@ class InProcessEngine:
     ) -> list[Completion]:
         """Sample one completion per seed, in order; the prompt is read once.
 
-        ``on_token`` is called with each sampled id, to stream a single completion; its exceptions fail the request.
-        Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, if the model fails, or
-        if its logits are not finite.
+        ``on_token`` is called with each sampled id; its exceptions fail the request.
         """
-        with self._call():
+        with self.stats.request():
             sampling.check()
             self.check(prompt, sampling.max_tokens)
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
@@ -363,23 +352,17 @@ class InProcessEngine:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
-
-        Only continuations of the same call are batched.
-        """
-        with self._call():
+        """Compute log-probs of continuations; only those of the same call are batched."""
+        with self.stats.request():
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
                 self.check(ids, 0)
-            future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
-            self._scoring.append(Scoring(sequences, len(prefix), future))
-            return (await self._results([future]))[0]
+            one = Scoring(sequences, len(prefix), asyncio.get_running_loop().create_future())
+            self._scoring.append(one)
+            return (await self._results([one.future]))[0]
 
     async def load(self, path: Path, version: str) -> None:
-        """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter.
-
-        Raises :class:`EngineError` while requests are in flight, because they would mix two versions.
-        """
+        """Load a checkpoint or merge a LoRA adapter in place; an engine with an adapter loads only the adapter."""
         self._check_idle(f"load {path}")
         if self.adapter is None:
             reload(self.loaded, path)
@@ -389,23 +372,16 @@ class InProcessEngine:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the prefix cache. Raises :class:`EngineError` while requests are in flight."""
+        """Drop the prefix cache."""
         self._check_idle("forget prefixes")
         self._runner.forget()
 
     def check(self, ids: Sequence[int], more: int) -> None:
-        """Raise :class:`EngineError` for invalid ids, or if ``more`` ids exceed the context.
-
-        They would fail the model step, and with it other requests.
-        """
+        """Raise :class:`EngineError` for ids that would fail the model step, and with it other requests."""
         vocabulary = self.loaded.model.config.get_text_config().vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
-        if len(ids) + more > self.loaded.context_length:
-            raise EngineError(
-                f"context overflow: {len(ids)} tokens and up to {more} more, but "
-                f"{self.policy} takes {self.loaded.context_length}"
-            )
+        check_length(len(ids), more, self.loaded.context_length, self.policy)
 
     def _check_idle(self, what: str) -> None:
         if any(not item.future.done() for item in self._items()):
@@ -416,17 +392,7 @@ class InProcessEngine:
     def _items(self) -> list[Running | Scoring]:
         return [*self._waiting, *self._running, *self._scoring]
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        self.stats.requests += 1
-        try:
-            yield
-        except BaseException:
-            self.stats.failures += 1
-            raise
-
     async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
-        """Await all futures. On an error, cancel the remaining futures."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:

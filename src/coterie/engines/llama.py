@@ -1,8 +1,7 @@
 """Llama-shaped models in float32 on CPU, by compiled loops over pages of keys and values.
 
-A step is one call per thread (:mod:`coterie.engines.kernels`) with a share of the rows. The loops release the
-interpreter's lock, so Python threads suffice. The packed weights are a copy, which doubles the memory. A shared prefix
-is read once, and prefill and decode give bitwise the same results.
+A step is one call per thread (:mod:`coterie.engines.kernels`) with a share of the rows; the loops release the
+interpreter's lock. Prefill and decode give bitwise the same results.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +32,6 @@ class Pages:
     """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
-        self._shape = layers, heads, width
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything and free the memory."""
-        layers, heads, width = self._shape
         self.keys = np.zeros((FIRST, layers, heads, width, BLOCK), np.float32)
         self.values = np.zeros((FIRST, layers, heads, BLOCK, width), np.float32)
         self.table = np.zeros((FIRST, FIRST), np.int64)
@@ -152,13 +145,16 @@ TOKENS = 4096
 """Tokens of a prefill batch."""
 
 
-class CompiledLlama:
-    """Model steps over pages, with a packed copy of a model's weights."""
+SCORED = 32
+"""Sequences that are scored together."""
 
-    def __init__(self, model: Any) -> None:
+
+class CompiledLlama:
+    """Rows computed by compiled loops, with a packed copy of a model's weights. The first rows are in use."""
+
+    def __init__(self, model: Any, cache_bytes: int) -> None:
         inner = body(model)
         attention = inner.layers[0].self_attn
-        self._model = model
         self._vocabulary = model.config.vocab_size
         self._weights = kernels.PackedWeights(
             **_products(inner.layers),
@@ -175,6 +171,11 @@ class CompiledLlama:
         )
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
+        heads = model.config.num_key_value_heads
+        self.pages = Pages(len(inner.layers), heads, attention.head_dim)
+        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
+        self._index = BlockIndex()
+        """Cached pages of finished rows, which are completely computed."""
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -192,62 +193,101 @@ class CompiledLlama:
         fixed = inner.rotary_emb.rope_type in FIXED_ROPE
         return plain and even and fixed
 
-    def pages(self) -> Pages:
-        """Return empty pages for the keys and values of the model."""
-        inner = body(self._model)
-        layers, attention = len(inner.layers), inner.layers[0].self_attn
-        return Pages(layers, self._model.config.num_key_value_heads, attention.head_dim)
+    def prefill(
+        self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, list[int]]:
+        """Read each prompt into its row.
 
-    def decode(self, ids: Sequence[int], places: Sequence[int], pages: Pages) -> Tensor:
-        """Append one token at its position to each of the first N rows, which have room for it.
-
-        Returns the next logits ``[N, vocabulary]``.
+        Return the next logits ``[N, V]``, and the numbers of tokens cached by this call or an earlier one.
         """
-        count = len(ids)
-        tokens, logits = self._tokens(ids, range(count), places, pages), self._logits(count)
-        kernels.compare(tokens.pages, tokens.places, tokens.common)
-
-        def work(first: int, stop: int) -> None:
-            kernels.decode(self._weights, tokens, first, stop, logits)
-
-        self._rows(count, work)
-        return torch.from_numpy(logits)[:, : self._vocabulary]
-
-    def read(
-        self,
-        prompts: Sequence[Sequence[int]],
-        begins: Sequence[int],
-        rows: Sequence[int],
-        pages: Pages,
-    ) -> Tensor:
-        """Read prompts into rows that have room for them. Return the next logits ``[N, vocabulary]``.
-
-        The first ``begins`` tokens are already in the pages, or in shared pages of an earlier prompt of this call.
-        """
-        firsts = [len(prompt) - 1 for prompt in prompts]
-        hidden = self._hidden(prompts, begins, firsts, rows, pages)
+        counts = []
+        for row, prompt in zip(rows, prompts, strict=True):
+            keys = block_keys(prompt[:-1])  # the last token is always read, for its logits
+            known = self._prefixes.known(keys)
+            self.pages.begin(row, known, len(prompt))
+            self._keep(row, keys, len(known))
+            copied = self._copy_partial(row, prompt[:-1], keys[: len(known)])
+            counts.append(len(known) * BLOCK + copied)
+        hidden = self._hidden(prompts, counts, [len(prompt) - 1 for prompt in prompts], rows)
         logits = self._logits(len(prompts))
 
         def work(first: int, stop: int) -> None:
             kernels.vocabulary(self._weights, hidden[first:stop], logits[first:stop])
 
-        self._rows(len(prompts), work)
+        self._share(len(prompts), work)
+        return torch.from_numpy(logits)[:, : self._vocabulary], counts
+
+    def decode(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
+        for row, place in enumerate(places):
+            if place % BLOCK == 0:
+                self.pages.extend(row, place + 1)
+        count = len(ids)
+        tokens, logits = self._tokens(ids, range(count), places), self._logits(count)
+        kernels.compare(tokens.pages, tokens.places, tokens.common)
+
+        def work(first: int, stop: int) -> None:
+            kernels.decode(self._weights, tokens, first, stop, logits)
+
+        self._share(count, work)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
-    def score(
-        self,
-        sequences: Sequence[Sequence[int]],
-        begins: Sequence[int],
-        firsts: Sequence[int],
-        rows: Sequence[int],
-        pages: Pages,
-    ) -> list[list[float]]:
-        """Compute log-probs of each sequence's tokens after position ``firsts`` (at least ``begins``).
+    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first ``length`` tokens of a row to free rows."""
+        self.pages.fork(source, targets, length)
 
-        Rows as for :meth:`read`; they get all tokens but the last.
-        """
-        before = [ids[:-1] for ids in sequences]
-        hidden = self._hidden(before, begins, firsts, rows, pages)
+    def arrange(self, count: int) -> Sequence[int]:
+        """Reorder the first N rows so that rows with shared pages are adjacent. Return their old indices."""
+        return self.pages.arrange(count)
+
+    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
+        """Cache the pages of a row with the tokens ``ids``, free it, and move the last row into its place."""
+        keys = block_keys(ids, part=True)
+        self._keep(row, keys, 0)
+        for block, (before, key) in enumerate(pairwise((b"", *keys))):
+            page = self.pages.page(row, block)
+            if self._prefixes.known([key]) == [page]:
+                self._index.add(page, before, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
+        self.pages.leave(row, last)
+
+    def forget(self) -> None:
+        """Drop the cached prefixes."""
+        self._prefixes.clear()
+
+    def score(
+        self, sequences: Sequence[tuple[int, ...]], start: int, free: int
+    ) -> list[list[float]]:
+        """Compute log-probs of ``ids[start:]`` of sequences with equal first ``start`` ids, in rows from ``free``."""
+        ordered = sorted(set(sequences))  # adjacent sequences share the longest prefixes
+        scores: dict[tuple[int, ...], list[float]] = {}
+        try:
+            for first in range(0, len(ordered), SCORED):
+                part = ordered[first : first + SCORED]
+                scores |= zip(part, self._score(part, start, free), strict=True)
+        except BaseException:
+            self.forget()  # it may have incomplete pages
+            raise
+        finally:
+            for row in range(free, free + min(len(ordered), SCORED)):
+                self.pages.drop(row)
+        return [scores[ids] for ids in sequences]
+
+    def _score(
+        self, sequences: Sequence[tuple[int, ...]], start: int, free: int
+    ) -> list[list[float]]:
+        """Score sorted sequences, one per row, reusing the blocks and scores of the prefix shared with the previous."""
+        keys = block_keys(sequences[0][: start - 1])
+        shared, begins = self._prefixes.known(keys), []
+        for row, ids in enumerate(sequences, free):
+            if row > free:
+                alike = same(sequences[row - free - 1], ids[:-1])
+                shared = [self.pages.page(row - 1, block) for block in range((alike - 1) // BLOCK)]
+            self.pages.begin(row, shared, len(ids) - 1)
+            begins.append(len(shared) * BLOCK)
+        self._keep(free, keys, begins[0] // BLOCK)
+        firsts = [max(begin, start - 1) for begin in begins]
+        before, rows = [ids[:-1] for ids in sequences], range(free, free + len(sequences))
+        hidden = self._hidden(before, begins, firsts, rows)
         ends = [ids[first + 1 :] for ids, first in zip(sequences, firsts, strict=True)]
         targets = np.array([one for end in ends for one in end], np.int64)
         logprobs = np.empty(len(targets), np.float32)
@@ -256,9 +296,31 @@ class CompiledLlama:
             arguments = hidden[first:stop], targets[first:stop], self._vocabulary
             kernels.likelihoods(self._weights, *arguments, logprobs[first:stop])
 
-        self._rows(len(targets), work)
-        stops = np.cumsum([len(end) for end in ends])[:-1]
-        return [part.tolist() for part in np.split(logprobs, stops)]
+        self._share(len(targets), work)
+        parts = np.split(logprobs, np.cumsum([len(end) for end in ends])[:-1])
+        scores = [part.tolist() for part in parts]
+        for i in range(1, len(scores)):
+            scores[i] = scores[i - 1][: firsts[i] - (start - 1)] + scores[i]
+        return scores
+
+    def _copy_partial(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
+        """Copy the longest cached match for the block after the known ones. Return its number of tokens."""
+        place = len(known) * BLOCK
+        before = known[-1] if known else b""
+        page, count = self._index.closest(before, ids[place : place + BLOCK])
+        if count:
+            self.pages.copy(page, self.pages.page(row, len(known)))
+        return count
+
+    def _dropped(self, page: int) -> None:
+        self._index.drop(page)
+        self.pages.release(page)
+
+    def _keep(self, row: int, keys: Sequence[bytes], first: int) -> None:
+        for block in range(first, len(keys)):
+            page = self.pages.page(row, block)
+            if self._prefixes.put(keys[block], page):
+                self.pages.keep(page)
 
     def _hidden(
         self,
@@ -266,9 +328,11 @@ class CompiledLlama:
         begins: Sequence[int],
         firsts: Sequence[int],
         rows: Sequence[int],
-        pages: Pages,
     ) -> np.ndarray:
-        """Compute the last layer's hidden states of each sequence's tokens from position ``firsts``, concatenated."""
+        """Compute the last layer's hidden states of each sequence's tokens from position ``firsts``, concatenated.
+
+        The first ``begins`` tokens are already in the pages, or in shared pages of an earlier sequence of this call.
+        """
         counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
         ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
         at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
@@ -276,7 +340,7 @@ class CompiledLlama:
         hidden, done = np.empty((mask.sum(), self._weights.embedding.shape[1]), np.float32), 0
         for start in range(0, len(ids), TOKENS):
             part = slice(start, start + TOKENS)
-            tokens = self._tokens(ids[part], owners[part], at[part], pages)
+            tokens = self._tokens(ids[part], owners[part], at[part])
             for layer in range(len(self._weights.before) + 1):
                 self._layer(tokens, layer)
             outputs = tokens.hidden[mask[part]]
@@ -284,8 +348,8 @@ class CompiledLlama:
             done += len(outputs)
         return hidden
 
-    def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> "kernels.Tokens":
-        weights = self._weights
+    def _tokens(self, ids: Any, rows: Any, places: Any) -> "kernels.Tokens":
+        weights, pages = self._weights, self.pages
         return kernels.Tokens(
             ids=np.array(ids, np.int64),
             rows=np.array(rows, np.int64),
@@ -301,7 +365,7 @@ class CompiledLlama:
     def _logits(self, rows: int) -> np.ndarray:
         return np.empty((rows, self._weights.head.shape[0] * kernels.PANEL), np.float32)
 
-    def _rows(self, count: int, work: Callable[[int, int], None]) -> None:
+    def _share(self, count: int, work: Callable[[int, int], None]) -> None:
         """Call ``work(first, stop)`` with a share of the rows on each thread; a tile takes hardly longer than a row."""
         threads = min(self._threads, -(-count // kernels.TILE))
         ends = [count * n // threads for n in range(threads + 1)]
@@ -367,123 +431,3 @@ def _panels(weight: np.ndarray) -> np.ndarray:
 
 def _array(values: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values.detach().numpy())
-
-
-SCORED = 32
-
-
-class PagedRows:
-    """Rows computed by compiled loops. The first rows are in use, the others are free."""
-
-    def __init__(self, model: CompiledLlama, cache_bytes: int) -> None:
-        self.model = model
-        self.pages = model.pages()
-        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
-        self._index = BlockIndex()
-        """Cached pages of finished rows, which are completely computed."""
-
-    def prefill(
-        self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[Tensor, list[int]]:
-        """Read each prompt into its row.
-
-        Return the next logits ``[N, V]``, and the numbers of tokens cached by this call or an earlier one.
-        """
-        counts = []
-        for row, prompt in zip(rows, prompts, strict=True):
-            keys = block_keys(prompt[:-1])  # the last token is always read, for its logits
-            known = self._prefixes.known(keys)
-            self.pages.begin(row, known, len(prompt))
-            self._keep(row, keys, len(known))
-            copied = self._copy_partial(row, prompt[:-1], keys[: len(known)])
-            counts.append(len(known) * BLOCK + copied)
-        return self.model.read(prompts, counts, rows, self.pages), counts
-
-    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Append one token at its position to each of the first N rows. Return the next logits ``[N, V]``."""
-        for row, place in enumerate(places):
-            if place % BLOCK == 0:
-                self.pages.extend(row, place + 1)
-        return self.model.decode(tokens, places, self.pages)
-
-    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of a row to free rows."""
-        self.pages.fork(source, targets, length)
-
-    def arrange(self, count: int) -> Sequence[int]:
-        """Reorder the first N rows so that rows with shared pages are adjacent. Return their old indices."""
-        return self.pages.arrange(count)
-
-    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
-        """Cache the pages of a row with the tokens ``ids``, free it, and move the last row into its place."""
-        keys = block_keys(ids, part=True)
-        self._keep(row, keys, 0)
-        for block, (before, key) in enumerate(pairwise((b"", *keys))):
-            page = self.pages.page(row, block)
-            if self._prefixes.known([key]) == [page]:
-                self._index.add(page, before, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
-        self.pages.leave(row, last)
-
-    def forget(self) -> None:
-        """Drop the cached prefixes."""
-        self._prefixes.clear()
-
-    def score(
-        self, sequences: Sequence[tuple[int, ...]], start: int, free: int
-    ) -> list[list[float]]:
-        """Compute log-probs of ``ids[start:]`` of sequences with the same first ``start`` ids.
-
-        Rows from ``free`` on are free.
-        """
-        ordered = sorted(set(sequences))  # adjacent sequences share the longest prefixes
-        scores: dict[tuple[int, ...], list[float]] = {}
-        try:
-            for first in range(0, len(ordered), SCORED):
-                part = ordered[first : first + SCORED]
-                scores |= zip(part, self._score(part, start, free), strict=True)
-        except BaseException:
-            self.forget()  # it may have incomplete pages
-            raise
-        finally:
-            for row in range(free, free + min(len(ordered), SCORED)):
-                self.pages.drop(row)
-        return [scores[ids] for ids in sequences]
-
-    def _score(
-        self, sequences: Sequence[tuple[int, ...]], start: int, free: int
-    ) -> list[list[float]]:
-        """Score sorted sequences, one per row, reusing the blocks and scores of the prefix shared with the previous."""
-        keys = block_keys(sequences[0][: start - 1])
-        shared, begins = self._prefixes.known(keys), []
-        for row, ids in enumerate(sequences, free):
-            if row > free:
-                alike = same(sequences[row - free - 1], ids[:-1])
-                shared = [self.pages.page(row - 1, block) for block in range((alike - 1) // BLOCK)]
-            self.pages.begin(row, shared, len(ids) - 1)
-            begins.append(len(shared) * BLOCK)
-        self._keep(free, keys, begins[0] // BLOCK)
-        firsts = [max(begin, start - 1) for begin in begins]
-        rows = range(free, free + len(sequences))
-        logprobs = self.model.score(sequences, begins, firsts, rows, self.pages)
-        for i in range(1, len(logprobs)):
-            logprobs[i] = logprobs[i - 1][: firsts[i] - (start - 1)] + logprobs[i]
-        return logprobs
-
-    def _copy_partial(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
-        """Copy the longest cached match for the block after the known ones. Return its number of tokens."""
-        place = len(known) * BLOCK
-        before = known[-1] if known else b""
-        page, count = self._index.closest(before, ids[place : place + BLOCK])
-        if count:
-            self.pages.copy(page, self.pages.page(row, len(known)))
-        return count
-
-    def _dropped(self, page: int) -> None:
-        self._index.drop(page)
-        self.pages.release(page)
-
-    def _keep(self, row: int, keys: Sequence[bytes], first: int) -> None:
-        for block in range(first, len(keys)):
-            page = self.pages.page(row, block)
-            if self._prefixes.put(keys[block], page):
-                self.pages.keep(page)

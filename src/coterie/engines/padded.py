@@ -1,9 +1,7 @@
 """Rows of any Transformers model, by its own forward pass, with attention that hardly depends on the batch.
 
-Fused attention splits its work by the shape of the whole batch, so that the last bits of a sequence vary with the
-batch. Here scores and sums are plain batched matrix products, of rows padded to a multiple of 8 and at least 16, keys
-to a multiple of 64, and prompts in blocks of tokens. On AMD processors in float32 results are bitwise equal for any
-number of rows; on an Intel Xeon log-probs differ by up to 6e-6. Key heads shared by several query heads are not copied.
+Fused attention splits its work by the shape of the whole batch. Here scores and sums are plain batched matrix products,
+of rows padded to a multiple of 8 and at least 16, keys to a multiple of 64, and prompts in blocks of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +29,13 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Implement Transformers' attention interface. Return ``[B, Q, H, D]``.
+    """Return attention ``[B, Q, H, D]`` of query ``[B, H, Q, D]`` over key and value ``[B, h, T, D]``.
 
-    Query is ``[B, H, Q, D]``, key and value are ``[B, h, T, D]``, and ``attention_mask`` is additive,
-    ``[B or 1, 1, Q, T]``.
+    ``attention_mask`` ``[B or 1, 1, Q, T]`` is additive. Key heads shared by several query heads are not copied.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads, length, width = query.shape
@@ -46,10 +43,10 @@ def attend(
     rows = heads // shared * length
     query = query.reshape(batch * shared, rows, width)
     key, value = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-    mask = query.new_zeros(()) if attention_mask is None else attention_mask
-    if attention_mask is not None and length == 1:
+    mask = attention_mask
+    if length == 1:
         mask = mask[:, 0].expand(batch, shared, keys).reshape(batch * shared, 1, keys)
-    elif attention_mask is not None:
+    else:
         many = shared if len(mask) > 1 else 1  # one mask for all is not copied
         mask = mask.repeat(1, many, heads // shared, 1).flatten(0, 1)
     step = GROUP if length == 1 else rows
@@ -91,8 +88,7 @@ ROWS = 16
 class Slots:
     """Keys and values ``[layers, rows, heads, length, width]`` of running sequences; rows and length grow as needed.
 
-    The first rows are in use, every sequence from index 0 on. Transformers gets the object as ``past_key_values``: each
-    layer passes its new keys and values to :meth:`update` and attends to the keys and values that it returns.
+    Transformers gets the object as ``past_key_values``, and each layer attends to what :meth:`update` returns.
     """
 
     def __init__(self, layers: int, heads: int, width: int, like: Tensor) -> None:
@@ -173,10 +169,7 @@ class Slots:
         self.keys[:, row, :, span], self.values[:, row, :, span] = content[0], content[1]
 
     def reserve(self, rows: int, length: int, *, only: bool = False) -> None:
-        """Grow to at least this number of rows and tokens, by a large factor because growing copies the used part.
-
-        With ``only`` no other rows are in use, so that later growth need not copy them or touch their memory.
-        """
+        """Grow to at least this number of rows and tokens. With ``only`` no other rows are in use, nor copied later."""
         layers, row_count, heads, reach, width = self.keys.shape
         used, self._used = self._used, rows if only else max(rows, self._used)
         if rows <= row_count and length <= reach:
@@ -225,7 +218,12 @@ class PaddedRows:
         """Read each prompt into its row. Return the next logits ``[N, V]`` and the numbers of cached tokens."""
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [block_keys(prompt[:-1]) for prompt in prompts]
-        known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
+        known = []
+        for row, own in zip(rows, keys, strict=True):
+            blocks_known = self._prefixes.known(own)
+            for block, content in enumerate(blocks_known):
+                self.slots.write(row, block, content)
+            known.append(len(blocks_known))
         blocks = [-(-len(prompt) // BLOCK) for prompt in prompts]
         last: list[Tensor] = [torch.empty(0)] * len(prompts)
         for block in range(max(blocks)):
@@ -259,8 +257,7 @@ class PaddedRows:
         self.slots.copy(source, targets, length)
 
     def arrange(self, count: int) -> Sequence[int]:
-        """Keep the order of the rows."""
-        return range(count)
+        return range(count)  # any order is as fast
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """Free a row with the tokens ``ids``, and move the last row, of ``length`` tokens, into its place."""
@@ -272,13 +269,6 @@ class PaddedRows:
     def forget(self) -> None:
         """Drop the cached prefixes."""
         self._prefixes.clear()
-
-    def _restore(self, row: int, keys: Sequence[bytes]) -> int:
-        """Copy the cached prefix of a prompt into a row. Return its number of blocks."""
-        known = self._prefixes.known(keys)
-        for block, content in enumerate(known):
-            self.slots.write(row, block, content)
-        return len(known)
 
     def _read(self, rows: list[int], prompts: list[tuple[int, ...]], block: int) -> Tensor:
         """Compute the hidden states ``[N, BLOCK, width]`` of one block of each prompt, padded at the end."""
@@ -302,10 +292,9 @@ class PaddedRows:
 
 
 def _cache_shape(model: Any) -> tuple[int, int, int]:
-    """Return layers, heads and width of a model's cache.
+    """Return layers, heads and width of a model's cache, from a forward pass because names in configs vary.
 
-    They come from a forward pass of one token, because names in configs vary. Raises :class:`UserError` for layers that
-    differ, or that cache more than keys and values.
+    Raises :class:`UserError` for layers that differ, or that cache more than keys and values.
     """
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     cache = body(model)(input_ids=ids, use_cache=True).past_key_values

@@ -1,11 +1,9 @@
 """Pool of inference servers as one engine: start, routing of prompts, retries, and checks of log-probs.
 
-After a transient failure a request is retried after a pause, on another server if possible, a bounded number of times.
 A request carries its seed, so its completion does not depend on the server or the attempt.
 """
 
 import asyncio
-import random
 import secrets
 from collections import OrderedDict
 from collections.abc import (
@@ -19,23 +17,24 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coterie.engines.endpoint import ServerFault, TransientFault
+from coterie.engines.endpoint import ReportedUsage, ServerFault, TransientFault, backoff
 from coterie.engines.protocol import (
     Completion,
     EngineError,
     EngineGone,
     Sampling,
     Stats,
+    check_length,
     scored_sequences,
 )
 from coterie.engines.sequence import block_keys
-from coterie.engines.server import OwnServer, ServedWeights, Server, absolute
+from coterie.engines.server import ServedWeights, Server, absolute
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import (
-    ReportedUsage,
     ServedModel,
     ServerClient,
     VLLMBackend,
@@ -86,10 +85,9 @@ SLACK = 8
 class PrefixRouter:
     """Router that records which server has seen the blocks of prompts last, for at most ``capacity`` blocks.
 
-    The *holder* of a prompt has seen the longest known prefix. It gets the prompt if the prefix has at least ``SHARE``
-    of the whole blocks (a common system prompt is not enough), and if its load is at most ``FACTOR`` times the load of
-    the least loaded server, plus ``SLACK``. Otherwise the least loaded server gets it; among equals the server with the
-    fewest prompts so far. Least recently used prefixes are dropped first.
+    The holder of the longest known prefix gets a prompt if the prefix has at least ``SHARE`` of the whole blocks, and
+    its load is at most ``FACTOR`` times the least load, plus ``SLACK``. Otherwise the least loaded server gets it, of
+    equals the one with the fewest prompts. Least recently used prefixes are dropped first.
     """
 
     def __init__(self, servers: int, capacity: int = 1 << 17) -> None:
@@ -99,10 +97,7 @@ class PrefixRouter:
         self._counts = [0] * servers
 
     def choose(self, keys: Sequence[bytes], loads: Sequence[int], among: Collection[int]) -> int:
-        """Return the server for a prompt with these block keys.
-
-        ``loads`` has the requests in flight of every server; at least one server is in ``among``.
-        """
+        """Return the server, one of ``among``, for a prompt; ``loads`` are the requests in flight of all servers."""
         chosen = min(among, key=lambda server: (loads[server], self._counts[server], server))
         for depth in range(len(keys), 0, -1):
             if depth < SHARE * len(keys):
@@ -136,16 +131,12 @@ class PrefixRouter:
 
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
-MAX_PAUSE = 30.0
 POLL_SECONDS = 0.1
 _LOADING = "weights are being loaded"
 
 
 class ServerPool:
-    """Engine (:class:`~coterie.engines.protocol.Engine`) over several servers.
-
-    ``probe`` has a few ids whose log-probs show if servers have the same weights.
-    """
+    """Engine over several servers. Log-probs of ``probe`` show if they have the same weights."""
 
     def __init__(
         self,
@@ -164,7 +155,6 @@ class ServerPool:
         self._settings = settings
         self._weights = weights
         self._probe = probe
-        self._jitter = random.Random()
         self._calls = 0
         self._unusable = ""
         """Reason why the pool can't sample now, or ""."""
@@ -179,10 +169,7 @@ class ServerPool:
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
-        """Sample one completion per seed, in order, with one concurrent request each.
-
-        Raises :class:`EngineError` for invalid requests, and after the last attempt.
-        """
+        """Sample one completion per seed, in order, with one concurrent request each."""
         with self._call():
             sampling.check()
             ids = tuple(prompt)
@@ -192,10 +179,7 @@ class ServerPool:
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Compute the log-prob (nats, temperature 1) of each id of continuations of one prefix.
-
-        Sends one request per continuation; servers cache the prefix.
-        """
+        """Compute log-probs of continuations with one request each; servers cache the prefix."""
         with self._call():
             sequences = scored_sequences(prefix, continuations)
             for ids in sequences:
@@ -239,11 +223,7 @@ class ServerPool:
         if not ids:
             raise EngineError("a prompt needs at least one token")
         contexts = [member.context for member in self.members if member.context]
-        if contexts and len(ids) + more > min(contexts):
-            raise EngineError(
-                f"context overflow: {len(ids)} tokens and up to {more} more, but {self.policy} "
-                f"takes {min(contexts)}"
-            )
+        check_length(len(ids), more, min(contexts, default=None), self.policy)
 
     def _new_weights(self, path: Path, version: str) -> ServedWeights:
         """Return the weights of a checkpoint or adapter. An adapter gets a name that no server has used."""
@@ -286,8 +266,8 @@ class ServerPool:
         for attempt in range(self._settings.attempts):
             if fault is not None:
                 self._stats.retries += 1
-                pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * self._jitter.uniform(0.5, 1.0)
-                await asyncio.sleep(pause if fault.retry_after is None else fault.retry_after)
+                pause = fault.retry_after
+                await asyncio.sleep(backoff(attempt, FIRST_PAUSE) if pause is None else pause)
             index = await self._choose(keys, failed)
             member = self.members[index]
             member.load += 1
@@ -334,15 +314,12 @@ class ServerPool:
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Count a call of the engine. Raises ``EngineError`` while weights are loading or after a failed load."""
-        self._stats.requests += 1
         self._calls += 1
         try:
-            if self._unusable:
-                raise EngineError(f"{self.policy}: {self._unusable}")
-            yield
-        except BaseException:
-            self._stats.failures += 1
-            raise
+            with self._stats.request():
+                if self._unusable:
+                    raise EngineError(f"{self.policy}: {self._unusable}")
+                yield
         finally:
             self._calls -= 1
 
@@ -382,21 +359,19 @@ async def vllm_pool(
         check_vllm(settings)
         backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
     weights = ServedWeights(absolute(resolve(model)), version)
-
-    def connect(url: str) -> ServerClient:
-        return ServerClient(url, policy, renderer.decode, renderer.end_ids)
-
-    def went_down(index: int) -> None:
-        pool.router.forget(index)
-
+    connect = partial(ServerClient, model=policy, decode=renderer.decode, end_ids=renderer.end_ids)
     members = [
-        OwnServer(index, policy, backend, weights, connect, log_folder.resolve(), went_down)
+        Server(f"vllm-{index}", policy, backend, weights, connect("http://-"))
         for index in range(settings.servers)
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+    logs = log_folder.resolve()
     try:
         try:
-            await _all(member.start() for member in members)
+            await _all(
+                member.start(index, connect, logs / f"{member.name}.log", pool.router.forget)
+                for index, member in enumerate(members)
+            )
         except EngineError as error:
             raise UserError(
                 f"a server of {weights.model} did not start: {error}",
@@ -465,7 +440,7 @@ async def _check(clients: Sequence[ServerClient], probe: Sequence[int], seconds:
     try:
         async with asyncio.timeout(seconds):
             different = await compare_weights(clients, probe)
-            exact = [await has_processed_logprobs(client, probe) for client in clients]
+            raw = [one.url for one in clients if not await has_processed_logprobs(one, probe)]
     except (ServerFault, TimeoutError) as error:
         raise UserError(
             f"a server does not answer, or refuses token ids or log-probs: {error!r}", "see its log"
@@ -474,8 +449,8 @@ async def _check(clients: Sequence[ServerClient], probe: Sequence[int], seconds:
         raise UserError(
             f"two servers have different weights: {different}", "load the same checkpoint on all"
         )
-    if not all(exact):
+    if raw:
         raise UserError(
-            f"{clients[exact.index(False)].url} returns log-probs before temperature and top-p",
+            f"{raw[0]} returns log-probs before temperature and top-p",
             "start vLLM with --logprobs-mode processed_logprobs",
         )

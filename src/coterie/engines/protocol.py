@@ -4,7 +4,8 @@ All three are asynchronous and take tokens, never text, so that trajectories hav
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,14 @@ class Sampling:
         is_invalid = not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1
         if is_invalid or self.max_tokens < 1 or "" in self.stop:
             raise EngineError(f"can't sample with {self}")
+
+
+def check_length(tokens: int, more: int, limit: int | None, policy: str) -> None:
+    """Raise :class:`EngineError` if ``tokens`` and ``more`` tokens exceed the context, if it is known."""
+    if limit is not None and tokens + more > limit:
+        raise EngineError(
+            f"context overflow: {tokens} tokens and up to {more} more, but {policy} takes {limit}"
+        )
 
 
 def scored_sequences(
@@ -84,6 +93,16 @@ class Stats:
     retries: int = 0
     restarts: int = 0
     """Starts of servers that died."""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request, and its failure."""
+        self.requests += 1
+        try:
+            yield
+        except BaseException:
+            self.failures += 1
+            raise
 
 
 class Engine(Protocol):

@@ -1,7 +1,4 @@
-"""Engines of a run's roles, started when they are first needed.
-
-An embedded engine is created for each step. Servers run across steps, on one event loop, and load each new version.
-"""
+"""Engines of a run's roles: embedded ones for each step, and servers that load each new version."""
 
 import asyncio
 import gc
@@ -34,10 +31,7 @@ class Speaking:
 
 
 class RunEngines:
-    """Engines of one run's roles; close it at the end. Each role has its own servers.
-
-    ``base`` is the base model of adapters, unless a role has its own. Servers write their logs to ``logs``.
-    """
+    """Engines of one run's roles, each with its own servers; ``base`` is the base model of adapters by default."""
 
     def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
         self.settings = settings
@@ -72,7 +66,7 @@ class RunEngines:
         """Return an engine for a version of a role's weights.
 
         Servers read weights or a LoRA adapter (of ``base``) at ``path``; ``load`` loads the same weights in this
-        process, where the model may have several adapters. ``template_args`` come from the settings by default.
+        process.
         """
         if self.settings.kind == "inprocess":
             loaded = load()

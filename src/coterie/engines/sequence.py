@@ -1,8 +1,4 @@
-"""Sequences of the embedded engine: running completions, uniform numbers, and shared prefixes by blocks of tokens.
-
-The keys and values of a block depend only on the weights and the tokens up to its end, so a cache hit affects only the
-speed. With compiled loops results are bitwise the same; with Transformers rounding may differ.
-"""
+"""Sequences of the embedded engine: running completions, uniform numbers, and shared prefixes by blocks of tokens."""
 
 import asyncio
 import hashlib
@@ -65,13 +61,11 @@ class PrefixCache(Generic[Block]):
 
 
 class BlockIndex:
-    """Index of cached pages by their tokens, to find the longest match for the last, partial block of a prompt.
-
-    Pages after the same whole blocks (the key of the last one) are sorted by their tokens, so the longest match is next
-    to the insertion point of the prompt's tokens.
-    """
+    """Index of cached pages by their tokens, to find the longest match for the last, partial block of a prompt."""
 
     def __init__(self) -> None:
+        # Pages after the same whole blocks (the key of the last one), sorted by their tokens: the longest match is next
+        # to the insertion point.
         self._after: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
         self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
 
@@ -198,26 +192,16 @@ def ending(
     """Return the finish reason, text and stop string if the completion ends with its last id, else ``None``."""
     if ids[-1] in ends:
         return "end", decode(ids[:-1]), ""
-    if sampling.stop and (stopped := _stopped(ids, sampling.stop, decode)) is not None:
-        return "stop_string", *stopped
+    if stops := sampling.stop:
+        # The last tokens are checked first, for speed: a token with text has at least one byte.
+        tail = decode(ids[-max(len(stop.encode()) for stop in stops) - 4 :])
+        text = decode(ids) if any(stop in tail for stop in stops) else ""
+        if matches := [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]:
+            at, stop = min(matches)
+            return "stop_string", text[:at], stop
     if len(ids) == sampling.max_tokens:
         return "length", decode(ids), ""
     return None
-
-
-def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> tuple[str, str] | None:
-    """Return the text before the first stop string, and the stop string, if there is one.
-
-    The last tokens are checked first, for speed: a token with text has at least one byte.
-    """
-    window = max(len(stop.encode()) for stop in stops) + 4
-    tail = decode(ids[-window:])
-    if not any(stop in tail for stop in stops):
-        return None
-    text = decode(ids)
-    matches = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
-    index, stop = min(matches, default=(-1, ""))
-    return (text[:index], stop) if stop else None
 
 
 @dataclass(eq=False, slots=True)

@@ -1,8 +1,4 @@
-"""Server of a pool: external, or a child process that is restarted when it dies.
-
-A child runs under a guard (:mod:`coterie.engines.child_guard`), which ends it and all its descendants when this process
-dies, even by SIGKILL. It writes to a log file, whose last lines are in the error when it dies.
-"""
+"""Server of a pool: external, or a child process under a guard (:mod:`coterie.engines.child_guard`)."""
 
 import asyncio
 import logging
@@ -49,7 +45,10 @@ def absolute(path: Path | str) -> str:
 
 
 class Server:
-    """External server, never started or stopped by coterie. ``base`` is its name of the checkpoint."""
+    """External server, or a child process that is restarted when it dies (:meth:`start`).
+
+    ``base`` is its name of the checkpoint.
+    """
 
     def __init__(
         self,
@@ -73,12 +72,52 @@ class Server:
         self.context: int | None = None
         """Maximum sequence length, if the server reports it."""
         self._base = base
+        self._settings = backend.settings
+        self._process: Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(
+        self,
+        index: int,
+        connect: Callable[[str], ServerClient],
+        log: Path,
+        went_down: Callable[[int], None],
+    ) -> None:
+        """Start the server in a child process and watch it. ``went_down`` is called when it dies.
+
+        ``connect`` makes a client for its URL. Raises :class:`EngineError` with the end of its log if it fails.
+        """
+        self.up, self._index, self._connect, self._log = False, index, connect, log
+        self._went_down = went_down
+        await self._launch()
+        self._tasks = [asyncio.create_task(self._keep_up())]
 
     def report_stall(self) -> None:
-        """Handle a request without an answer for too long."""
+        """Kill a child without an answer for too long unless it is healthy; it is then restarted."""
+        if self._process is not None and all(task.done() for task in self._tasks[1:]):
+            self._tasks[1:] = [asyncio.create_task(self._examine())]
+
+    async def _examine(self) -> None:
+        if self.up and not await self.client.healthy():
+            logger.warning("%s does not answer; killing and restarting it", self.name)
+            for process in self._descendants(recursive=False):
+                process.kill()
 
     async def serve(self, weights: ServedWeights) -> None:
-        """Load other weights in place, and check that the server has them. Raises a ``ServerFault``."""
+        """Load other weights in place, and check that the server has them. Raises a ``ServerFault``.
+
+        A child that dies meanwhile is restarted with them.
+        """
+        await self._wait_until_up()
+        restarts = self.restarts
+        try:
+            await self._load(weights)
+        except TransientFault:
+            await self._wait_until_up()
+            if self.lost or self.restarts == restarts:
+                raise
+
+    async def _load(self, weights: ServedWeights) -> None:
         before, self.weights = self.weights, weights
         if before.adapter_name in {card.id for card in await self.client.models()}:
             body = {"lora_name": before.adapter_name}
@@ -102,6 +141,10 @@ class Server:
         self.context = cards[client.model].max_model_len or self.context
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._end()
         await self.client.close()
 
     async def _reset_cache(self) -> None:
@@ -112,67 +155,7 @@ class Server:
             await asyncio.sleep(POLL_SECONDS)
         raise TransientFault(f"{self.name} does not drop its prefix cache")
 
-
-class OwnServer(Server):
-    """Server in a child process, which is restarted when it dies.
-
-    ``connect`` creates a client for a URL; ``went_down`` is called when the server dies.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        policy: str,
-        backend: VLLMBackend,
-        weights: ServedWeights,
-        connect: Callable[[str], ServerClient],
-        log_folder: Path,
-        went_down: Callable[[int], None],
-    ) -> None:
-        super().__init__(f"vllm-{index}", policy, backend, weights, connect("http://-"))
-        self.up = False
-        self._index = index
-        self._connect = connect
-        self._settings = backend.settings
-        self._went_down = went_down
-        self._log = log_folder / f"{self.name}.log"
-        self._process: Process | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._doubt: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the server and watch it. Raises :class:`EngineError` with the end of its log if it fails."""
-        await self._launch()
-        self._watch = asyncio.create_task(self._keep_up())
-
-    def report_stall(self) -> None:
-        """Kill the server unless it is healthy; it is then restarted."""
-        if self._doubt is None or self._doubt.done():
-            self._doubt = asyncio.create_task(self._examine())
-
-    async def _examine(self) -> None:
-        if self.up and not await self.client.healthy():
-            logger.warning("%s does not answer; killing and restarting it", self.name)
-            for process in self._descendants(recursive=False):
-                process.kill()
-
-    async def serve(self, weights: ServedWeights) -> None:
-        """Load other weights; a server that dies meanwhile is restarted with them."""
-        await self._wait_until_up()
-        restarts = self.restarts
-        try:
-            await super().serve(weights)
-        except TransientFault:
-            await self._wait_until_up()
-            if self.lost or self.restarts == restarts:
-                raise
-
-    async def close(self) -> None:
-        for task in filter(None, (self._watch, self._doubt)):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._end()
-        await self.client.close()
+    # -- child processes --------------------------------------------------------------------------
 
     async def _wait_until_up(self) -> None:
         while not self.up and not self.lost:

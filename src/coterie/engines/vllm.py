@@ -1,7 +1,6 @@
 """vLLM servers: their command line and environment, and a client with token ids in, ids and log-probs out.
 
-Callers of the client set timeouts (``asyncio.timeout``): canceling a call closes its connection, and the server then
-aborts the request.
+Callers of the client set timeouts: canceling a call closes its connection, and the server then aborts the request.
 """
 
 import itertools
@@ -19,7 +18,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from coterie.config.folders import expanded
-from coterie.engines.endpoint import TransientFault, check_status
+from coterie.engines.endpoint import ReportedUsage, TransientFault, request
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
 from coterie.engines.settings import LORA_RANKS, OptionValue, VLLMSettings
@@ -174,23 +173,6 @@ def device_lists(settings: VLLMSettings, visible: Sequence[str]) -> list[str]:
     return [",".join(visible[i * size : (i + 1) * size]) for i in range(servers)]
 
 
-class _Details(BaseModel):
-    cached_tokens: int | None = None
-
-
-class ReportedUsage(BaseModel):
-    """Tokens of one request."""
-
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens from the server's prefix cache."""
-        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
-
-
 class _Logprobs(BaseModel):
     token_logprobs: list[float]
 
@@ -240,11 +222,7 @@ thirds of this process's time with 384 dialogues in one pool (bench/results/roll
 
 
 class ServerClient:
-    """Client of ``model`` on the server at ``url``.
-
-    ``decode`` and ``end_ids`` come from the tokenizer in this process, as in
-    :class:`~coterie.models.chat.ChatRenderer`, to find the end and the text of a completion.
-    """
+    """Client of ``model`` on the server at ``url``; ``decode`` and ``end_ids`` are those of a renderer."""
 
     def __init__(self, url: str, model: str, decode: Decode, end_ids: frozenset[int]) -> None:
         self.url = url.rstrip("/")
@@ -317,7 +295,6 @@ class ServerClient:
         return values, usage
 
     async def healthy(self) -> bool:
-        """Return True if the server's health check succeeds within a few seconds."""
         try:
             reply = await next(self._next).get("/health", timeout=HEALTH_SECONDS)
         except (httpx2.HTTPError, OSError):
@@ -333,7 +310,6 @@ class ServerClient:
         return _parsed(_CacheReset, await self._send("POST", "/reset_prefix_cache", None)).success
 
     async def post(self, path: str, body: Mapping[str, Any]) -> None:
-        """Send a request whose reply is only a status. Raises a ``ServerFault``."""
         await self._send("POST", path, body)
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -346,10 +322,8 @@ class ServerClient:
         }
 
     def _find_end(self, ids: list[int], sampling: Sampling) -> tuple[int, tuple[Finish, str, str]]:
-        """Return the number of ids of a completion, and its finish reason, text and stop string.
-
-        A server decodes token by token and may miss a stop string of the whole text; tokens after it are dropped.
-        """
+        """Return the number of ids of a completion, and its finish reason, text and stop string."""
+        # A server decodes token by token and may miss a stop string of the whole text; tokens after it are dropped.
         for count in range(1 if sampling.stop else len(ids), len(ids) + 1):
             if end := ending(ids[:count], sampling, self._ends, self._decode):
                 return count, end
@@ -376,15 +350,7 @@ class ServerClient:
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> httpx2.Response:
-        pool = next(self._next)
-        if pool.is_closed:
-            raise TransientFault(f"the connection to {self.url} is closed")
-        try:
-            response = await pool.request(method, path, json=body)
-        except (httpx2.HTTPError, OSError) as error:
-            raise TransientFault(f"no answer from {self.url}: {error!r}") from error
-        check_status(response, f"{self.url}{path}: ")
-        return response
+        return await request(next(self._next), method, path, body, f"{self.url}{path}: ")
 
 
 def _check_logprobs(logprobs: Sequence[float]) -> None:

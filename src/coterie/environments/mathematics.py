@@ -9,7 +9,6 @@ Two numbers are compared by value (``environments.numbers``), and all other text
 only if it can read the whole text: it skips prose, and reads ``5 6`` as a sum.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -300,7 +299,7 @@ def compared(gold: str, answer: str, gold_letters: str = "", answer_letters: str
 
     Thread-safe.
     """
-    return _WORKER.ask(json.dumps([gold, answer, gold_letters, answer_letters]), LIMIT) == "true"
+    return _WORKER.ask([gold, answer, gold_letters, answer_letters], LIMIT) is True
 
 
 _WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")

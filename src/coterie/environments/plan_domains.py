@@ -29,7 +29,6 @@ from coterie.tools.actions.executors import (
     MathsExecutor,
     answer_of,
     choose,
-    read_operation,
     score,
 )
 from coterie.tools.actions.grammar import Action
@@ -243,7 +242,7 @@ class Web(Domain):
         for action in actions:
             page = pages.get(len({**values, **new}) + 1)
             try:
-                new[action.result] = action.text if page is None else str(choose(action, page))
+                new[action.result] = action.text if page is None else choose(action, page)
             except Failed as error:
                 new[action.result] = NOTHING.format(error)
         return Executed(new, answer_of(new))
@@ -259,10 +258,7 @@ class Web(Domain):
         if not labels:
             return None, {}
         done = list(values.values())
-        steps = [
-            score(read_operation(done[n - 1]) if n <= len(done) else None, label)
-            for n, label in labels.items()
-        ]
+        steps = [score(done[n - 1] if n <= len(done) else "", label) for n, label in labels.items()]
         on_page = [
             any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
         ]
@@ -306,7 +302,7 @@ class Questions(Domain):
                 "these questions need pages, but no pages are given",
                 "index some with `coterie data index FILE.jsonl FOLDER`, and add environment.corpus=FOLDER",
             )
-        self.corpus = None if settings.corpus is None else Corpus.open(expanded(settings.corpus))
+        self.corpus = None if settings.corpus is None else Corpus(expanded(settings.corpus))
         self.reader = settings.reader
         check_chat("environment.reader", self.reader, RULES)
         self.needs = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)

@@ -14,9 +14,8 @@ from coterie.datasets.catalogue import Split
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
 from coterie.record.turn import Finish, Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn
-from coterie.tools.calls import NativeCalls, ToolSource
+from coterie.tools.calls import NativeCalls, Tags, ToolSource
 from coterie.tools.registry import ToolsSettings
-from coterie.tools.tags import Tags
 
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""

@@ -29,9 +29,8 @@ from coterie.environments.protocol import (
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn, digest
-from coterie.tools.calls import Function, NativeCalls, SessionSource, ToolSource
+from coterie.tools.calls import Function, NativeCalls, SessionSource, Tags, ToolSource
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox
-from coterie.tools.tags import Tags
 
 
 class ForwardedTasks:

@@ -1,1 +1,1 @@
-"""Evaluation of policies: intervals, paired tests, self-consistency, best of n."""
+"""Statistics of scores of policies."""

@@ -1,14 +1,25 @@
-"""Confidence intervals and tests of mean scores and their differences.
+"""Statistics of scores: bootstrap intervals, and test-time scaling by number of dialogues of a task.
 
-All random functions take a seed; equal arguments give equal results. Intervals are percentile bootstrap intervals
-(Efron & Tibshirani 1993, chapter 13).
+Intervals are percentile bootstrap intervals (Efron & Tibshirani 1993, chapter 13).
+
+Self-consistency of several agents is as in Optima (arXiv 2410.08115, section 3.3). For the first k dialogues of a task:
+
+* *coverage* is the best score, as from an oracle; *fraction* is the best share of passed tests (ColBench's best-of-k);
+* *majority* is the score of the most frequent answer;
+* *average* is the mean score (avg@k), and *spread* the standard deviation of the scores of the k rounds, where round i
+  has the i-th dialogue of every task (AFM's five rounds on the web);
+* *tokens* is the total number of tokens.
+
+Each is a mean over tasks, for k = 1, 2, ..., K. ``environments.answers`` groups the answers.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from coterie.environments.answers import Similarity, Vote
 
 Floats = NDArray[np.float64]
 
@@ -16,66 +27,16 @@ _DRAWS_AT_ONCE = 2_000_000
 """Maximum indices drawn at a time, to bound memory (16 MB)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairedTest:
-    """Result of a paired test of ``a`` against ``b``."""
-
-    effect: float
-    """Mean of ``a - b`` over the tasks of each seed, then over seeds."""
-    p: float
-    """One-sided p-value against "the effect is at most the margin"."""
-    low: float
-    """Lower end of the two-sided interval of the effect."""
-    high: float
-    """Upper end of the two-sided interval of the effect."""
-
-
 def bootstrap_interval(
     values: ArrayLike, *, confidence: float = 0.95, seed: int, resamples: int = 2000
 ) -> tuple[float, float]:
-    """Return the interval of the mean of ``values`` (shape ``[n]``)."""
-    array = _floats(values, "values")
-    means = _resampled_means(array, resamples, np.random.default_rng(seed))
-    return _percentiles(means, confidence)
+    """Return the interval of the mean of ``values`` (shape ``[n]``). Equal arguments give equal results."""
+    array = finite_values(values, "values")
+    means = resampled_means(array, resamples, np.random.default_rng(seed))
+    return percentiles(means, confidence)
 
 
-def paired_bootstrap(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    margin: float = 0.0,
-    seed: int,
-    resamples: int = 10_000,
-    clusters: Sequence[Hashable] | None = None,
-    confidence: float = 0.95,
-) -> PairedTest:
-    """Test whether ``a`` exceeds ``b`` by more than ``margin``, over tasks and seeds.
-
-    ``a[i]`` and ``b[i]`` are the scores of two methods on the same task with the same seed, and ``clusters[i]`` is this
-    seed. Each resample has two levels: it draws seeds with replacement, then tasks with replacement within each drawn
-    seed, so it includes the variance of training runs and of test tasks. All seeds have equal weight, whatever their
-    number of tasks. Without ``clusters``, all items are tasks of one seed, and the test does not cover other seeds.
-
-    ``p`` is the share of resamples whose effect is at most ``margin`` (Koehn 2004, "Statistical significance tests for
-    machine translation evaluation"), with one more such resample added, so it is never 0. It agrees with the interval:
-    ``p < 0.025`` where the 95% interval is above the margin.
-
-    Two limitations: Draw the tasks of each seed independently, since shared tasks are treated as new ones. With few
-    seeds, resampling underestimates their variance (by the factor ``(k - 1) / k`` for ``k`` seeds).
-    """
-    first, second = _floats(a, "a"), _floats(b, "b")
-    if first.shape != second.shape:
-        raise ValueError(f"a and b must be paired; got {len(first)} and {len(second)} values")
-    groups = _groups(first - second, clusters)
-    means = _two_level_means(groups, resamples, np.random.default_rng(seed))
-    low, high = _percentiles(means, confidence)
-    effect = float(np.mean([group.mean() for group in groups]))
-    # An effect equal to the margin must count as at most the margin despite rounding.
-    at_most = int(np.count_nonzero(means <= margin + 1e-12))
-    return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)
-
-
-def _floats(values: ArrayLike, name: str) -> Floats:
+def finite_values(values: ArrayLike, name: str) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise ValueError(f"{name} must be a non-empty sequence of numbers; got shape {array.shape}")
@@ -84,18 +45,7 @@ def _floats(values: ArrayLike, name: str) -> Floats:
     return array
 
 
-def _groups(differences: Floats, clusters: Sequence[Hashable] | None) -> list[Floats]:
-    if clusters is None:
-        return [differences]
-    if len(clusters) != len(differences):
-        raise ValueError(f"{len(clusters)} clusters for {len(differences)} pairs: give one each")
-    members: dict[Hashable, list[float]] = {}
-    for cluster, difference in zip(clusters, differences.tolist(), strict=True):
-        members.setdefault(cluster, []).append(difference)
-    return [np.array(group) for group in members.values()]
-
-
-def _resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Floats:
+def resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Floats:
     """Return the means of ``count`` resamples of ``values``, shape ``[count]``."""
     step = max(1, _DRAWS_AT_ONCE // len(values))
     means = np.empty(count)
@@ -106,19 +56,123 @@ def _resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Fl
     return means
 
 
-def _two_level_means(groups: list[Floats], count: int, rng: np.random.Generator) -> Floats:
-    chosen = rng.integers(len(groups), size=(count, len(groups)))
-    means = np.empty(chosen.shape)
-    for index, group in enumerate(groups):
-        mask = chosen == index
-        means[mask] = _resampled_means(group, int(mask.sum()), rng)
-    overall: Floats = means.mean(axis=1)
-    return overall
-
-
-def _percentiles(means: Floats, confidence: float) -> tuple[float, float]:
+def percentiles(means: Floats, confidence: float) -> tuple[float, float]:
+    """Return the ends of the central part of ``means`` that holds the share ``confidence``."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95; got {confidence}")
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A dialogue's answer and score."""
+
+    answer: str | None
+    """``None`` if it ended without an answer; it has no vote."""
+    score: float
+    tokens: int
+    fraction: float | None = None
+    """Share of tests that its answer passes, if there are tests."""
+    failed: bool = False
+    """True if it failed for good or could not be graded."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPoint:
+    """Metrics of the first k dialogues of one task."""
+
+    coverage: float
+    majority: float
+    tokens: int
+    fraction: float | None
+    average: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks, with an optional 95% bootstrap interval."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Means over all tasks with k dialogues of each."""
+
+    k: int
+    coverage: Estimate
+    majority: Estimate
+    tokens: float
+    fraction: float | None
+    average: float
+    spread: float | None = None
+    """Sample standard deviation of the rounds' scores; ``None`` for k = 1."""
+
+
+def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
+    """Return the points of one task for k = 1 to ``len(draws)``.
+
+    The majority's score is the mean score of the dialogues in the winning group; 0 while no dialogue has an answer.
+    """
+    vote = Vote(similarity)
+    points: list[TaskPoint] = []
+    best, total, tokens, fraction = 0.0, 0.0, 0, None
+    for index, draw in enumerate(draws):
+        vote.add(index, draw.answer)
+        best, total = max(best, draw.score), total + draw.score
+        tokens += draw.tokens
+        if draw.fraction is not None:
+            fraction = max(fraction or 0.0, draw.fraction)
+        scores = [draws[winner].score for winner in vote.winners]
+        majority = sum(scores) / len(scores) if scores else 0.0
+        points.append(TaskPoint(best, majority, tokens, fraction, total / (index + 1)))
+    return points
+
+
+def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list[Point]:
+    """Return points for k = 1 to K over tasks with K dialogues each, with intervals at :func:`marks`.
+
+    Raises ``ValueError`` if there are no tasks, or their numbers of dialogues differ.
+    """
+    sizes = {len(draws) for draws in tasks.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"tasks must have equal numbers of dialogues; got {sorted(sizes)}")
+    curves = [task_curve(draws, similarity) for draws in tasks.values()]
+    max_samples = sizes.pop()
+    marked = set(marks(max_samples))
+    rounds = [
+        float(np.mean([some[i].score for some in tasks.values()])) for i in range(max_samples)
+    ]
+    return [
+        Point(
+            k,
+            _estimate([curve[k - 1].coverage for curve in curves], k in marked),
+            _estimate([curve[k - 1].majority for curve in curves], k in marked),
+            float(np.mean([curve[k - 1].tokens for curve in curves])),
+            _mean_of_known([curve[k - 1].fraction for curve in curves]),
+            float(np.mean([curve[k - 1].average for curve in curves])),
+            float(np.std(rounds[:k], ddof=1)) if k > 1 else None,
+        )
+        for k in range(1, max_samples + 1)
+    ]
+
+
+def marks(max_samples: int) -> list[int]:
+    """Return the numbers of dialogues to report: powers of two up to ``max_samples``, and ``max_samples``."""
+    powers = [2**power for power in range(max_samples.bit_length())]
+    return powers if powers[-1] == max_samples else [*powers, max_samples]
+
+
+def _mean_of_known(shares: Sequence[float | None]) -> float | None:
+    """Return the mean share; ``None`` if no task has tests. A task whose dialogues all failed counts as 0."""
+    if all(share is None for share in shares):
+        return None
+    return float(np.mean([share or 0.0 for share in shares]))
+
+
+def _estimate(values: list[float], with_interval: bool) -> Estimate:
+    interval = bootstrap_interval(values, seed=0) if with_interval else None
+    return Estimate(float(np.mean(values)), interval)

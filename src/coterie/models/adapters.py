@@ -1,7 +1,6 @@
 """LoRA adapters (a thin layer over PEFT), value heads and checksums of weights.
 
-Several roles may share a base, with one named adapter each, of which one is active at a time. A reference is a frozen
-copy of an adapter, or the base with adapters disabled; :func:`using` switches to either within a block.
+Several roles may share a base, with one named adapter each, of which one is active at a time.
 """
 
 import hashlib
@@ -9,7 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +108,9 @@ def activate(model: Any, name: str) -> None:
 
 @contextmanager
 def using(model: Any, name: str | None) -> Iterator[None]:
-    """Activate one adapter inside the block, or disable all (``None``).
-
-    ``None`` on a model without adapters does nothing.
-    """
-    if name is None and not isinstance(model, PeftModel):
-        yield
-        return
+    """Activate one adapter inside the block, or disable all, if there are any (``None``)."""
     if name is None:
-        with model.disable_adapter():
+        with model.disable_adapter() if isinstance(model, PeftModel) else nullcontext():
             yield
         return
     _check_known(model, name)
@@ -138,10 +131,7 @@ def save_adapter(
     name: str = DEFAULT,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write one adapter as safetensors to ``folder``, with the fingerprint of its base.
-
-    ``weights`` replaces the model's state if ranks shard it.
-    """
+    """Write one adapter and the fingerprint of its base. ``weights`` replaces the model's state if ranks shard it."""
     model.save_pretrained(
         str(folder), selected_adapters=[name], safe_serialization=True, state_dict=weights
     )
@@ -156,10 +146,7 @@ def save_adapter(
 def load_adapter(
     model: Any, folder: Path, *, name: str = DEFAULT, trainable: bool = False
 ) -> PeftModel:
-    """Load the adapter of ``folder`` as ``name`` and activate it; replace an adapter with this name.
-
-    Raises :class:`UserError` for an adapter that was trained on another base, does not fit this one or is incomplete.
-    """
+    """Load the adapter of ``folder`` as ``name`` and activate it; replace an adapter with this name."""
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise UserError(
@@ -183,13 +170,10 @@ def load_adapter(
 
 
 def merged(model: Any) -> Any:
-    """Return the base with its active adapter merged into its weights; ``model`` is unusable afterwards.
-
-    If the adapter changes one of two tied embeddings, untie them first: the other must not change. Weights are added in
-    float32 and rounded once.
-    """
+    """Return the base with its active adapter merged into its weights; ``model`` is unusable afterwards."""
     base = model.get_base_model()
     ends = base.get_input_embeddings(), base.get_output_embeddings()
+    # An adapter of one of two tied embeddings must not change the other.
     if any(isinstance(end, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for end in ends):
         untie(base)
     with warnings.catch_warnings():
@@ -279,11 +263,10 @@ def _check_known(model: Any, name: str) -> None:
 
 
 class ValueHead(nn.Linear):
-    """Value head, ``Linear(width, 1)``: one number per token, from a causal model's last hidden state.
+    """Value head, ``Linear(width, 1)``: one number per token, from a causal model's last hidden state; 0 at first.
 
-    It is initialized to zero, so that all values are equal before training. The head is a submodule that the model's
-    own forward pass does not use. It is trained, hashed and checkpointed like other weights, and saved in its own file.
-    With LoRA adapters, the head belongs to the base, is fully trained and is saved with the adapter.
+    The head is a submodule that the model's own forward pass does not use. It is trained, hashed and checkpointed like
+    other weights, and saved in its own file. With LoRA adapters, it belongs to the base and is saved with the adapter.
     """
 
     def __init__(self, width: int) -> None:
@@ -379,8 +362,7 @@ def token_values(
 def checksums(weights: Iterable[Tensor]) -> list[int]:
     """Return a position-dependent checksum of the bytes of each tensor, at memory speed.
 
-    Adds a multiple of its position to each 8-byte word and sums the products of the two halves (NH, Black et al.
-    1999): by numba on CPU, by torch on a GPU or without numba.
+    Adds a multiple of its position to each 8-byte word and sums the products of the two halves (NH, Black et al. 1999).
     """
     sums: list[np.int64 | Tensor] = []
     for weight in weights:

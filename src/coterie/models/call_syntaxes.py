@@ -1,7 +1,6 @@
 """Call syntaxes of model families: one table of marks, and one parser.
 
-Text in a thought is no call. Text in a string of a call neither begins a thought nor ends the call. Text that begins
-like a call but cannot be read is a call with an error.
+Text in a thought is no call. Text that begins like a call but cannot be read is a call with an error.
 """
 
 import ast

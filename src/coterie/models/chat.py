@@ -1,20 +1,7 @@
 """Chat rendering: messages to token ids, with every turn of the reader as the ids that were sampled.
 
-``models.template`` splits the template's text into template text and contents, ``models.control`` encodes both so that
-no content makes a control token, and recorded ids replace the contents of the reader's own turns.
-
-Own turns: the template gets the thought and the content of a turn separately. If it writes both as sampled (except for
-white space at their ends), the recorded ids follow the header that ended the turn's prompt. If it changes them (drops
-an earlier thought, adds an empty one), the prompt has the template's text, encoded again; it then no longer extends the
-running tokens, and the view opens a new segment. The template's end of turn replaces a recorded one that differs.
-
-Roles: a system message that the template cannot show at its position becomes a user message, merged with the user
-message after it. Consecutive user messages are merged if the template refuses them. An empty line separates both parts.
-
-Results of calls are shown in the order of the calls: one ``tool`` message each, or a single ``user`` message if that is
-the message's role, if the template has no tool messages, or if the environment's syntax formats results as text. An
-``inline`` message continues the previous turn without template text. The template writes calls only for turns without
-tokens (from an endpoint).
+If the template writes a turn's thought and content as sampled (but for white space), the recorded ids follow the turn's
+prompt. If it changes them (drops a thought), the prompt has its own text, and the view opens a new segment.
 """
 
 import re
@@ -22,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
-from os.path import commonprefix
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -32,15 +17,7 @@ from coterie.config.folders import encoded
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import json_text, mapped, openai_call
 from coterie.models.control import ControlTokens
-from coterie.models.template import (
-    USER,
-    WORD,
-    ChatTemplate,
-    Layout,
-    Slot,
-    TemplateMessage,
-    TextPiece,
-)
+from coterie.models.template import WORD, ChatTemplate, Layout, Slot, TemplateMessage, TextPiece
 from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
 from coterie.record.turn import (
@@ -65,7 +42,10 @@ _HOLE = "\0"
 class ChatRenderer:
     """Renderer of messages with a tokenizer's chat template. Implements ``record.rows.Render``.
 
-    Raises ``UserError`` if prompts for this tokenizer cannot be rendered.
+    A system message that the template cannot show at its position becomes a user message. Results are shown in the
+    order of the calls: a ``tool`` message each, or one ``user`` message if that is their role, or the template has no
+    tool messages. An ``inline`` message continues the previous turn without template text. The template writes calls
+    only for turns without tokens.
     """
 
     end_ids: frozenset[int]
@@ -82,7 +62,6 @@ class ChatRenderer:
         self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
         self._takes = lru_cache(None)(self._takes_roles)
-        self._around_thought = lru_cache(None)(self._marks_around)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         chat = [TemplateMessage(role, (Slot("word"),)) for role in ("user", "assistant")]
         after = self.control.encode(self._pieces(chat, generation=False)[-1:])[:1]
@@ -103,21 +82,18 @@ class ChatRenderer:
         privileges: str | None = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        """Return the prompt ids of ``messages`` for ``reader``.
+        """Return the prompt ids of ``messages`` for ``reader``, whose own turns appear as sampled.
 
         Args:
             messages: Messages to show.
             tree: Tree of the turns in ``messages``.
-            reader: Name of the agent, whose own turns appear as sampled.
+            reader: Name of the agent.
             generation: Add the header of the reader's next turn.
             prefill: Text after that header.
-            privileges: Name of a second role whose private parts are visible. A critic sees the
-                agent's context and its own private parts.
+            privileges: Second role whose private parts are visible, such as for a critic.
             tools: Tools that the template shows.
 
-        Raises:
-            PrivilegeError: If neither the reader nor ``privileges`` may see a part.
-            UserError: If the model or its template cannot show the messages.
+        Raises ``PrivilegeError`` for a part that neither the reader nor ``privileges`` may see.
         """
         viewers = (reader,) if privileges is None else (reader, privileges)
         if tools:
@@ -139,10 +115,9 @@ class ChatRenderer:
     __call__ = render
 
     def encode_turn(self, text: str, *, end: bool = True) -> tuple[int, ...]:
-        """Encode a turn from another source as it follows a prompt.
+        """Encode a turn from another source as it follows a prompt, with an end of turn if ``end``.
 
-        Spelled control tokens are broken up, so the text cannot forge another turn. ``end=False`` omits the
-        end-of-turn token, such as after a stop string.
+        Spelled control tokens are broken up, so the text cannot forge another turn.
         """
         ids = self._encode_after(self.template.prompt, self._turn_pieces(text))
         return ids + (self.end if end else ())
@@ -154,10 +129,7 @@ class ChatRenderer:
     def parts(
         self, text: str, agent: str, source: str, ids: Sequence[int] = ()
     ) -> tuple[Part, ...]:
-        """Split a turn into its thought (with marks), which only the agent sees, and the rest.
-
-        ``ids`` are the turn's tokens; with them, the thought has a token span.
-        """
+        """Split a turn into its thought (with marks and a span of ``ids``), which only the agent sees, and the rest."""
         marks = self.template.thoughts
         content = marks.split(text).content if marks else text
         if len(content) == len(text):
@@ -174,17 +146,6 @@ class ChatRenderer:
         )
         assert isinstance(text, str)
         return text
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each id adds to the decoded text.
-
-        Text that depends on a later id (a character of several tokens, a space) belongs to that id.
-        """
-        text = self.decode(ids)
-        starts = (self.decode(ids[:n]) for n in range(1, len(ids)))
-        lengths = [len(commonprefix([text, start])) for start in starts]  # noqa: RUF071
-        stops = list(accumulate([*lengths, len(text)], max))
-        return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
     def calls(self, text: str, finish: Finish, tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
         """Parse the calls of a sampled message; ``UserError`` if the model has no call syntax."""
@@ -209,7 +170,9 @@ class ChatRenderer:
         chat: list[TemplateMessage] = []
         for one in messages:
             last = chat[-1] if chat else None
-            if one.role == INLINE and (last is None or not self._is_open(last)):
+            turn = last.slots[-1].turn if last and last.slots and last.role == "assistant" else None
+            was_cut = turn is not None and turn.ids[-1] not in self.end_ids
+            if one.role == INLINE and not (last and (was_cut or _continues(last))):
                 one = replace(one, role="user")
             roles = (last.role if last else "", one.role)
             if last and (one.role == INLINE or (one.role == "assistant" and _continues(last))):
@@ -221,11 +184,6 @@ class ChatRenderer:
                 chat.append(one)
         return chat
 
-    def _is_open(self, message: TemplateMessage) -> bool:
-        """Return True if a message can continue: its last turn was sampled without an end of turn."""
-        turn = message.slots[-1].turn if message.slots and message.role == "assistant" else None
-        return _continues(message) or (turn is not None and turn.ids[-1] not in self.end_ids)
-
     def _arrange(self, chat: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         """Change roles and merge messages so that the template shows all of them."""
         result: list[TemplateMessage] = []
@@ -233,11 +191,10 @@ class ChatRenderer:
         for at, one in enumerate(chat):
             is_changed = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
             one = replace(one, role="user") if is_changed else one
-            merges = bool(result) and result[-1].role == one.role == "user"
-            if merges and (after_system or not self._takes(("user", "user"))):
-                result[-1] = _merge(result[-1], one)
-            else:
-                result.append(one)
+            follows_user = bool(result) and result[-1].role == one.role == "user"
+            if follows_user and (after_system or not self._takes(("user", "user"))):
+                one = _merge(result.pop(), one)
+            result.append(one)
             after_system = is_changed
         return result
 
@@ -253,15 +210,8 @@ class ChatRenderer:
 
     def _takes_roles(self, roles: Sequence[str]) -> bool:
         """Return True if the template shows messages of these roles in order."""
-        chat = [TemplateMessage(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
-        plain = [one.message(one.text, str) for one in chat]
-        if self.template.treats_as_assistant("system", plain):
-            return False
-        try:
-            pieces = self._pieces(chat, generation=True)
-        except UserError:
-            return False
-        return [one.text for one in pieces if isinstance(one, Slot)] == [one.text for one in chat]
+        chat = [{"role": role, "content": f"{WORD}{at}x"} for at, role in enumerate(roles)]
+        return self.template.shows(chat, "system")
 
     def _prepare(
         self, message: Message, tree: Tree, reader: str, viewers: Sequence[str], native: bool
@@ -275,8 +225,8 @@ class ChatRenderer:
                     f"a {message.role} message for {' and '.join(map(repr, viewers))} has a part from {part.source} "
                     f"that only {', '.join(sorted(part.audience or ()))} may see"
                 )
-        parts = [*message.parts]
-        parts += [one for one in (turn.parts if turn else ()) if any(map(one.visible_to, viewers))]
+        own_parts = turn.parts if turn else ()
+        parts = [*message.parts, *(p for p in own_parts if any(map(p.visible_to, viewers)))]
         content = "".join(part.text for part in parts)
         if turn and turn.results and not turn.parts:
             if message.role == "tool" and self.tools.results != "user":
@@ -306,34 +256,29 @@ class ChatRenderer:
         """
         first = _count_calls(tree, turn)
         ids = tuple(self.tools.call_id(first + place) for place in range(len(turn.calls)))
-        if turn.ids and self.tools.results != "calls":
-            return message
-        if turn.ids:
-            calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
-        else:
+        if not turn.ids:
             safe = [openai_call(one, "", self._safe)["function"] for one in turn.calls]
             calls = [ToolCall("", one["name"], json_text(one["arguments"])) for one in safe]
+            return replace(message, calls=tuple(calls), call_ids=ids)
+        if self.tools.results != "calls":
+            return message
+        calls = [ToolCall("", self._safe(one.name or "tool"), "") for one in turn.calls]
         opening = getattr(self.tools.syntax, "opening", re.compile(r"(?!)"))
-        ends = [
-            one for one in (*turn.ids[-1:], *self.end, *sorted(self.end_ids)) if one in self.end_ids
-        ]
-        around = (opening, tuple(self.decode([one]) for one in ends)) if turn.ids else None
+        ends = (*turn.ids[-1:], *self.end, *sorted(self.end_ids))
+        around = opening, tuple(self.decode([one]) for one in ends if one in self.end_ids)
         return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
     def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
-        callers = (one for one in reversed(tree.path(turn.id)) if one.calls)
-        caller = next(callers, turn)
+        caller = next((one for one in reversed(tree.path(turn.id)) if one.calls), turn)
         names = {call.id: call.name for call in caller.calls}
-        first = _count_calls(tree, caller)
-        return tuple(
-            TemplateMessage(
-                "tool",
-                (self._slot(text, "tool", "a tool's result"),) if text else (),
-                self.tools.call_id(first + place(call)),
-                self._slot(names.get(call) or "tool", "tool", "the name of a tool"),
-            )
-            for call, text in ((one.call_id, replacement or one.text) for one in turn.results)
-        )
+        first, messages = _count_calls(tree, caller), []
+        for one in turn.results:
+            text = replacement or one.text
+            slots = (self._slot(text, "tool", "a tool's result"),) if text else ()
+            name = self._slot(names.get(one.call_id) or "tool", "tool", "the name of a tool")
+            id_ = self.tools.call_id(first + place(one.call_id))
+            messages.append(TemplateMessage("tool", slots, id_, name))
+        return tuple(messages)
 
     def _own_message(self, turn: Turn) -> TemplateMessage:
         """Return a turn with its thought apart; without tokens, the template writes its text."""
@@ -393,7 +338,7 @@ class ChatRenderer:
         """Return the template's text up to the place where a turn was sampled; ``None`` if it writes it otherwise.
 
         ``before`` is the template's text before the thought (or else the content), ``rest`` its text from there to the
-        content, and ``markup`` the turn's own text around its thought; the last two without white space.
+        content, and ``markup`` the turn's own text around its thought, both without white space.
         """
         core, opener = self.template.core, self.template.opener
         at = before.rfind(core) if core else -1
@@ -461,36 +406,11 @@ class ChatRenderer:
         split = marks.split(text, opened=False)
         if marks.opened and not split.lead and marks.close.split()[0] in text:
             split = marks.split(text, opened=True)
-        thinks = bool(split.thought) and (marks.opened or not self.template.opener.strip())
-        lead, close = self._around_thought(thinks)
-        thought = self._slot(split.thought, "assistant", what)
         content = self._slot(split.content, "assistant", what)
-        return [lead, thought, close, content] if thinks else [lead, content]
-
-    def _marks_around(self, thinks: bool) -> tuple[str, str]:
-        """Return the template's text between prompt and thought, and between thought and content.
-
-        Without a thought, the first text ends at the content and the second is empty.
-        """
-        marks = self.template.thoughts
-        assert marks is not None
-        thought, answer = f"{WORD}t", {"role": "assistant", "content": WORD}
-        if thinks and marks.key:
-            answer[marks.key] = thought
-        elif thinks:
-            answer["content"] = marks.open + thought + marks.close + WORD
-        prompt = self.template.prompt
-        whole = self.template.text([USER, answer], False)
-        common = commonprefix([prompt, whole])  # noqa: RUF071
-        rest, is_opened = whole[len(common) :], bool(prompt[len(common) :].strip())
-        if not thinks:
-            # A template that opens a thought in prompts may write none.
-            opens = marks.opened and is_opened
-            return (marks.close if opens else rest.partition(WORD)[0]), ""
-        lead, mark, close = rest.partition(thought)
-        if mark and not is_opened:
-            return lead, close.partition(WORD)[0]
-        return ("" if marks.opened else marks.open), marks.close  # it drops all thoughts
+        if not split.thought or (self.template.opener.strip() and not marks.opened):
+            return [marks.plain, content]
+        thought = self._slot(split.thought, "assistant", what)
+        return ["" if marks.opened else marks.open, thought, marks.close, content]
 
 
 def _squeeze(text: str) -> str:

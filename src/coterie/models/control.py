@@ -1,11 +1,7 @@
 """Control tokens: tokens that a chat template writes, and that no content may write.
 
-An encoder copy of the tokenizer has secret names for the control tokens. The template's text gets these names before
-encoding; to the encoder, control tokens in contents are ordinary text, however it normalizes or joins them. Text
-without control tokens gets the tokenizer's own ids.
-
-Contents that spell a control token also get a space inside it, so that decoded prompts are unambiguous. The same holds
-for plain-text markers, which ids cannot separate from content.
+An encoder copy of the tokenizer has secret names for the control tokens, which only the template's text gets. Contents
+that spell one, or a plain-text marker, also get a space inside it, so that decoded prompts are unambiguous.
 """
 
 import json
@@ -132,10 +128,7 @@ class ControlTokens:
     def _plain_markers(
         self, chats: Sequence[Sequence[str]], control: re.Pattern[str]
     ) -> re.Pattern[str] | None:
-        """Return a pattern of lines that separate turns where no control token does.
-
-        A plain word is no marker, since breaking it up would damage contents.
-        """
+        """Return a pattern of lines, but for plain words, that separate turns where no control token does."""
         markers: set[str] = set()
         for chat in chats:
             runs = [control.split(self._rename(text, self.ids)) for text in chat]

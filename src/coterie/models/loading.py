@@ -1,7 +1,7 @@
-"""Load a causal language model and its tokenizer by name or path; safetensors only, with clear errors for damage.
+"""Load a causal language model (safetensors only) and its tokenizer. Unusable models are refused before weights.
 
 A model is a checkpoint packaged with coterie (``tiny-exchange``), an entry of ``models.catalogue`` (``smollm2``),
-a folder, or a name on the Hugging Face hub. Unusable models are refused before any weights are read.
+a folder, or a name on the Hugging Face hub.
 """
 
 import hashlib
@@ -91,9 +91,6 @@ def load(
         device: Device of the weights.
         template_args: Arguments of the chat template.
         attention: Transformers' ``attn_implementation``.
-
-    Raises:
-        UserError: The model can't be found, read or used, or does not fit in memory.
     """
     source = resolve(name_or_path)
     config = _config(source)
@@ -250,9 +247,8 @@ def check_context(context_length: int, length: int, name: str = "the model") -> 
 def context_length(config: Any) -> int | None:
     """Return the maximum number of tokens in a sequence; ``None`` if the config has no limit.
 
-    Models with ``longrope`` are limited to their original context: when the longest row of a batch exceeds it, the
-    angles of all tokens change. A row's log-probs would then depend on the other rows of the batch, and earlier turns
-    of a dialogue on later ones.
+    Models with ``longrope`` are limited to their original context: above it the angles of all tokens of a batch change
+    with its longest row.
     """
     text = config.get_text_config()
     max_positions: int | None = getattr(text, "max_position_embeddings", None)
@@ -343,10 +339,10 @@ def check_safetensors(source: str) -> None:
 
 
 def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: Any) -> Any:
-    """Load a Transformers model from the safetensors weights of a folder or hub name.
+    """Load a Transformers model from safetensors weights, of which those that begin with ``unused`` may be missing.
 
-    Raises ``UserError`` if weights can't be read, do not fit the config or are missing (Transformers would initialize
-    them randomly). Weights whose names begin with ``unused``, if given, may be missing.
+    Raises ``UserError`` if others are missing (Transformers would initialize them randomly), can't be read or don't
+    fit.
     """
     try:
         model, report = kind.from_pretrained(

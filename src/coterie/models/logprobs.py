@@ -1,7 +1,6 @@
 """Log-probs of tokens of many sequences in one batch, in which shared prefixes run once.
 
-Training, rewards and engines use the same code, so their results agree. Training under a wrapper with its own
-``forward`` (DDP, FSDP) must call these functions inside the wrapped module.
+A wrapper with its own ``forward`` (DDP, FSDP) must call these functions inside the wrapped module.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +40,19 @@ WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")
 
 
 def token_logprobs(
-    model: Any, ids: Tensor, at: Tensor, tokens: Tensor, *, temperature: float = 1.0, **inputs: Any
+    model: Any,
+    ids: Tensor,
+    at: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float = 1.0,
+    compute: Callable[..., Tensor] | None = None,
+    **inputs: Any,
 ) -> Tensor:
     """Return the log-probs (nats, float32, ``[N]``) of ``tokens`` predicted at positions ``at``.
 
-    The body of the model runs once over the sequences. Its vocabulary projection, which takes most of the memory of a
-    small model, runs only at the selected positions, in chunks and in float32. Gradients flow if enabled; the backward
-    pass recomputes the logits of all chunks but the last.
+    The vocabulary is projected only at these positions, in chunks and in float32; the backward pass recomputes the
+    logits of all chunks but the last.
 
     Args:
         model: Causal language model.
@@ -57,26 +62,33 @@ def token_logprobs(
         temperature: Divisor of the logits.
         inputs: Arguments of the model: ``attention_mask`` (2D, additive 4D, or ``None`` for causal; right padding needs
             no mask) and ``position_ids`` ``[B, L]`` (``None`` for consecutive positions).
+        compute: Function of a chunk; by default its log-probs.
     """
-    return _in_chunks(_chunk, model, ids, at, tokens, temperature, inputs)
+    compute = compute or _chunk
+    hidden = hidden_states(model, ids, **inputs)
+    # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
+    parents = hidden.flatten(0, 1).index_select(0, at)
+    elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
+    chunk = max(1, elements // model.config.get_text_config().vocab_size)
+    again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+    pieces = []
+    for start in range(0, max(1, len(at)), chunk):
+        # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
+        run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
+        part = (parents[start : start + chunk], tokens[start : start + chunk])
+        pieces.append(run(model, *part, temperature))
+    return torch.cat(pieces)
 
 
 def token_entropies(
-    model: Any,
-    ids: Tensor,
-    at: Tensor,
-    tokens: Tensor,
-    *,
-    temperature: float = 1.0,
-    gradient: bool = False,
-    **inputs: Any,
+    model: Any, ids: Tensor, at: Tensor, tokens: Tensor, *, gradient: bool = False, **options: Any
 ) -> Tensor:
     """Return log-probs as :func:`token_logprobs` does, and the entropies of their distributions; ``[N, 2]``.
 
     Entropies (nats) are exact over the vocabulary and have a gradient only with ``gradient``.
     """
-    chunk = partial(_chunk_with_entropy, gradient=gradient)
-    return _in_chunks(chunk, model, ids, at, tokens, temperature, inputs)
+    compute = partial(_chunk_with_entropy, gradient=gradient)
+    return token_logprobs(model, ids, at, tokens, compute=compute, **options)
 
 
 def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
@@ -85,10 +97,7 @@ def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
 
 
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Return the logits (float32) of last hidden states ``[..., width]``.
-
-    The model's own forward pass computes them, so scaling, soft capping or biases of logits apply.
-    """
+    """Return the logits (float32) of last hidden states ``[..., width]``, by the model's own forward pass."""
     inner: Any = causal(model)
     flat: Any = hidden.reshape(1, -1, hidden.shape[-1])
     ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=hidden.device)
@@ -125,30 +134,6 @@ def _fixed_output(module: Any, output: Any) -> Iterator[None]:
             del module.forward
         else:
             module.forward = own
-
-
-def _in_chunks(
-    compute: Callable[..., Tensor],
-    model: Any,
-    ids: Tensor,
-    at: Tensor,
-    tokens: Tensor,
-    temperature: float,
-    inputs: dict[str, Any],
-) -> Tensor:
-    hidden = hidden_states(model, ids, **inputs)
-    # Not hidden[at]: siblings share a parent, and on CPU its gradient would be summed in any order.
-    parents = hidden.flatten(0, 1).index_select(0, at)
-    elements = CHUNK_ELEMENTS * (1 if hidden.device.type == "cpu" else GPU_CHUNKS)
-    chunk = max(1, elements // model.config.get_text_config().vocab_size)
-    again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
-    pieces = []
-    for start in range(0, max(1, len(at)), chunk):
-        # The backward pass begins with the last chunk, so keeping its logits takes no more memory.
-        run = again if torch.is_grad_enabled() and start + chunk < len(at) else compute
-        part = (parents[start : start + chunk], tokens[start : start + chunk])
-        pieces.append(run(model, *part, temperature))
-    return torch.cat(pieces)
 
 
 def _all_logprobs(model: Any, hidden: Tensor, temperature: float) -> Tensor:
@@ -278,10 +263,7 @@ def sequence_logprobs(
     compute: Callable[..., Tensor] = token_logprobs,
     **options: Any,
 ) -> list[Tensor]:
-    """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence.
-
-    ``options`` are those of ``compute``, such as ``temperature``.
-    """
+    """Return the log-probs (nats, float32) of the tokens at ``places[i]`` (none is 0) of each sequence."""
     batch = model_batch(model, sequences, places, rule)
     values_N = compute(model, batch.ids, batch.at, batch.labels, **batch.inputs, **options)
     return [values_N.index_select(0, row) for row in batch.rows]
@@ -339,11 +321,7 @@ class Block(NamedTuple):
 
 
 class BlockedMask(Tensor):
-    """Mask, bool ``[B, 1, W, W]``, that makes attention block-sparse. Otherwise a plain tensor.
-
-    Only ``scaled_dot_product_attention`` handles it by blocks, also when the backward pass recomputes a layer. In a
-    trie of several answers to one prompt, most pairs are nodes of different answers.
-    """
+    """Mask, bool ``[B, 1, W, W]``, that ``scaled_dot_product_attention`` handles by blocks; else a plain tensor."""
 
     blocks: Sequence[Sequence[Block]]
     """Blocks of each row of the batch, in order of its nodes."""

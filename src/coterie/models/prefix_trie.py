@@ -16,7 +16,7 @@ class Trie:
     """Sequences packed by their prefixes, which share nodes; all arrays are int64 ``[nodes]``.
 
     Nodes are tokens in depth-first order. Node ``m`` is ``n`` or an ancestor of ``n`` if and only if
-    ``m <= n < exits[m]``, which is all that attention needs. There may be several roots. A single sequence is a chain.
+    ``m <= n < exits[m]``. There may be several roots.
     """
 
     ids: np.ndarray
@@ -185,10 +185,7 @@ class Splitter:
     """Maximum padded tokens of a micro-batch, unless a single item needs more."""
 
     def microbatches(self, families: Sequence[Family], ranks: int = 1) -> list[list[list[int]]]:
-        """Return the micro-batches of each rank, as indices of items.
-
-        Families are distributed by length, so ranks do about equal work.
-        """
+        """Return the micro-batches of each rank, as indices of items; ranks do about equal work."""
         families = sorted(families, key=lambda f: (f.length, f.items), reverse=True)
         return [self._cut(families[rank::ranks]) for rank in range(ranks)]
 

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, time
-from functools import cached_property
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ OWN_ARGS = ("tools", "tokenize", "add_generation_prompt", "strftime_now", "messa
 NONCE = secrets.token_hex(8)
 WORD = f"word{NONCE}"
 """Random text that no message contains."""
+_NUMBERED = re.compile(rf"{WORD}\d+x")
 _SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 _SWITCH = re.compile(r"/(?:no_)?think\b")
 """Words that some templates act on and remove from messages (SmolLM3, Nemotron Nano 2)."""
@@ -73,14 +73,15 @@ class Thoughts:
     """Markup of thoughts in a template, each after its header.
 
     ``key`` is the message key for thoughts (empty if the template reads them from contents), ``open`` and ``close`` the
-    text before and after a thought, ``answer`` the text before an answer without one. ``opened``: generation prompts
-    end inside a thought.
+    text before and after a thought, ``answer`` the text between header and answer without one, and ``plain`` its part
+    after a prompt. ``opened``: generation prompts end inside a thought.
     """
 
     key: str
     open: str
     close: str
     answer: str
+    plain: str
     opened: bool
 
     def split(self, text: str, *, opened: bool | None = None) -> Split:
@@ -160,49 +161,33 @@ class ChatTemplate:
             self.text([user], True)
             problem = f"the chat template of {self.name} shows nothing of a user's message"
             raise UserError(problem, "use another template")
-        whole = self.text([USER, _ANSWER], False)
-        lead = whole.removeprefix(self.prompt).partition(WORD)[0]
-        if not self.header and whole.startswith(self.prompt) and lead.strip():
+        self.prompt = prompt = self.text([USER], True)
+        closed, whole = self.text([USER], False), self.text([USER, _ANSWER], False)
+        cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
+        if cut < len(closed):  # the chat ends with other text: begin with a whole token
+            tokens = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
+            cut = max((a for a, b in tokens["offset_mapping"] if a <= cut < b), default=cut)
+        self.header = prompt[cut:]
+        """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
+        lead = whole.removeprefix(prompt).partition(WORD)[0]
+        if not self.header and whole.startswith(prompt) and lead.strip():
             raise UserError(
                 f"the chat template of {self.name} has no generation prompt",
                 "use another template: an agent's turn must begin where its prompt ends",
             )
-        is_padded = whole.startswith(self.prompt) and lead.isspace()
-        self.padding = lead if is_padded else ""
+        self.padding = lead if whole.startswith(prompt) and lead.isspace() else ""
         """White space of the template between a prompt and an answer, which models sample."""
-
-    @cached_property
-    def prompt(self) -> str:
-        return self.text([USER], True)
-
-    @cached_property
-    def header(self) -> str:
-        """Text that begins an assistant's message, with the thought that prompts open; may be empty."""
-        closed, prompt = self.text([USER], False), self.prompt
-        cut = len(commonprefix([closed, prompt]))  # noqa: RUF071
-        if cut < len(closed):  # the chat ends with other text: begin with a whole token
-            tokens = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
-            cut = max((a for a, b in tokens["offset_mapping"] if a <= cut < b), default=cut)
-        return prompt[cut:]
-
-    @cached_property
-    def core(self) -> str:
-        """Header without its thought."""
-        header = self.header
-        if self.thoughts is None:
-            return header
-        at = header.rfind(self.thoughts.open.strip())
-        at = header.find(END_OF_THOUGHT) if at < 0 else at  # closed at once (DeepSeek V3.1)
-        return header if at < 0 else header[:at]
-
-    @property
-    def opener(self) -> str:
-        """Thought that generation prompts open, or open and close."""
-        return self.header[len(self.core) :]
-
-    @cached_property
-    def thoughts(self) -> Thoughts | None:
+        self.thoughts = self._find_thoughts(whole.partition(WORD)[0])
         """Markup of thoughts; ``None`` for a template without thoughts."""
+        at = self.header.rfind(self.thoughts.open.strip()) if self.thoughts else len(self.header)
+        at = self.header.find(END_OF_THOUGHT) if at < 0 else at  # closed at once (DeepSeek V3.1)
+        self.core = self.header if at < 0 else self.header[:at]
+        """Header without its thought."""
+        self.opener = self.header[len(self.core) :]
+        """Thought that generation prompts open, or open and close."""
+
+    def _find_thoughts(self, before: str) -> Thoughts | None:
+        """Return the markup of thoughts; ``before`` is the text up to an answer without one."""
         marks = self._thought_marks()
         if marks is None:
             return None
@@ -210,9 +195,11 @@ class ChatTemplate:
         at = self.header.rfind(open_.strip())
         core = self.header if at < 0 else self.header[:at]
         opened = at >= 0 and _first_mark(close.strip()) not in self.header[at:]
-        before = self.try_text([USER, _ANSWER], False).partition(WORD)[0]
         answer = before[before.rfind(core) + len(core) :] if core and core in before else ""
-        return Thoughts(key, open_, close, answer, opened)
+        same = len(commonprefix([self.prompt, before]))  # noqa: RUF071
+        # A template that opens a thought in prompts may write none.
+        plain = close if opened and self.prompt[same:].strip() else before[same:]
+        return Thoughts(key, open_, close, answer, plain, opened)
 
     def _thought_marks(self) -> tuple[str, str, str] | None:
         """Return the message key of thoughts, and the text before and after a thought."""
@@ -242,11 +229,16 @@ class ChatTemplate:
                 return "", open_, close
         return None
 
-    def treats_as_assistant(self, role: str, chat: Chat) -> bool:
-        """Return True if the template writes messages of ``role`` like the assistant's (in an ``{% else %}``)."""
+    def shows(self, chat: Chat, role: str = "") -> bool:
+        """Return True if the words of all messages (``WORD``, a number, ``x``) are shown in order.
+
+        Messages of ``role`` must not be written like the assistant's (in an ``{% else %}``).
+        """
+        texts = json_text(chat), self.try_text(chat, True)
+        expected, shown = (list(dict.fromkeys(_NUMBERED.findall(text))) for text in texts)
         own = [{**one, "role": "assistant"} if one["role"] == role else one for one in chat]
-        text = self.try_text(chat, True) if own != list(chat) else ""
-        return text != "" and text == self.try_text(own, True)
+        is_other = own == list(chat) or texts[1] != self.try_text(own, True)
+        return expected == shown and is_other
 
     def try_text(self, chat: Chat, generation: bool, tools: Chat = ()) -> str:
         """Return the text of a chat; empty if the template refuses it."""
@@ -369,14 +361,11 @@ class Layout:
     """Pieces of one chat: template text and contents in order.
 
     Each content is passed to the template as a *sentinel*, a random word, and the text is split there. Putting the
-    contents back must give the text of the plain chat; so the template keeps contents or only strips their ends. If the
-    template rewrites a content (drops thoughts, quotes, splits lines), sentinels replace only characters that may begin
-    a control token. The same holds for all texts of tools and calls.
+    contents back must give the text of the plain chat; so the template keeps contents or only strips their ends. If it
+    rewrites a content, sentinels replace only characters that may begin a control token, as in tools and calls.
 
     Some templates take results only after a message with calls. A *stand-in* message replaces an own turn there: its
     first name and last argument are sentinels, and the turn replaces the text around them.
-
-    Raises ``UserError`` for a chat that the template refuses or does not show.
     """
 
     pieces: list[TextPiece]
@@ -409,11 +398,7 @@ class Layout:
         if pieces is None:
             trials = [[*plain[:i], whole[i], *plain[i + 1 :]] for i in everything]
             indices = [i for i in everything if self._read(trials[i]) is not None]
-            texts = [self._hide(one, lambda text: self._sentinel(Slot(text))) for one in chat]
-            rewrites = [
-                one.message(text, self._sentinel, self._sign)
-                for one, text in zip(chat, texts, strict=True)
-            ]
+            rewrites = [one.message(self._hide(one), self._sentinel, self._sign) for one in chat]
             pieces = self._read([whole[i] if i in indices else rewrites[i] for i in everything])
             if pieces is None:
                 pieces, indices = self._read(rewrites), []
@@ -494,14 +479,13 @@ class Layout:
             pieces[start : stop + 1] = [before[:at], *one.slots, after[end:]]
 
     def _sign(self, text: str) -> str:
-        """Replace the characters of a tool's or call's text that may begin a control token by sentinels."""
-        message = TemplateMessage("tool", (Slot(text),))
-        return self._hide(message, lambda one: f"sign{NONCE}n{ord(one)}z")
+        """Hide the text of a tool or a call."""
+        return self._hide(TemplateMessage("tool", (Slot(text),)))
 
-    def _hide(self, message: TemplateMessage, replace: Callable[[str], str]) -> str:
-        return "".join(
-            replace(one) if is_hidden else one for one, is_hidden in self._hidden(message)
-        )
+    def _hide(self, message: TemplateMessage) -> str:
+        """Replace the characters of a message that may begin a control token by sentinels."""
+        spans = self._hidden(message)
+        return "".join(f"sign{NONCE}n{ord(one)}z" if hidden else one for one, hidden in spans)
 
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)

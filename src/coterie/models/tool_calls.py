@@ -1,11 +1,6 @@
-"""Tools and calls of a chat template, detected by trials.
-
-The template writes two calls, and the syntax that reads the same calls back is the model's. So no parser of another
-family reads a model's calls.
-"""
+"""Tools and calls of a chat template, detected by trials: the syntax that reads its own calls back is the model's."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as numbers
@@ -29,6 +24,13 @@ Message = Mapping[str, Any]
 Results = Literal["tool", "calls", "user"]
 """Form of results: ``tool`` messages after the sampled text; ``tool`` messages after a message with ``tool_calls``,
 whose text the sampled text replaces; a user's message."""
+_RESULTS: dict[Results, str] = {
+    "tool": "Results are shown as tool messages.",
+    "calls": "Results are shown as tool messages, which the template takes only after calls.",
+    "user": "The template takes no tool messages: results are shown as a user's.",
+}
+_MANY = "several calls of one message"
+_ONE = "one call of a message; several are read where the model writes them"
 CALL_IDS = ("c{place}", "call{place:05}", "functions.{name}:{place}")
 """Forms of call ids: any, with nine characters (Mistral), with the tool's name (Kimi)."""
 _VALUES = {
@@ -85,15 +87,12 @@ class ToolTemplate:
             self.ends, self.markup = self._find_tokens(self.syntax, control, count)
         chat = self._dialogue(self.results, self.ids)
         is_user = self.results == "user"
-        self.users_after_results = is_user or self._shows([*chat[:-2], chat[-1]])
+        self.users_after_results = is_user or template.shows([*chat[:-2], chat[-1]])
         system = {"role": "system", "content": f"{WORD}9x"}
-        self.system_with_results = is_user or self._shows([system, *chat[:-2]])
+        self.system_with_results = is_user or template.shows([system, *chat[:-2]])
 
     def call_id(self, place: int) -> str:
-        """Return a call's id in the template's form, with ``{name}`` for the tool's name if ids have it.
-
-        It depends only on the position, so prompts stay equal.
-        """
+        """Return a call's id by its position, so that prompts stay equal, with ``{name}`` for the tool's name."""
         return self.ids.format(place=place, name="{name}")
 
     def required(self) -> CallSyntax:
@@ -108,23 +107,13 @@ class ToolTemplate:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        results = {
-            "tool": "Results are shown as tool messages.",
-            "calls": "Results are shown as tool messages, which the template takes only after calls.",
-            "user": "The template takes no tool messages: results are shown as a user's.",
-        }
+        unknown = "No way to write calls that coterie can read was found in it."
         return (
             f"The chat template shows {'' if self.shows_tools else 'no '}tools.",
-            f"Calls are written as {self.syntax.name}."
-            if self.syntax
-            else "No way to write calls that coterie can read was found in it.",
-            "The template writes several calls of one message."
-            if self.parallel
-            else "The template writes one call of a message; several are read where the model writes them.",
-            results[self.results],
+            f"Calls are written as {self.syntax.name}." if self.syntax else unknown,
+            f"The template writes {_MANY if self.parallel else _ONE}.",
+            _RESULTS[self.results],
         )
-
-    # -- trials -----------------------------------------------------------------------------------
 
     def _calls(self, calls: Sequence[tuple[str, Message]], ids: str, result: bool = False) -> str:
         """Return the text of a message with calls after its header; empty if the template refuses or omits them."""
@@ -160,7 +149,7 @@ class ToolTemplate:
         for form in (one for one, fits in forms.items() if fits):
             for one in (ids,) if ids else CALL_IDS:
                 chat = self._dialogue(form, one)
-                if self._shows(chat) and not self._template.treats_as_assistant("tool", chat):
+                if self._template.shows(chat, "tool"):
                     self.results, self.ids = form, one
                     return
 
@@ -177,7 +166,7 @@ class ToolTemplate:
         inside = set(control.find_ids(before + last))
         inside |= set(control.find_ids("" if syntax.ends_message else syntax.closing))
         ends = [one for one in control.find_ids(after) if one not in inside][:1]
-        plain = self._text([_USER, {"role": "assistant", "content": WORD}], False, ())
+        plain = self._template.try_text([_USER, {"role": "assistant", "content": WORD}], False)
         return frozenset(ends), frozenset(inside - {*control.find_ids(plain), *ends})
 
     def _dialogue(self, form: Results, ids: str) -> list[dict[str, Any]]:
@@ -192,16 +181,8 @@ class ToolTemplate:
         chat.append({"role": "assistant", "content": next(words)})
         return [*chat, {"role": "user", "content": next(words)}]
 
-    def _shows(self, dialogue: Sequence[Message]) -> bool:
-        """Return True if the words of all messages are shown in order."""
-        text, words = self._text(dialogue, True, ()), re.compile(rf"{WORD}\d+x")
-        expected = dict.fromkeys(words.findall(json_text(dialogue)))
-        return list(expected) == list(dict.fromkeys(words.findall(text)))
-
-    def _text(
-        self, chat: Sequence[Message], generation: bool, tools: Sequence[Tool] = TOOLS
-    ) -> str:
-        return self._template.try_text(chat, generation, [openai_tool(tool) for tool in tools])
+    def _text(self, chat: Sequence[Message], generation: bool) -> str:
+        return self._template.try_text(chat, generation, [openai_tool(tool) for tool in TOOLS])
 
 
 def _call(name: str, arguments: Message, ids: str, place: int) -> dict[str, Any]:

@@ -8,24 +8,26 @@ from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from coterie.config.plugins import label
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
-from coterie.engines.protocol import POLICY, Engine, Sampling
+from coterie.engines.protocol import POLICY, Sampling
 from coterie.environments.checks import check_needs
 from coterie.environments.protocol import Environment, Openers, agents_of, openers_of
 from coterie.environments.registry import content, make_environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, identity, is_adapter
+from coterie.models.loading import LoadedModel, identity, is_adapter, load_renderer
 from coterie.progress import Progress
 from coterie.recipes import registry
 from coterie.recipes.plan import Plan, make_plan
 from coterie.recipes.settings import RecipeSettings
-from coterie.record.rows import Edit
+from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.record.turn import digest
+from coterie.reports.page import Section
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step, open_run, read_config
@@ -79,11 +81,44 @@ class Recipe(ABC):
     def title(self) -> str:
         return label(self.name)
 
+    def sections(self, run: Run) -> Sequence[Section]:
+        """Return the recipe's own sections of the report of a run, finished or not."""
+        return ()
+
+    @property
+    def has_critic(self) -> bool:
+        """True if the run has a critic of turns for `coterie evaluate critic=RUN`."""
+        return False
+
+    def critic_fingerprint(self, run: Run) -> str:
+        """Return a hash of all that the scores of the critic depend on."""
+        raise NotImplementedError
+
+    def open_critic(self, run: Run) -> AbstractAsyncContextManager[Any]:
+        """Open the critic of a run.
+
+        It has ``renderer``, whose token ids it reads (``None`` if it reads text), and ``advantages(task, tree, turns)``
+        that scores candidates of one turn.
+        """
+        raise NotImplementedError
+
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         """Yield the role, tree and selection of everything that an iteration trains on."""
         players = self.players()
         for tree, selection in load_selections(run, iteration):
             yield players[selection.agent], tree, selection
+
+    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+        """Return the agent's view of the path to ``leaf`` (default: of the selection) under its recontext rule."""
+        leaf = leaf or one.leaf
+        if one.context is None:
+            return view(tree, leaf, one.agent)
+        edit, render = self.edits[one.context], self.renderer(one.agent).render
+        return recontext(tree, leaf, one.agent, name=one.context, edit=edit, render=render)
+
+    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+        """Pair two alternatives of one turn. Pairs of one tree share a group."""
+        return turn_pair(chosen, rejected, weight=one.weight, group=tree.task)
 
     def plan(self) -> Plan:
         """Return the size of the run. Raises ``UserError`` for invalid settings within seconds."""
@@ -121,7 +156,7 @@ class Recipe(ABC):
 
     def openers(self) -> Openers:
         """Return functions that open the resources an environment may need, by type."""
-        return {Sandbox: Sandbox}
+        return {Sandbox: partial(Sandbox, getattr(self.settings, "sandbox", None))}
 
     def stage(
         self,
@@ -155,8 +190,8 @@ class Recipe(ABC):
             models = self.models(run)
             if alone or roles:
                 models.make_room()
-            result = do(run, iteration, progress)
-            metrics = models.run_async(_await(result)) if inspect.isawaitable(result) else result
+            result: Any = do(run, iteration, progress)
+            metrics = models.run_async(result) if inspect.iscoroutine(result) else result
             return metrics or {}
 
         required = tuple(stage.step for stage in after)
@@ -205,6 +240,30 @@ class Recipe(ABC):
             self._roles.close()
             self._roles = None
 
+    # -- training data ------------------------------------------------------------------------
+
+    def rows(self, run: Run, iteration: int, role: str | None = None) -> list[Row]:
+        """Return the rows of the trajectories that an iteration trains a role on."""
+        return [
+            row
+            for player, tree, one in self.trained_on(run, iteration)
+            if player == (role or self.main_role)
+            for row in rows(self.training_view(run, tree, one), one.weight)
+            if row.targets
+        ]
+
+    def pairs(self, run: Run, iteration: int, role: str | None = None) -> list[Pair]:
+        """Return the pairs that an iteration trains a role on."""
+        return [
+            self.make_pair(
+                tree,
+                one,
+                *(self.training_view(run, tree, one, leaf) for leaf in (one.leaf, one.rejected)),
+            )
+            for player, tree, one in self.trained_on(run, iteration)
+            if player == (role or self.main_role) and one.rejected is not None
+        ]
+
     # -- roles and tasks ----------------------------------------------------------------------
 
     def models(self, run: Run) -> Roles:
@@ -214,6 +273,16 @@ class Recipe(ABC):
             dtype = weight_dtype(self.settings)
             self._roles = Roles(self.roles(), self.settings.engine, run, dtype)
         return self._roles
+
+    @cached_property
+    def renderers(self) -> dict[str, ChatRenderer]:
+        """Renderers of the roles' models; no weights are loaded."""
+        args = self.settings.engine.template_args
+        return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
+
+    def renderer(self, agent: str) -> ChatRenderer:
+        """Return the renderer of the model that plays an agent."""
+        return self.renderers[self.players().get(agent, self.main_role)]
 
     @property
     def main_role(self) -> str:
@@ -248,8 +317,11 @@ class Recipe(ABC):
 
     def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
         """Open the simulated users and resources that the environment needs."""
-        logs = run.folder / "user_simulator"
-        return open_actors(self.environment, logs, openers=self.openers())
+        logs, simulator = (
+            run.folder / "user_simulator",
+            getattr(self.settings, "user_simulator", None),
+        )
+        return open_actors(self.environment, logs, simulator, self.openers())
 
     def evaluation(
         self, version: int, after: Sequence[Stage] = (), uses: Sequence[str] = ()
@@ -315,10 +387,12 @@ class Recipe(ABC):
         progress: Progress,
     ) -> Metrics:
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
+        stats = {id(one.engine): one.engine.stats for one in samplers.values()}.values()
         async with self.actors(run) as actors:
             driver = actors.driver(samplers, self.settings.seed)
-            await play(run.store, driver, episodes, progress, partial(_sampled, engines))
+            await play(
+                run.store, driver, episodes, progress, lambda: sum(n.sampled_tokens for n in stats)
+            )
         return summary(run.store, iteration, stage)
 
 
@@ -326,20 +400,9 @@ def _identity(value: object) -> object:
     """Return what results depend on in a setting or group; a group may leave out keys by ``identity()``."""
     if not isinstance(value, Settings):
         return value
-    own = getattr(value, "identity", None)
-    return (
-        own()
-        if own
-        else {name: _identity(getattr(value, name)) for name in type(value).model_fields}
-    )
-
-
-def _sampled(engines: Sequence[Engine]) -> int:
-    return sum(engine.stats.sampled_tokens for engine in engines)
-
-
-async def _await(result: Awaitable[Metrics | None]) -> Metrics | None:
-    return await result
+    if own := getattr(value, "identity", None):
+        return own()
+    return {name: _identity(getattr(value, name)) for name in type(value).model_fields}
 
 
 @contextmanager

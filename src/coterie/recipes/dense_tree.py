@@ -26,28 +26,26 @@ Deliberate deviations from the released code:
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
 from coterie.datasets.conversations import MixedPreferences
 from coterie.environments.acting import Acting, drop_shots
-from coterie.environments.protocol import Openers, agents_of, most_turns
+from coterie.environments.protocol import agents_of, most_turns
 from coterie.errors import UserError
-from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree_settings import DenseTreeSettings
 from coterie.recipes.plan import HeldOutQuestions, Plan
-from coterie.recipes.report import plain_report, selected_examples
+from coterie.recipes.report import only, selected_examples
 from coterie.recipes.trainings import imitate, prefer
-from coterie.record.rows import Edit, Pair, View, recontext, turn_pair, view
+from coterie.record.rows import Edit, Pair
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Message, digest
 from coterie.reports.charts import Chart, Point, Series
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import (
     DenseSearch,
@@ -74,9 +72,7 @@ from coterie.runs.items import (
     totals,
 )
 from coterie.runs.loop import Stage
-from coterie.runs.roles import load_selections
 from coterie.selection import Preference, count_pairs, dense_pairs, densest, first_differences
-from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 
 MAX_TREES = 64
@@ -116,6 +112,13 @@ class DenseTree(Recipe):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
         return stages
 
+    def sections(self, run: Run) -> list[Section]:
+        selects = [one for one in self.steps() if one.stage == "select" and run.is_finished(one)]
+        if not selects:
+            return []
+        i = selects[-1].iteration
+        return [_histogram(run, i), _selected(self, run, i)]
+
     def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
         sampling = (
             *("rollout.tasks", "rollout.shard", "rollout.max_tokens", "search", "engine"),
@@ -133,15 +136,12 @@ class DenseTree(Recipe):
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Grow a tree for each task, all concurrently. Keeps complete trees and continues incomplete ones."""
-        tasks, done = self.train_tasks(i), run.store.finished_keys(i, GROWN)
-        run.store.put_tasks(tasks)
-        if left := [task for task in tasks if (task.id, "") not in done]:
-            await self.grow(run, i, left, progress)
-        return growth_summary(run.store, i)
-
-    async def grow(self, run: Run, i: int, tasks: Sequence[Task], progress: Progress) -> None:
-        s, role = self.settings, self.main_role
-        sampler = await self.sampler(run, self.newest(run, role, i), 0.0)
+        s, done = self.settings, run.store.finished_keys(i, GROWN)
+        run.store.put_tasks(self.train_tasks(i))
+        tasks = [task for task in self.train_tasks(i) if (task.id, "") not in done]
+        if not tasks:  # a merged run needs no engine
+            return growth_summary(run.store, i)
+        sampler = await self.sampler(run, self.newest(run, self.main_role, i), 0.0)
         stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
         writer = TreeWriter(
             run.store, i, progress, lambda: stats.sampled_tokens - before, by_rollout=True
@@ -165,6 +165,7 @@ class DenseTree(Recipe):
             async with self.actors(run) as actors:
                 driver = actors.driver({self.agent: sampler}, s.seed)
                 await grow_trees(driver, writer, tasks, begin, MAX_TREES, note)
+        return growth_summary(run.store, i)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store V(node), the mean success of the rollouts through a node, as credit."""
@@ -193,10 +194,8 @@ class DenseTree(Recipe):
         ``L = -log sigmoid(beta [log pi(a_w|h) / pi_ref(a_w|h) - log pi(a_l|h) / pi_ref(a_l|h)])``
         """
         if self.settings.learns == "successes":
-            return imitate(
-                self, run, i, self.settings.train, progress, make_view=self.training_view
-            )
-        pairs = list(self.train_pairs(run, i))
+            return imitate(self, run, i, self.settings.train, progress)
+        pairs = self.pairs(run, i)
         if not pairs:
             raise UserError(
                 f"the trees of iteration {i} have no pairs: no two siblings differ by pairs.margin="
@@ -204,14 +203,9 @@ class DenseTree(Recipe):
                 "grow larger trees (search.runs), lower pairs.margin or pairs.max_visits, or use tasks that the policy "
                 "solves sometimes; `coterie report` shows the trees",
             )
-        version = self.newest(run, self.main_role, i)
-        policy = self.models(run).load(self.main_role, version, trainable=True)
-        mixed, counts = self.mixed_pairs(i, policy.renderer, progress)
-        seeded = self.seeded(self.settings.train, i)
-        metrics = prefer(
-            *(run, i, policy, pairs + mixed, self.settings.objective, seeded, progress),
-            role=self.main_role,
-        )
+        mixed, counts = self.mixed_pairs(i, progress)
+        s = self.settings
+        metrics = prefer(self, run, i, pairs + mixed, s.objective, s.train, progress)
         return {**metrics, "tree_pairs": len(pairs), **counts}
 
     def plan(self) -> Plan:
@@ -232,9 +226,6 @@ class DenseTree(Recipe):
         s = self.settings
         return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
 
-    def openers(self) -> Openers:
-        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
-
     def train_tasks(self, iteration: int) -> list[Task]:
         """Return the training tasks of an iteration that belong to this run's shard."""
         s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
@@ -247,15 +238,14 @@ class DenseTree(Recipe):
         self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
     ) -> Search:
         s, pairs_among = self.settings, partial(count_pairs, settings=self.settings.pairs)
-        samplers, steps = self.speakers(sampler), self.steps_of_path
         return DenseSearch(
             branches,
             by_score,
             self.agent,
-            samplers,
+            self.speakers(sampler),
             s.search,
             pairs_among,
-            steps,
+            self.steps_of_path,
             rollouts=list(rollouts_so_far),
             seed=s.seed,
         )
@@ -273,21 +263,17 @@ class DenseTree(Recipe):
 
     async def value_tree(self, run: Run, tree: Tree) -> Done:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        rollouts_by_task = rollouts(run.store, tree.iteration, tree.task)
-        values = tree_values(tree, rollouts_by_task[tree.task], self.settings)
-        credit = [
-            Credit(node, name, number, settings)
-            for node, value in values.items()
-            for name, number in (
-                ("value", value.mean),
-                ("visits", float(value.visits)),
-                ("distance", value.distance),
-            )
-        ]
-        counts: Metrics = {
-            "nodes": len(values),
-            "successes": sum(bool(outcome.score) for outcome in tree.outcomes.values()),
-        }
+        values = TreeValues(tree.root, self.settings.search.value)
+        known = rollouts(run.store, tree.iteration, tree.task)[tree.task]
+        for path, rollout in distinct_rollouts(tree, known, set()):
+            values.add(path, rollout.reward or 0.0)
+        credit = []
+        for node, value in values.items():
+            numbers = (value.mean, float(value.visits), value.distance)
+            named = zip(("value", "visits", "distance"), numbers, strict=True)
+            credit += [Credit(node, name, number, settings) for name, number in named]
+        successes = sum(bool(outcome.score) for outcome in tree.outcomes.values())
+        counts: Metrics = {"nodes": len(values), "successes": successes}
         return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
@@ -359,28 +345,6 @@ class DenseTree(Recipe):
             return pair
         return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
 
-    # -- training data --------------------------------------------------------------------------
-
-    def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
-        for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "the selections are pairs"
-            worse = replace(selection, leaf=selection.rejected)
-            sides = self.training_view(tree, selection), self.training_view(tree, worse)
-            yield turn_pair(*sides, weight=selection.weight, group=tree.task)
-
-    def training_view(self, tree: Tree, selection: Selection) -> View:
-        """Return the agent's view of a trajectory without few-shot examples and sampling instructions."""
-        if selection.context is None:
-            return view(tree, selection.leaf, selection.agent)
-        render = self.renderer.render
-        return recontext(
-            tree, selection.leaf, selection.agent, name=selection.context, edit=plain, render=render
-        )
-
-    @cached_property
-    def renderer(self) -> ChatRenderer:
-        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
-
     def context(self, tasks: Sequence[Task]) -> str | None:
         """Return the recontext rule of training; ``None`` if the sampled prompts are plain already."""
         has_instructions = self.settings.search.children not in ("temperature", "sampling")
@@ -409,9 +373,7 @@ class DenseTree(Recipe):
             str(task.public["question"]) for task in tasks if "question" in task.public
         )
 
-    def mixed_pairs(
-        self, iteration: int, renderer: ChatRenderer, progress: Progress
-    ) -> tuple[list[Pair], Metrics]:
+    def mixed_pairs(self, iteration: int, progress: Progress) -> tuple[list[Pair], Metrics]:
         """Draw the outside pairs of an iteration and count them by set.
 
         Pairs with a held-out question are left out and counted.
@@ -419,9 +381,8 @@ class DenseTree(Recipe):
         pairs, counts = list[Pair](), dict[str, float | int | str]()
         for source, count in self.settings.mix.sets.items():
             preferences = MixedPreferences(source)
-            candidates = preferences.draw(
-                count, f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
-            )
+            seed = f"mix/{self.settings.seed}/{iteration}/{preferences.name}"
+            candidates = preferences.draw(count, seed)
             rows = [
                 row
                 for row in candidates
@@ -432,7 +393,7 @@ class DenseTree(Recipe):
             ]
             progress.start(len(rows), f"pairs of {preferences.name}")
             for row in rows:
-                pairs.append(preference_pair(renderer, row))
+                pairs.append(preference_pair(self.renderer(self.agent), row))
                 progress.advance(1)
             counts[f"mixed_{preferences.name}"] = len(rows)
             lacking = {"lacking": count - len(candidates), "held_out": len(candidates) - len(rows)}
@@ -444,29 +405,12 @@ SUCCESS = 1.0
 """Score of a successful rollout."""
 
 
-def tree_values(
-    tree: Tree, rollouts: Sequence[Rollout], settings: DenseTreeSettings
-) -> Mapping[str, NodeValue]:
-    values = TreeValues(tree.root, settings.search.value)
-    for path, rollout in distinct_rollouts(tree, rollouts, set()):
-        values.add(path, rollout.reward or 0.0)
-    return values
-
-
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judgment]:
     return [Judgment(outcome.score or 0.0) for outcome in outcomes]
 
 
 BINS = 8
 """Bars of a histogram, without the bar of trees that have no pairs."""
-
-
-def dense_tree_report(recipe: DenseTree, run: Run) -> Report:
-    done = [step for step in recipe.steps() if run.is_finished(step)]
-    selects = [step.iteration for step in done if step.stage == "select"]
-    own = [_histogram(run, i) for i in selects[-1:]]
-    own += [_selected(recipe, run, i) for i in selects[-1:]]
-    return plain_report(recipe, run, own)
 
 
 def _selected(recipe: DenseTree, run: Run, i: int) -> Section:
@@ -480,14 +424,8 @@ def _selected(recipe: DenseTree, run: Run, i: int) -> Section:
         "selected",
         f"What iteration {i} was trained on",
         "Marked tokens are trained. The value of a reply is the mean success of the rollouts through it.",
-        examples=selected_examples(
-            recipe,
-            run,
-            i,
-            reason=reason,
-            facts=lambda credit: {name: credit[name] for name in ("value", "visits") if name in credit},
-        ),
-    )  # fmt: skip
+        examples=selected_examples(recipe, run, i, reason=reason, facts=only("value", "visits")),
+    )
 
 
 def _histogram(run: Run, iteration: int) -> Section:

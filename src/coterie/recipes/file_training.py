@@ -12,9 +12,9 @@ Rows that begin with the same tokens are packed into prefix tries, so shared pre
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from math import exp, log1p
 from pathlib import Path
@@ -36,13 +36,13 @@ from coterie.recipes.file_training_settings import (
     SFTFileSettings,
 )
 from coterie.recipes.plan import Plan
-from coterie.recipes.report import EXAMPLES, decoder, plain_report
+from coterie.recipes.report import EXAMPLES
 from coterie.recipes.trainings import prefer, train_role
 from coterie.record.rows import Pair, Row
 from coterie.record.tree import ItemKey, Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
@@ -83,6 +83,9 @@ class FileTraining(Recipe):
         train = self.stage(0, "train", self.train, uses=uses, trains=POLICY)
         return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
 
+    def sections(self, run: Run) -> list[Section]:
+        return [_held_out(self, run), *_curve(run), _rows(self)]
+
     def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
         uses = ("evaluate.rows", *self.uses)
         return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
@@ -117,13 +120,12 @@ class FileTraining(Recipe):
         return 0
 
     def examples(self) -> list[list[tuple[str, bool]]]:
-        renderer, _ = self._model
-        texts = []
+        decode, texts = self._model[0].decode, []
         for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
             pieces, at = [], 0
             for target in row.targets:
-                pieces.append((renderer.decode(row.ids[at : target.start]), False))
-                pieces.append((renderer.decode(row.ids[target.start : target.stop]), True))
+                pieces.append((decode(row.ids[at : target.start]), False))
+                pieces.append((decode(row.ids[target.start : target.stop]), True))
                 at = target.stop
             texts.append(pieces)
         return texts
@@ -178,14 +180,12 @@ class FileTraining(Recipe):
         """First ``evaluate.rows`` items of the held-out split."""
         return self._items("heldout", self.settings.evaluate.rows)
 
+    def _fits(self, item: Any, limit: int) -> bool:
+        return all(len(row.ids) <= limit for row in self.rows_of(item))
+
     def measured_in_training(self) -> dict[str, Any]:
         """Return the held-out items to measure during training, and the number of steps between measurements."""
-        limit = self._limit("train")
-        fitting = [
-            item
-            for item in self.heldout_items
-            if all(len(row.ids) <= limit for row in self.rows_of(item))
-        ]
+        fitting = [one for one in self.heldout_items if self._fits(one, self._limit("train"))]
         return {"heldout": fitting, "measure_every": self.settings.evaluate.every}
 
     def _items(self, split: Split, count: int) -> list[Any]:
@@ -200,8 +200,7 @@ class FileTraining(Recipe):
                 self._left_out["not shown by the chat template"] += 1
                 continue
             for item in new_items:
-                is_long = any(len(row.ids) > limit for row in self.rows_of(item))
-                if is_long and self.settings.long_rows == "drop":
+                if self.settings.long_rows == "drop" and not self._fits(item, limit):
                     self._left_out["too long"] += 1
                 else:
                     items.append(item)
@@ -285,13 +284,8 @@ class DPOOnFile(FileTraining):
         return (*item.chosen, *item.rejected)
 
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
-        policy, s = self.models(run).load(POLICY, 0, trainable=True), self.settings
-        own = self.seeded(s.train, i)
-        return prefer(
-            *(run, i, policy, self.training_items, s.objective, own, progress),
-            role=POLICY,
-            **self.measured_in_training(),
-        )
+        s, pairs, measured = self.settings, self.training_items, self.measured_in_training()
+        return prefer(self, run, i, pairs, s.objective, s.train, progress, **measured)
 
     async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
         """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""
@@ -301,19 +295,16 @@ class DPOOnFile(FileTraining):
         for one in sorted({0, version}):
             engine = self.models(run).embedded(POLICY, one)
             sums.append(await target_logprobs(engine, rows, progress, f"held-out pairs {one}"))
-        ratios = [sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True)]
-        margins, at = [], 0
+        ratios = (sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True))
+        beta, margins = self.settings.objective.beta, []
         for pair in pairs:
-            middle, stop = at + len(pair.chosen), at + len(self.rows_of(pair))
-            beta, key = self.settings.objective.beta, ItemKey(version, MEASURE, pair.name)
-            sides = {
-                "chosen": beta * sum(ratios[at:middle]),
-                "rejected": beta * sum(ratios[middle:stop]),
-            }
-            margins.append(sides["chosen"] - sides["rejected"])
+            chosen, rejected = (
+                beta * sum(islice(ratios, len(side))) for side in (pair.chosen, pair.rejected)
+            )
+            margins.append(chosen - rejected)
+            key = ItemKey(version, MEASURE, pair.name)
             if not run.store.finished(key):
-                run.store.finish(key, metrics=sides)
-            at = stop
+                run.store.finish(key, metrics={"chosen": chosen, "rejected": rejected})
         return {
             "held out": len(pairs),
             "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
@@ -324,10 +315,6 @@ class DPOOnFile(FileTraining):
 
 POINTS = 100
 UNMEASURED = ("seconds", "settings")
-
-
-def training_report(recipe: FileTraining, run: Run) -> Report:
-    return plain_report(recipe, run, [_held_out(recipe, run), *_curve(run), _rows(recipe)])
 
 
 def _held_out(recipe: FileTraining, run: Run) -> Section:
@@ -350,23 +337,19 @@ def _held_out(recipe: FileTraining, run: Run) -> Section:
 
 def _margins(recipe: FileTraining, run: Run) -> tuple[Example, ...]:
     """Return the held-out pairs with the largest and the smallest margins, with their implicit rewards."""
-    items = run.store.metrics(1, MEASURE)
-    rewards = {key.task: one for key, one in items.items() if key.task and "chosen" in one}
+    items = run.store.metrics(1, MEASURE).items()
+    rewards = {
+        key.task: {side: float(one[side]) for side in ("chosen", "rejected")}
+        for key, one in items
+        if key.task and "chosen" in one
+    }
     if not rewards:
         return ()
-    pairs = {pair.name: pair for pair in recipe.heldout_items}
-    margins = {
-        name: float(one["chosen"]) - float(one["rejected"])
-        for name, one in rewards.items()
-        if name in pairs
-    }
-    ranked = sorted(margins, key=margins.__getitem__)
+    pairs = {pair.name: pair for pair in recipe.heldout_items if pair.name in rewards}
+    ranked = sorted(pairs, key=lambda name: rewards[name]["chosen"] - rewards[name]["rejected"])
     half = EXAMPLES // 4
     names = dict.fromkeys([*ranked[::-1][:half], *ranked[:half]])
-    return tuple(
-        _pair(recipe, pairs[name], margins[name], rewards[name], "Held-out pair, not trained on.")
-        for name in names
-    )
+    return tuple(_pair(recipe, pairs[name], rewards[name]) for name in names)
 
 
 def _curve(run: Run) -> list[Section]:
@@ -398,40 +381,36 @@ def _rows(recipe: FileTraining) -> Section:
         items = list(islice(recipe.training_items, EXAMPLES))
     except UserError:  # the file has changed since the run
         items = []
-    show = partial(_pair, recipe) if items and isinstance(items[0], Pair) else partial(_row, recipe)
     return Section(
         "training-rows",
         "Training rows",
         "The first rows of the file as the model is trained on them. Marked tokens are trained; for a pair, the chosen "
         "reply is made more likely than the rejected one.",
-        examples=tuple(show(item) for item in items),
+        examples=tuple(
+            _pair(recipe, one) if isinstance(one, Pair) else _row(recipe, one) for one in items
+        ),
     )
 
 
 def _row(recipe: FileTraining, row: Row) -> Example:
     sample = Shown("row", (("tokens", f"{len(row.ids):,}"),), ((POLICY, row),), trained=True)
-    return example(None, [sample], decoder(recipe), title=row.origin)
+    return example(None, [sample], recipe.renderer, title=row.origin)
 
 
-def _pair(
-    recipe: FileTraining,
-    pair: Pair,
-    margin: float | None = None,
-    rewards: object = None,
-    reason: str = "",
-) -> Example:
-    sides: Sequence[tuple[str, tuple[Row, ...]]] = (
-        ("chosen", pair.chosen),
-        ("rejected", pair.rejected),
-    )
-    samples = []
-    for side, rows in sides:
-        facts = {"tokens": f"{sum(row.target_count for row in rows):,}"}
-        if isinstance(rewards, dict):
-            facts["implicit reward"] = f"{float(rewards[side]):+.3f}"
+def _pair(recipe: FileTraining, pair: Pair, rewards: Mapping[str, float] | None = None) -> Example:
+    """Show a pair of the training rows, or a held-out pair with its implicit rewards."""
+    sides = {"chosen": pair.chosen, "rejected": pair.rejected}
+    samples, reason = [], ""
+    for side, rows in sides.items():
+        facts = [("tokens", f"{sum(row.target_count for row in rows):,}")]
+        if rewards:
+            facts.append(("implicit reward", f"{rewards[side]:+.3f}"))
         own = tuple((POLICY, row) for row in rows)
-        samples.append(Shown("reply", tuple(facts.items()), own, trained=not reason, side=side))
-    if margin is not None:
-        reason += f" After training: beta * log(p / p_base) of chosen minus rejected is {margin:+.3f}; before, it is 0."
-    title = " over ".join(dict.fromkeys(rows[0].origin for _, rows in sides))
-    return example(None, samples, decoder(recipe), reason, title=title)
+        samples.append(Shown("reply", tuple(facts), own, trained=not rewards, side=side))
+    if rewards:
+        reason = (
+            "Held-out pair, not trained on. After training: beta * log(p / p_base) of chosen minus rejected is "
+            f"{rewards['chosen'] - rewards['rejected']:+.3f}; before, it is 0."
+        )
+    title = " over ".join(dict.fromkeys(rows[0].origin for rows in sides.values()))
+    return example(None, samples, recipe.renderer, reason, title=title)

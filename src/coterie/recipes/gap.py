@@ -27,19 +27,17 @@ Deliberate deviations from the released code:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from coterie.config.folders import expanded, sha256
 from coterie.environments.answers import question_of
-from coterie.environments.protocol import Openers, Shared, agents_of
+from coterie.environments.protocol import Shared, agents_of
 from coterie.environments.workflow.agent import AgentSettings
 from coterie.environments.workflow.expert import Demonstrates
 from coterie.environments.workflow.trace import SEARCH, NoTrace
 from coterie.errors import UserError
-from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap_settings import EXPERT, GapSettings
@@ -51,21 +49,20 @@ from coterie.recipes.gap_traces import (
     task_of,
 )
 from coterie.recipes.plan import HeldOutQuestions, Plan
-from coterie.recipes.report import plain_report, selected_examples
+from coterie.recipes.report import selected_examples
 from coterie.recipes.rl import CRITIC, plan_reinforcement, reinforce, reinforce_uses, step_sections
 from coterie.recipes.trainings import train_role
-from coterie.record.rows import Row, rows, view
+from coterie.record.rows import Row
 from coterie.record.tree import Metrics, Selection, Task, Tree
 from coterie.reports.examples import Example
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import play, summary
 from coterie.runs.loop import REINFORCE, Stage
-from coterie.runs.roles import Role, load_selections
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.tags import Tags
+from coterie.runs.roles import Role
+from coterie.tools.calls import Tags
 from coterie.training.batches import max_row_length, steps_for_targets
 from coterie.training.settings import TrainingSettings
 
@@ -90,7 +87,7 @@ class Gap(Recipe):
                 "use environment=mhqa, web, code or code_maths",
             )
         (self.agent,) = agents
-        expert = settings.imitates and settings.traces.source == EXPERT
+        expert = settings.imitates and self.from_expert
         if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: {settings.played} has no expert",
@@ -108,6 +105,11 @@ class Gap(Recipe):
             stages += self._reinforcement([stages[-2]] if self.settings.imitates else [])
         return stages
 
+    def sections(self, run: Run) -> list[Section]:
+        rl = [0, 1] if self.settings.reinforces else []
+        steps = [one for i in rl for one in step_sections(self, self.settings.rl, run, i)]
+        return [_traces(self, run), *steps]
+
     def _imitation(self) -> list[Stage]:
         file, role = [self.file_content], self.main_role
         sampling, training = ("traces", "tools"), ("train", "traces.max_truncated")
@@ -122,15 +124,29 @@ class Gap(Recipe):
         return [stage, self.evaluation(i + 1, [stage])]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        left_out = await self.play_traces(run, progress)
-        metrics = summary(run.store, i, "rollout")
-        return {**(metrics if self.has_scores else self.without_scores(run, metrics)), **left_out}
+        """Play the traces of the expert, or write those of a file to the store."""
+        if self.from_expert:
+            left_out = await self._play_expert(run, progress)
+            return {**summary(run.store, i, "rollout"), **left_out}
+        left_out = await self._play_file(run, progress)
+        metrics = {k: v for k, v in summary(run.store, i, "rollout").items() if k != "score"}
+        failed = sum(key.stage == "rollout" for key, _ in run.store.failures(i))
+        return {**metrics, "failed": failed, **left_out}  # traces of a file are not graded
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Select traces with the right answer, grounded facts and at least ``traces.min_calls`` calls."""
-        selections, counts = self.choose_traces(run, i)
+        selections, counts, s = list[Selection](), Counter[str](), self.settings
+        known = self.environment.tasks("train", s.traces.tasks, s.seed) if self.from_expert else []
+        tasks = {task.id: task for task in known}
+        for tree in run.store.trees(i, "rollout"):
+            for outcome, _ in tree.trajectories():
+                reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
+                counts[reason] += 1
+                if not reason:
+                    selections.append(Selection(outcome.leaf, self.agent))
         run.select(i, selections)
-        return {"selected": len(selections), **counts}
+        left_out = {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
+        return {"selected": len(selections), **left_out}
 
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
         return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.main_role])
@@ -142,7 +158,7 @@ class Gap(Recipe):
                 "traces are written in tags, and tools.calls=native uses the model's own call syntax",
                 "use tools.calls=inline, or tags",
             )
-        if self.settings.traces.source == EXPERT and SEARCH not in syntax.calls:
+        if self.from_expert and SEARCH not in syntax.calls:
             raise UserError(
                 f"traces=expert: the expert calls {SEARCH}, which is not a tool of this run",
                 f"add it to tools.use; the run has {', '.join(syntax.calls)}",
@@ -162,17 +178,19 @@ class Gap(Recipe):
     def closed(self) -> bool:
         return self.settings.traces.form == "closed"
 
+    @property
+    def from_expert(self) -> bool:
+        """True if an expert writes the traces, False if a file has them."""
+        return self.settings.traces.source == EXPERT
+
     def roles(self) -> tuple[Role, ...]:
         critic = self.settings.reinforces and self.settings.rl.has_critic
         own = super().roles()
         return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
 
-    def openers(self) -> Openers:
-        return {Sandbox: Sandbox}
-
     def plan(self) -> Plan:
         s = self.settings
-        if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
+        if s.imitates and not self.from_expert and not self.file.is_file():
             raise UserError(
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
@@ -185,7 +203,7 @@ class Gap(Recipe):
 
     def training_tasks(self) -> int:
         s, rl = self.settings, self.settings.rl
-        traces = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
+        traces = s.traces.tasks if s.imitates and self.from_expert else 0
         return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
@@ -200,8 +218,7 @@ class Gap(Recipe):
 
         A missing file is only an error where it is read (:meth:`plan`), so a finished run stays valid without it.
         """
-        used = self.settings.traces.source != EXPERT and self.file.is_file()
-        return sha256(self.file) if used else ""
+        return sha256(self.file) if not self.from_expert and self.file.is_file() else ""
 
     @property
     def file(self) -> Path:
@@ -211,14 +228,8 @@ class Gap(Recipe):
     def heldout_questions(self) -> HeldOutQuestions:
         return HeldOutQuestions(map(question_of, self.heldout_tasks()))
 
-    async def play_traces(self, run: Run, progress: Progress) -> Metrics:
-        """Write all traces to the store and return the number of tasks without one, by reason."""
-        renderer, _ = load_renderer(self.settings.model, self.settings.engine.template_args)
-        if self.settings.traces.source == EXPERT:
-            return await self._play_expert(run, renderer, progress)
-        return await self._play_file(run, renderer, progress)
-
-    async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+    async def _play_expert(self, run: Run, progress: Progress) -> Metrics:
+        """Play the expert's traces and return the number of tasks without one, by reason."""
         assert isinstance(self.environment, Demonstrates), "checked above"
         s, scripts = self.settings.traces, dict[str, Sequence[str]]()
         tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
@@ -230,17 +241,20 @@ class Gap(Recipe):
                 missing[str(error)] += 1
         episodes = [Episode(task, 0, 0, "rollout") for task in tasks if task.id in scripts]
         if not episodes:
+            reasons = "; ".join(f"{reason} ({count})" for reason, count in missing.items())
             raise UserError(
-                f"the expert has no trace for any of {len(tasks)} training tasks: {_describe_counts(missing)}",
+                f"the expert has no trace for any of {len(tasks)} training tasks: {reasons}",
                 "use a data set with supporting facts (2wiki, hotpot_qa, musique), or traces=FILE",
             )
+        renderer = self.renderer(self.agent)
         sampler = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
         async with self.actors(run) as actors:
             driver = actors.driver({self.agent: sampler}, self.settings.seed)
             await play(run.store, driver, episodes, progress, lambda: 0)
         return {f"{WITHOUT}{reason}": count for reason, count in missing.items()}
 
-    async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+    async def _play_file(self, run: Run, progress: Progress) -> Metrics:
+        """Replay the traces of the file and return the number of others, by reason."""
         (traces, broken), left_out = read_traces(self.file, progress), Counter[str]()
         rows = list[TraceRow]()
         for number, row in traces.items():
@@ -270,7 +284,7 @@ class Gap(Recipe):
             )
         first_rows = list(unique.values())[: self.settings.traces.tasks]
         environment = TraceEnvironment(self.environment, first_rows, closed=self.closed)
-        sampler = ScriptedSampler(renderer, environment.script, self.file.name)
+        sampler = ScriptedSampler(self.renderer(self.agent), environment.script, self.file.name)
         driver = Driver(
             environment, {self.agent: sampler}, seed=self.settings.seed, shared=Shared()
         )
@@ -285,39 +299,8 @@ class Gap(Recipe):
         assert isinstance(self.environment.syntax, Tags), "checked above"
         return format_error(row.output, self.environment.syntax)
 
-    @property
-    def has_scores(self) -> bool:
-        """True if traces have scores. A file has no gold answers."""
-        return self.settings.traces.source == EXPERT
-
-    def without_scores(self, run: Run, metrics: Metrics) -> Metrics:
-        """Remove the score from a summary and do not count ungraded traces as failed."""
-        failed = len([key for key, _ in run.store.failures(0) if key.stage == "rollout"])
-        return {name: value for name, value in metrics.items() if name != "score"} | {
-            "failed": failed
-        }
-
-    # -- selection ------------------------------------------------------------------------------
-
-    def choose_traces(self, run: Run, iteration: int) -> tuple[list[Selection], Metrics]:
-        """Return the traces to train on and the number of traces left out, by reason."""
-        selections, counts = list[Selection](), Counter[str]()
-        tasks = self._tasks()
-        for tree in run.store.trees(iteration, "rollout"):
-            for outcome, _ in tree.trajectories():
-                reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
-                counts[reason] += 1
-                if not reason:
-                    selections.append(Selection(outcome.leaf, self.agent))
-        return selections, {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
-
-    def _tasks(self) -> Mapping[str, Task]:
-        if self.settings.traces.source != EXPERT:
-            return {}
-        tasks = self.environment.tasks("train", self.settings.traces.tasks, self.settings.seed)
-        return {task.id: task for task in tasks}
-
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
+        """Return why a trace is not trained on, or an empty string; ``task`` is ``None`` for traces of a file."""
         if self.closed:
             return "the answer is not right" if task and not score else ""
         path = tree.path(leaf)
@@ -339,12 +322,7 @@ class Gap(Recipe):
 
         ``L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)``
         """
-        training_rows = [
-            row
-            for tree, selection in load_selections(run, iteration)
-            for row in rows(view(tree, selection.leaf, selection.agent))
-            if row.targets
-        ]
+        training_rows = self.rows(run, iteration)
         if not training_rows:
             raise UserError(
                 "no trace is left to learn from",
@@ -353,9 +331,10 @@ class Gap(Recipe):
         lengths = self.check_lengths(training_rows)
         model = self.models(run).load(self.main_role, 0, trainable=True)
         progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
-        settings = self._with_target_tokens(
-            training_rows, model, self.seeded(self.settings.train.plain, iteration)
-        )
+        settings = self.seeded(self.settings.train.plain, iteration)
+        if (tokens := self.settings.train.target_tokens) is not None:
+            steps, epochs = steps_for_targets(model.model, training_rows, settings, tokens)
+            settings = settings.model_copy(update={"max_steps": steps, "epochs": epochs})
         max_length = max_row_length(model.model, settings)
         fitting = [row for row in training_rows if len(row.ids) <= max_length]
         targets = sum(row.target_count for row in fitting)
@@ -363,15 +342,6 @@ class Gap(Recipe):
         return train_role(
             run, iteration, model, training_rows, settings, progress, role=self.main_role
         )
-
-    def _with_target_tokens(
-        self, rows: Sequence[Row], model: LoadedModel, settings: TrainingSettings
-    ) -> TrainingSettings:
-        tokens = self.settings.train.target_tokens
-        if tokens is None:
-            return settings
-        steps, epochs = steps_for_targets(model.model, rows, settings, tokens)
-        return settings.model_copy(update={"max_steps": steps, "epochs": epochs})
 
     def check_lengths(self, rows: Sequence[Row]) -> str:
         """Return quantiles of the row lengths. Raises ``UserError`` if too many rows exceed train.max_length."""
@@ -387,18 +357,6 @@ class Gap(Recipe):
                 f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
             )
         return quantiles
-
-
-def _describe_counts(counts: Mapping[str, int]) -> str:
-    return "; ".join(f"{reason} ({count})" for reason, count in counts.items())
-
-
-def gap_report(recipe: Gap, run: Run) -> Report:
-    own = [_traces(recipe, run)]
-    if recipe.settings.reinforces:
-        for iteration in (0, 1):
-            own += step_sections(recipe, recipe.settings.rl, run, iteration)
-    return plain_report(recipe, run, own)
 
 
 def _traces(recipe: Gap, run: Run) -> Section:

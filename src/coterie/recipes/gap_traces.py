@@ -38,7 +38,7 @@ from coterie.progress import Progress
 from coterie.record.tree import Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
 from coterie.rollout.recorded_turns import stopped_at
-from coterie.tools.tags import Tags
+from coterie.tools.calls import Tags
 
 QUESTION = "Question:"
 """Marker before the question in a prompt."""

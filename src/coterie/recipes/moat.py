@@ -32,12 +32,12 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 
-from coterie.engines.chat_model import ChatModel, check_chat, open_chat
+from coterie.engines.chat_model import check_chat, open_chat
 from coterie.engines.protocol import Engine, EngineError
 from coterie.environments.plan_ground import (
     GROUNDER,
@@ -47,19 +47,20 @@ from coterie.environments.plan_ground import (
     known_results,
     request,
 )
-from coterie.environments.protocol import Openers, State
+from coterie.environments.protocol import State
 from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, load_renderer
+from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.moat_settings import SCRIPT, MoatSettings
 from coterie.recipes.plan import Plan
-from coterie.recipes.trainings import prefer, train_role
-from coterie.record.rows import Pair, Row, rows, turn_pair, view
+from coterie.recipes.trainings import imitate, prefer, train_role
+from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
+from coterie.reports.page import Section
 from coterie.rewards.critics import (
     Correction,
     correction_question,
@@ -75,10 +76,9 @@ from coterie.rollout.tree_search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Stage
-from coterie.runs.roles import Role, load_selections
+from coterie.runs.roles import Role
 from coterie.selection import PairSettings, sibling_pairs
 from coterie.tools.actions.grammar import check, describe
-from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 
 DATA = "data"
@@ -92,6 +92,10 @@ LEFT_OUT = ("empty", "truncated", "equal", "leaks")
 COUNTS = ("accepted", "corrected", "unreadable", "rows")
 IN_FLIGHT = 16
 """Tasks scored or reviewed concurrently."""
+Written = tuple[WrittenTurn, WrittenTurn]
+"""A plan, and actions for it."""
+Review = Callable[[Task, Turn, Turn, float], Awaitable[Correction]]
+"""Function of a task, a plan, its actions and their score that returns the critic's verdict."""
 
 
 class Moat(Recipe):
@@ -165,6 +169,11 @@ class Moat(Recipe):
 
     measured = ("measure", "rollout.temperature", "rollout.top_p", "rollout.max_tokens", "engine")
     """Settings that J depends on."""
+
+    def sections(self, run: Run) -> list[Section]:
+        from coterie.recipes.moat_report import sections
+
+        return sections(self, run)
 
     # -- planning agent alignment ---------------------------------------------------------------
 
@@ -248,36 +257,49 @@ class Moat(Recipe):
 
         ``L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])``
         """
-        s, planner = self.settings.align, self.load_newest(run, PLANNER, i)
-        pairs, seeded = self.pairs(run, i), self.seeded(s.train, i)
-        return prefer(run, i, planner, pairs, s.objective, seeded, progress, role=PLANNER)
+        s, pairs = self.settings.align, self.pairs(run, i, PLANNER)
+        if not pairs:
+            raise UserError(
+                f"iteration {i} has no pair of plans that differ by more than "
+                f"pairs.margin={self.settings.pairs.margin:g}",
+                "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
+            )
+        return prefer(self, run, i, pairs, s.objective, s.train, progress, role=PLANNER)
 
     # -- grounding agent improving --------------------------------------------------------------
 
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Collect the grounder's training rows: accepted, corrected and gold actions."""
-        async with open_critic(self, run) as critic:
-            work = partial(self.correct_tree, run, critic)
+        async with self.open_reviews(run) as (critic, review):
+            work = partial(self.correct_tree, run, critic, review)
             title = f"correct {i}"
             await on_trees(
                 run.store, i, work, progress, title, in_flight=IN_FLIGHT, stage="correct"
             )
         return totals(run.store, i, "correct", COUNTS)
 
-    async def correct_tree(self, run: Run, critic: "ActionCritic", tree: Tree) -> Done:
-        task, target = run.store.task(tree.task), gold(run.store.task(tree.task))
+    async def correct_tree(self, run: Run, critic: str, review: Review, tree: Tree) -> Done:
+        """Review the actions for the plan with the highest reward, or for all plans (``correct.candidates``)."""
+        task, s = run.store.task(tree.task), self.settings.correct
+        target, examples = gold(task), list[Written]()
         key, counts = ItemKey(tree.iteration, "correct", tree.task), Counter[str]()
         if target.done:
             return Done(key, {"rows": 0})
-        examples: list[tuple[WrittenTurn, WrittenTurn]] = []
-        for candidate in _candidates(self, run, tree):
-            try:
-                correction = _validate(self, task, await critic.review(task, candidate), candidate)
-            except EngineError as error:
-                return Done(key, {}, failure=str(error))
-            counts[correction.verdict] += 1
-            examples += _examples(self, task, candidate, correction, critic.name)
-        if self.settings.correct.gold:
+        plans = [turn.id for turn in tree.children(tree.root)]
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        rewards = run.store.credit(settings, "reward", plans)
+        ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
+        for plan in ranked[: 1 if s.candidates == "best" else None]:
+            for actions in tree.children(plan)[:1]:
+                outcome, turns = tree.outcomes.get(actions.id), (tree.turns[plan], actions)
+                try:
+                    correction = await review(task, *turns, (outcome and outcome.score) or 0.0)
+                except EngineError as error:
+                    return Done(key, {}, failure=str(error))
+                correction = self.validate(task, correction, actions.text)
+                counts[correction.verdict] += 1
+                examples += self.corrected(*turns, target.actions, correction, critic)
+        if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
         corrections = Tree(tree.task, "correct", tree.iteration)
@@ -285,10 +307,67 @@ class Moat(Recipe):
             write_path(self.environment, task, corrections, example, self.renderers, draw)
         return Done(key, {**counts, "rows": len(examples)}, corrections if examples else None)
 
+    @asynccontextmanager
+    async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
+        """Open the critic of actions: its name, and a function that reviews a plan, its actions and their score.
+
+        The script accepts actions that gave the right answer and replaces all others with the gold actions. A chat
+        model sees neither the gold actions nor execution results; its truncated reply is unreadable.
+        """
+        s = self.settings.correct.critic
+        if s.url is None and s.model == SCRIPT:
+
+            async def compare(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
+                target = gold(task)
+                if score >= 1:
+                    return Correction("accepted")
+                return Correction("corrected", target.plan, target.actions)
+
+            yield f"critic:{SCRIPT}", compare
+            return
+        tools = describe(self.environment.domain.name)
+        async with open_chat(s, run.folder / "critic") as chat:
+
+            async def ask(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
+                seed = int(digest("critic", self.settings.seed, actions.id)[:15], 16)
+                question = correction_question(request(task), plan.text, actions.text, tools)
+                reply = await chat.ask(question, seed)
+                return Correction("unreadable") if reply.truncated else read_correction(reply.text)
+
+            yield f"critic:{chat.name}", ask
+
+    def validate(self, task: Task, correction: Correction, actions: str) -> Correction:
+        """Return the correction, or an unreadable one if the actions to train on have problems."""
+        domain, known = self.environment.domain.name, known_results(task)
+        actions = actions if correction.verdict == "accepted" else correction.actions
+        if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
+            return Correction("unreadable")
+        return correction
+
+    def corrected(
+        self, plan: Turn, actions: Turn, right: str, correction: Correction, critic: str
+    ) -> list[Written]:
+        """Return the plan and the actions to train the grounder on, if any; ``right`` are the gold actions."""
+        s, verdict = self.settings.correct, correction.verdict
+        own_plan, own_actions = (
+            WrittenTurn(role, turn.whole_text, turn.writer, turn.ids)
+            for role, turn in ((PLANNER, plan), (GROUNDER, actions))
+        )
+        if verdict == "corrected":
+            if s.subgoals == "corrected":
+                own_plan = WrittenTurn(PLANNER, correction.subgoals, critic)
+            return [(own_plan, WrittenTurn(GROUNDER, correction.actions, critic))]
+        if verdict == "accepted" or s.unreadable == "keep":
+            return [(own_plan, own_actions)]
+        return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []
+
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
-        grounder = self.load_newest(run, GROUNDER, i)
-        rows, seeded = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
-        return train_role(run, i, grounder, rows, seeded, progress, role=GROUNDER)
+        empty = UserError(
+            f"iteration {i} has no training rows for the grounder",
+            "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
+        )
+        train = self.settings.improve.train
+        return imitate(self, run, i, train, progress, role=GROUNDER, empty=empty)
 
     # -- J --------------------------------------------------------------------------------------
 
@@ -381,14 +460,6 @@ class Moat(Recipe):
     def players(self) -> dict[str, str]:
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
-    def openers(self) -> Openers:
-        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
-
-    @cached_property
-    def renderers(self) -> dict[str, ChatRenderer]:
-        args = self.settings.engine.template_args
-        return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
-
     def draws(self, iteration: int) -> list[int]:
         first = int(self.settings.start.enabled)
         return [self.settings.rollout.tasks] * (iteration - first + 1)
@@ -432,41 +503,11 @@ class Moat(Recipe):
         *_, last = write_path(self.environment, task, tree, turns, self.renderers)
         return list(rows(view(tree, last.id, role)))
 
-    def pairs(self, run: Run, iteration: int) -> list[Pair]:
-        """Return the selected pairs. Raises ``UserError`` if nothing was selected."""
-        pairs = []
-        for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "the selections are pairs"
-            sides = (view(tree, leaf, PLANNER) for leaf in (selection.leaf, selection.rejected))
-            pairs.append(turn_pair(*sides, group=tree.task))
-        if not pairs:
-            raise UserError(
-                f"iteration {iteration} has no pair of plans that differ by more than "
-                f"pairs.margin={self.settings.pairs.margin:g}",
-                "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
-            )
-        return pairs
-
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         yield from super().trained_on(run, iteration)
         for tree in run.store.trees(iteration, "correct"):
             for turn in tree.leaves():
                 yield GROUNDER, tree, Selection(turn.id, GROUNDER)
-
-    def corrected_rows(self, run: Run, iteration: int) -> list[Row]:
-        """Return the rows of the stage ``correct``. Raises ``UserError`` if it wrote nothing."""
-        training_rows = [
-            row
-            for tree in run.store.trees(iteration, "correct")
-            for turn in tree.leaves()
-            for row in rows(view(tree, turn.id, GROUNDER))
-        ]
-        if not training_rows:
-            raise UserError(
-                f"iteration {iteration} has no training rows for the grounder",
-                "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
-            )
-        return training_rows
 
 
 # -- plans --------------------------------------------------------------------------------------
@@ -500,95 +541,3 @@ def _success(tree: Tree, plan: Turn) -> float:
     leaves = [plan, *tree.children(plan.id)]
     scores = [tree.outcomes[node.id].score for node in leaves if node.id in tree.outcomes]
     return statistics.fmean(score or 0.0 for score in scores) if scores else 0.0
-
-
-# -- critics of actions -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A sampled plan with the grounder's actions and their score."""
-
-    plan: Turn
-    actions: Turn
-    score: float
-
-
-class ActionCritic:
-    """Critic that accepts actions that gave the right answer and replaces all others with the gold actions."""
-
-    name = f"critic:{SCRIPT}"
-
-    async def review(self, task: Task, candidate: Candidate) -> Correction:
-        """Return the verdict on a candidate. Raises ``EngineError``."""
-        if candidate.score >= 1:
-            return Correction("accepted")
-        target = gold(task)
-        return Correction("corrected", target.plan, target.actions)
-
-
-class ModelCritic(ActionCritic):
-    """Chat model as the critic. Its prompt has neither the gold actions nor execution results."""
-
-    def __init__(self, chat: ChatModel, tools: str, seed: int) -> None:
-        self.chat, self.tools, self.seed = chat, tools, seed
-        self.name = f"critic:{chat.name}"
-
-    async def review(self, task: Task, candidate: Candidate) -> Correction:
-        """Parse the model's reply. A truncated reply is unreadable."""
-        seed = int(digest("critic", self.seed, candidate.actions.id)[:15], 16)
-        messages = correction_question(
-            request(task), candidate.plan.text, candidate.actions.text, self.tools
-        )
-        reply = await self.chat.ask(messages, seed)
-        return Correction("unreadable") if reply.truncated else read_correction(reply.text)
-
-
-@asynccontextmanager
-async def open_critic(recipe: Moat, run: Run) -> AsyncIterator[ActionCritic]:
-    s = recipe.settings.correct.critic
-    if s.url is None and s.model == SCRIPT:
-        yield ActionCritic()
-        return
-    async with open_chat(s, run.folder / "critic") as chat:
-        yield ModelCritic(chat, describe(recipe.environment.domain.name), recipe.settings.seed)
-
-
-def _candidates(recipe: Moat, run: Run, tree: Tree) -> list[Candidate]:
-    """Return the candidates to review: the actions for the plan with the highest reward, or for all plans."""
-    plans = [turn.id for turn in tree.children(tree.root)]
-    rewards = run.store.credit(recipe.fingerprint(Step(tree.iteration, "reward")), "reward", plans)
-    ranked = best_first([(plan, rewards[plan]) for plan in plans if plan in rewards])
-    candidates = []
-    for plan in ranked[: 1 if recipe.settings.correct.candidates == "best" else None]:
-        for actions in tree.children(plan)[:1]:
-            score = tree.outcomes[actions.id].score if actions.id in tree.outcomes else None
-            candidates.append(Candidate(tree.turns[plan], actions, score or 0.0))
-    return candidates
-
-
-def _validate(recipe: Moat, task: Task, correction: Correction, candidate: Candidate) -> Correction:
-    actions = candidate.actions.text if correction.verdict == "accepted" else correction.actions
-    domain, known = recipe.environment.domain.name, known_results(task)
-    if correction.verdict == "unreadable" or check(actions, domain, known=known).problems:
-        return Correction("unreadable")
-    return correction
-
-
-def _examples(
-    recipe: Moat, task: Task, candidate: Candidate, correction: Correction, critic: str
-) -> list[tuple[WrittenTurn, WrittenTurn]]:
-    s, verdict = recipe.settings.correct, correction.verdict
-    plan, actions = (
-        WrittenTurn(role, turn.whole_text, turn.writer, turn.ids)
-        for role, turn in ((PLANNER, candidate.plan), (GROUNDER, candidate.actions))
-    )
-    if verdict == "corrected":
-        if s.subgoals == "corrected":
-            plan = WrittenTurn(PLANNER, correction.subgoals, critic)
-        return [(plan, WrittenTurn(GROUNDER, correction.actions, critic))]
-    if verdict == "accepted" or s.unreadable == "keep":
-        return [(plan, actions)]
-    if s.unreadable == "gold":
-        return [(plan, WrittenTurn(GROUNDER, gold(task).actions, DATA))]
-    return []

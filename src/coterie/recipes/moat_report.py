@@ -3,60 +3,53 @@
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
 from coterie.environments.plan_ground import GROUNDER, PLANNER
 from coterie.recipes.moat import HALF, WHOLE, Moat
-from coterie.recipes.report import decoder, plain_report, selected_examples
+from coterie.recipes.report import only, selected_examples
 from coterie.record.rows import rows, view
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.runs.folder import Run, Step
 
 EXAMPLES = 4
 """Maximum number of tasks whose plans and actions are shown."""
 
 
-def moat_report(recipe: Moat, run: Run) -> Report:
+def sections(recipe: Moat, run: Run) -> list[Section]:
     done = [step for step in recipe.steps() if run.is_finished(step)]
     selects = [step.iteration for step in done if step.stage == "select"]
     corrects = [step.iteration for step in done if step.stage == "correct"]
-    own = [
+    return [
         _joint(run, [step for step in done if step.stage in (WHOLE, HALF)]),
         _rewards(run, [step for step in done if step.stage == "reward"]),
         *(_planner(recipe, run, i) for i in selects[-1:]),
         *(_grounder(recipe, run, i) for i in corrects[-1:]),
     ]
-    return plain_report(recipe, run, own)
 
 
 # -- J ------------------------------------------------------------------------------------------
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
-    measurements = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
-    rows, before = list[tuple[str, ...]](), None
-    for number, (step, metrics) in enumerate(measurements):
+    steps = [step for step in steps if run.metrics(step).get("n")]
+    rows, points, before = list[tuple[str, ...]](), list[Point](), None
+    for number, step in enumerate(steps):
+        metrics, when = run.metrics(step), _when(step, steps[0])
         j, error = float(metrics["j"]), float(metrics["standard_error"])
         versions = f"{metrics[PLANNER]}", f"{metrics[GROUNDER]}"
         change = _change(run, before, step) if before else ""
         cells = (f"{j:.4f}", f"{error:.4f}", change, f"{metrics['n']}")
-        rows.append((f"{number}: {_when(step, measurements[0][0])}", *versions, *cells))
+        rows.append((f"{number}: {when}", *versions, *cells))
+        title = f"{when}: J {j:.3f}, standard error {error:.3f}"
+        points.append(Point(number, j, title, j - error, j + error))
         before = step
-    points = tuple(
-        Point(
-            n,
-            j := float(one["j"]),
-            f"{_when(step, measurements[0][0])}: J {j:.3f}, "
-            f"standard error {(error := float(one['standard_error'])):.3f}",
-            j - error,
-            j + error,
-        )
-        for n, (step, one) in enumerate(measurements)
-    )
-    chart = Chart("joint-chart", "J by measurement", "measurement", "J", (Series("J", points),))
+    series = (Series("J", tuple(points)),)
+    chart = Chart("joint-chart", "J by measurement", "measurement", "J", series)
     return Section(
         "joint",
         "How well planner and grounder fit",
@@ -65,7 +58,7 @@ def _joint(run: Run, steps: Sequence[Step]) -> Section:
         "tasks, with their standard error; the bars are one standard error of J.",
         ("measurement", "planner", "grounder", "J", "standard error", "change", "tasks"),
         tuple(rows),
-        (chart,) if measurements else (),
+        (chart,) if steps else (),
     )
 
 
@@ -89,11 +82,8 @@ def _change(run: Run, before: Step, step: Step) -> str:
 
 def _by_task(run: Run, step: Step) -> dict[str, float]:
     items = run.store.metrics(step.iteration, step.stage)
-    return {
-        key.task: float(one["loglikelihood"])
-        for key, one in items.items()
-        if "loglikelihood" in one
-    }
+    name = "loglikelihood"
+    return {key.task: float(one[name]) for key, one in items.items() if name in one}
 
 
 # -- rewards -----------------------------------------------------------------------------------
@@ -126,40 +116,31 @@ def _rewards(run: Run, steps: Sequence[Step]) -> Section:
 
 
 def _planner(recipe: Moat, run: Run, i: int) -> Section:
+    margin = f"{recipe.settings.pairs.margin:g}"
+    reason = f"A pair: the best and the worst plan of the task, whose rewards differ by more than {margin}."
+    facts = only("reward", "perplexity")
     return Section(
         "planner",
         f"Plans that the planner was trained on, iteration {i}",
         "All plans of a task by reward: the mean log-probability of the right actions under the grounder. The marked "
         "tokens of the best plan are made more likely than those in the worst one. A plan without a reward is empty, "
         "cut off, an earlier one again, or quotes a right action.",
-        examples=selected_examples(
-            recipe,
-            run,
-            i,
-            reason=f"A pair: the best and the worst plan of the task, whose rewards differ by more than "
-            f"{recipe.settings.pairs.margin:g}.",
-            facts=lambda credit: {name: credit[name] for name in ("reward", "perplexity") if name in credit},
-            count=EXAMPLES,
-        ),
-    )  # fmt: skip
+        examples=selected_examples(recipe, run, i, reason=reason, facts=facts, count=EXAMPLES),
+    )
 
 
 def _grounder(recipe: Moat, run: Run, i: int) -> Section:
     examples: list[Example] = []
-    for tree in run.store.trees(i, "correct"):
+    reason = "Accepted by the critic, corrected by it, or right actions of the data."
+    for tree in islice(run.store.trees(i, "correct"), EXAMPLES):
         samples = list[Shown]()
-        for leaf in tree.leaves():
-            own = tuple(
-                (GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)) if row.targets
-            )
-            writer = (("written by", leaf.writer),)
-            samples.append(Shown(f"row {len(samples) + 1}", writer, own, trained=True))
-        if samples and len(examples) < EXAMPLES:
-            reason = "Accepted by the critic, corrected by it, or right actions of the data."
-            examples.append(example(run.store.task(tree.task), samples, decoder(recipe), reason))
+        for n, leaf in enumerate(tree.leaves(), 1):
+            own = tuple((GROUNDER, row) for row in rows(view(tree, leaf.id, GROUNDER)))
+            samples.append(Shown(f"row {n}", (("written by", leaf.writer),), own, trained=True))
+        examples.append(example(run.store.task(tree.task), samples, recipe.renderer, reason))
     return Section(
         "grounder",
         f"Actions that the grounder was trained on, iteration {i}",
         "Marked tokens are trained.",
         examples=tuple(examples),
-    )  # fmt: skip
+    )

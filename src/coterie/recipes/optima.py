@@ -42,19 +42,14 @@ from coterie.engines.protocol import POLICY, Engine, EngineError
 from coterie.environments.protocol import agents_of, formats_of
 from coterie.environments.talk import drop_format
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima_settings import (
-    DPORoundSettings,
-    OptimaDPOSettings,
-    OptimaSettings,
-    TrainingKind,
-)
-from coterie.recipes.trainings import prefer, train_role
-from coterie.record.rows import Edit, Pair, Row, View, recontext, rows, turn_pair, view
+from coterie.recipes.optima_settings import DPORoundSettings, OptimaDPOSettings, OptimaSettings
+from coterie.recipes.trainings import imitate, prefer
+from coterie.record.rows import Edit, View, view
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
+from coterie.reports.page import Section
 from coterie.rewards.critics import turn_losses
 from coterie.rewards.dialogue_reward import (
     DialogueSample,
@@ -80,7 +75,6 @@ from coterie.runs.items import (
     totals,
 )
 from coterie.runs.loop import Stage
-from coterie.runs.roles import load_selections
 from coterie.selection import best_demonstrations, random_demonstrations, sibling_pairs
 from coterie.training.settings import TrainingSettings
 
@@ -172,6 +166,11 @@ class Optima(Recipe):
             before = stages[-1:]
         return [*stages, self.evaluation(self.settings.iterations, before)]
 
+    def sections(self, run: Run) -> list[Section]:
+        from coterie.recipes.optima_report import sections
+
+        return sections(self, run)
+
     # -- SFT iteration (algorithm 1) ------------------------------------------------------------
 
     def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
@@ -195,7 +194,7 @@ class Optima(Recipe):
         settings = self.fingerprint(Step(i, "reward"))
 
         def show(tree: Tree, leaf: str, agent: str) -> View:
-            return self.training_view(tree, Selection(leaf, agent, context), base.loaded)
+            return self.training_view(run, tree, Selection(leaf, agent, context))
 
         async def score(tree: Tree) -> Done:
             judge = TreeJudge(self.settings.reward, None, base, self.agents, settings, show)
@@ -226,18 +225,13 @@ class Optima(Recipe):
 
     def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train M_{i+1} by SFT on each agent's own turns of the selected dialogues."""
-        policy = self.models(run).load(
-            POLICY, 0 if self.settings.from_initial else i, trainable=True
+        empty = UserError(
+            f"nothing was selected in iteration {i}: no dialogue has a reward of at "
+            f"least select.threshold={self.settings.select.threshold}",
+            "lower select.threshold with --fork FOLDER; the report shows the rewards",
         )
-        rows = self.rows(run, i, policy)
-        if not rows:
-            raise UserError(
-                f"nothing was selected in iteration {i}: no dialogue has a reward of at "
-                f"least select.threshold={self.settings.select.threshold}",
-                "lower select.threshold with --fork FOLDER; the report shows the rewards",
-            )
-        seeded = self.seeded(self.settings.train, i)
-        return train_role(run, i, policy, rows, seeded, progress, role=POLICY)
+        start = 0 if self.settings.from_initial else i  # M_base, or M_i
+        return imitate(self, run, i, self.settings.train, progress, version=start, empty=empty)
 
     # -- DPO iteration (algorithm 2) ------------------------------------------------------------
 
@@ -254,9 +248,29 @@ class Optima(Recipe):
         return [rollout, reward, select, train]
 
     async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Grow a tree of dialogues per task, all concurrently (algorithm 4)."""
+        """Grow a tree of dialogues per task with M_i, all concurrently (algorithm 4)."""
         limit = await self.probe(run, i, progress)
-        await self.grow(run, i, limit, progress)
+        s, tasks = self.dpo_settings, self.train_tasks(i)
+        sampler = await self.sampler(run, i, s.temperature, self.settings.rollout.top_p)
+        base, settings = self.models(run).embedded(POLICY, 0), self.fingerprint(Step(i, "reward"))
+        judge = TreeJudge(s.reward, limit, base, self.agents, settings)
+        judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
+        run.store.put_tasks(tasks)
+        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
+        writer = TreeWriter(run.store, i, progress, lambda: stats.sampled_tokens - before)
+        rule, samplers = growth(s.search), dict.fromkeys(self.agents, sampler)
+
+        def begin(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
+            tree, known = writer.load(task)
+            branches = driver.branches(task, tree, sessions)
+            return TreeSearch(branches, judge, samplers, rule, rollouts=known, seed=driver.seed)
+
+        title = f"searches {i}"
+        progress.start(writer.left(tasks, s.search.searches), title)
+        with going_on(title, progress):
+            async with self.actors(run) as actors:
+                driver = actors.driver(samplers, self.settings.seed)
+                await grow_trees(driver, writer, tasks, begin, TREES_IN_FLIGHT)
         return {**growth_summary(run.store, i), "token_limit": limit}
 
     async def probe(self, run: Run, i: int, progress: Progress) -> int:
@@ -268,30 +282,6 @@ class Optima(Recipe):
         await self.play(run, episodes, s.temperature, self.settings.rollout.top_p, progress)
         lengths = [int(metrics["tokens"]) for metrics in run.store.metrics(i, PROBE).values()]
         return int(np.percentile([length for length in lengths if length], s.percentile)) + 1
-
-    async def grow(self, run: Run, i: int, max_tokens: int, progress: Progress) -> None:
-        """Grow the trees of an iteration with M_i; ``max_tokens`` is the denominator of R_token."""
-        s, tasks = self.dpo_settings, self.train_tasks(i)
-        sampler = await self.sampler(run, i, s.temperature, self.settings.rollout.top_p)
-        base, settings = self.models(run).embedded(POLICY, 0), self.fingerprint(Step(i, "reward"))
-        judge = TreeJudge(s.reward, max_tokens, base, self.agents, settings)
-        judge.losses = run.store.credit(settings, "nll", iteration=i, stage="rollout")
-        run.store.put_tasks(tasks)
-        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-        writer = TreeWriter(run.store, i, progress, lambda: stats.sampled_tokens - before)
-        rule, samplers = growth(s.search), dict.fromkeys(self.agents, sampler)
-
-        def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
-            tree, known = writer.load(task)
-            branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, judge, samplers, rule, rollouts=known, seed=driver.seed)
-
-        title = f"searches {i}"
-        progress.start(writer.left(tasks, s.search.searches), title)
-        with going_on(title, progress):
-            async with self.actors(run) as actors:
-                driver = actors.driver(samplers, self.settings.seed)
-                await grow_trees(driver, writer, tasks, search, TREES_IN_FLIGHT)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Store the value of every node, the mean R of the rollouts through it, as credit."""
@@ -335,8 +325,7 @@ class Optima(Recipe):
                 f"more than dpo.select.theta_diff={s.select.theta_diff}",
                 "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
             )
-        policy, seeded = self.models(run).load(POLICY, i, trainable=True), self.seeded(s.train, i)
-        return prefer(run, i, policy, pairs, s.objective, seeded, progress, role=POLICY)
+        return prefer(self, run, i, pairs, s.objective, s.train, progress)
 
     # -- settings and size ----------------------------------------------------------------------
 
@@ -345,11 +334,8 @@ class Optima(Recipe):
         assert isinstance(self.settings, OptimaDPOSettings), "this method has no DPO iterations"
         return self.settings.dpo
 
-    def kind(self, iteration: int) -> TrainingKind:
-        return self.settings.kinds()[iteration]
-
     def is_dpo(self, iteration: int) -> bool:
-        return iteration < self.settings.iterations and self.kind(iteration) == "dpo"
+        return self.settings.kinds()[iteration] == "dpo"
 
     def rule(self, iteration: int) -> RewardSettings:
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
@@ -438,35 +424,6 @@ class Optima(Recipe):
         credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
         means, visits = credit("value"), credit("visits")
         return {node: Value(mean, round(visits[node])) for node, mean in means.items()}
-
-    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
-        return [
-            row
-            for tree, one in load_selections(run, iteration)
-            for row in rows(self.training_view(tree, one, policy), one.weight)
-            if row.targets
-        ]
-
-    def pairs(self, run: Run, iteration: int) -> list[Pair]:
-        """Return the selected pairs of an iteration; pairs of one tree share a group."""
-        pairs = []
-        for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "an iteration of DPO selects pairs"
-            leaves = (selection.leaf, selection.rejected)
-            sides = (view(tree, leaf, selection.agent) for leaf in leaves)
-            pairs.append(turn_pair(*sides, weight=selection.weight, group=tree.task))
-        return pairs
-
-    def training_view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
-        """Return an agent's view of a dialogue without the format prompt."""
-        if selection.context is None:
-            return view(tree, selection.leaf, selection.agent)
-        return recontext(
-            *(tree, selection.leaf, selection.agent),
-            name=selection.context,
-            edit=drop_format,
-            render=model.renderer.render,
-        )
 
 
 def mean_scores(tree: Tree) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from coterie.recipes.optima import Optima
-from coterie.recipes.report import plain_report, selected_examples
+from coterie.recipes.report import only, selected_examples
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rewards.dialogue_reward import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run
@@ -15,13 +15,16 @@ MAX_POINTS = 600
 """Maximum number of rollouts in a chart."""
 
 
-def optima_report(recipe: Optima, run: Run) -> Report:
+Sample = tuple[Reward, int, float, bool]
+"""Reward, tokens and score of a rollout, and True if any of it was selected."""
+
+
+def sections(recipe: Optima, run: Run) -> list[Section]:
     done = [step for step in recipe.steps() if run.is_finished(step)]
     iterations = [step.iteration for step in done if step.stage == "reward"]
     selects = [step.iteration for step in done if step.stage == "select"]
     samples = {i: _samples(recipe, run, i) for i in iterations}
-    own = [_rewards(samples), _scatter(samples)]
-    own += [
+    selected = [
         Section(
             f"selected-{i}",
             f"What iteration {i} was trained on",
@@ -30,21 +33,18 @@ def optima_report(recipe: Optima, run: Run) -> Report:
         )
         for i in dict.fromkeys((*selects[:1], *selects[-1:]))
     ]
-    return plain_report(recipe, run, own)
+    return [_rewards(samples), _scatter(samples), *selected]
 
 
 def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
     terms = recipe.rule(i).names()
     if recipe.is_dpo(i):
         rule = recipe.dpo_settings.select
-        return selected_examples(
-            recipe,
-            run,
-            i,
-            reason="Replies after the same turns. A pair: the value of the chosen one is above theta_filter="
-            f"{rule.theta_filter:g}, and above the rejected one by more than theta_diff={rule.theta_diff:g}.",
-            facts=lambda credit: {name: credit[name] for name in ("value", "visits") if name in credit},
-        )  # fmt: skip
+        reason = (
+            "Replies after the same turns. A pair: the value of the chosen one is above theta_filter="
+            f"{rule.theta_filter:g}, and above the rejected one by more than theta_diff={rule.theta_diff:g}."
+        )
+        return selected_examples(recipe, run, i, reason=reason, facts=only("value", "visits"))
 
     def facts(credit: Mapping[str, float]) -> Mapping[str, float]:
         own = {name: credit[name] for name in terms if name in credit}
@@ -60,8 +60,7 @@ def _selected(recipe: Optima, run: Run, i: int) -> tuple[Example, ...]:
     return selected_examples(recipe, run, i, reason=reason, facts=facts)
 
 
-def _samples(recipe: Optima, run: Run, i: int) -> list[tuple[Reward, int, float, bool]]:
-    """Return the reward, tokens and score of each rollout of an iteration, with True if any of it was selected."""
+def _samples(recipe: Optima, run: Run, i: int) -> list[Sample]:
     turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
     rewards = {one.leaf: one for several in recipe.rewards(run, i).values() for one in several}
     return [
@@ -72,7 +71,7 @@ def _samples(recipe: Optima, run: Run, i: int) -> list[tuple[Reward, int, float,
     ]  # fmt: skip
 
 
-def _rewards(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+def _rewards(samples: Mapping[int, Sequence[Sample]]) -> Section:
     rows = []
     totals: dict[bool, list[Point]] = {False: [], True: []}
     for i, every in samples.items():
@@ -100,7 +99,7 @@ def _rewards(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -
     )
 
 
-def _scatter(samples: Mapping[int, Sequence[tuple[Reward, int, float, bool]]]) -> Section:
+def _scatter(samples: Mapping[int, Sequence[Sample]]) -> Section:
     charts = []
     for i, every in samples.items():
         part = every[:: -(-len(every) // MAX_POINTS) or 1]

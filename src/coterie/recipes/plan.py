@@ -103,39 +103,30 @@ class Plan:
         """Number of weights of each role's model."""
         return {role: shape.weights for role, shape in self.shapes.items()}
 
-    @property
-    def may_outgrow(self) -> bool:
-        """True if a dialogue of long turns can exceed the context; its last turn is then cut."""
-        return (
-            max_dialogue_tokens(self.longest_prompt, self.turns or 1, self.max_tokens)
-            > self.context
-        )
-
     def lines(self) -> list[tuple[str, str]]:
-        names = ", ".join(dict.fromkeys(self.stages))
-        lines = [("stages", f"{len(self.stages)}: {names}")]
-        if self.tasks_wanted:
-            lines.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} requested"))
-        if self.rows:
-            lines.append(("training rows", f"{self.rows:,}"))
-        lines += self.details
-        lines += [
+        longest = max_dialogue_tokens(self.longest_prompt, self.turns or 1, self.max_tokens)
+        cut = " (long dialogues exceed the context and are cut)" * (longest > self.context)
+        count, tokens = self.generations, self.generations * self.max_tokens
+        lines = [
+            ("stages", f"{len(self.stages)}: {', '.join(dict.fromkeys(self.stages))}"),
+            ("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} requested"),
+            ("training rows", f"{self.rows:,}"),
+            *self.details,
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} requested"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
             *(one.line(self.available, self.device) for one in self.memory),
-            (
-                "longest first prompt",
-                f"{self.longest_prompt} tokens"
-                + " (long dialogues exceed the context and are cut)" * self.may_outgrow,
-            ),
+            ("longest first prompt", f"{self.longest_prompt} tokens{cut}"),
+            ("training dialogues", f"at most {self.dialogues:,}"),
+            ("held-out dialogues", f"{self.evaluations:,}"),
+            ("generations", f"at most {count:,}, with {tokens:,} tokens"),
         ]
-        if self.dialogues:
-            lines.append(("training dialogues", f"at most {self.dialogues:,}"))
-        lines.append(("held-out dialogues", f"{self.evaluations:,}"))
-        if self.dialogues and self.turns:
-            count, tokens = self.generations, self.generations * self.max_tokens
-            lines.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
-        return lines
+        shown = {
+            "training tasks": self.tasks_wanted,
+            "training rows": self.rows,
+            "training dialogues": self.dialogues,
+            "generations": self.dialogues and self.turns,
+        }
+        return [line for line in lines if shown.get(line[0], True)]
 
 
 def max_dialogue_tokens(prompt: int, turns: int, max_tokens: int) -> int:

@@ -3,43 +3,19 @@
 Every command imports this module, including ``coterie --help``, so heavy imports are inside functions.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, resources
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coterie.config.plugins import OWN, Kind, find, installed, is_spec
 from coterie.errors import UserError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from coterie.environments.registry import Choice
-    from coterie.models.chat import ChatRenderer
     from coterie.recipes.base import Recipe
     from coterie.recipes.settings import Presets, RecipeSettings
-    from coterie.record.tree import Task, Tree
-    from coterie.record.turn import Turn
-    from coterie.reports.page import Report
-    from coterie.runs.folder import Run
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCritic:
-    """An open critic."""
-
-    renderer: "ChatRenderer | None"
-    """Renderer of the token ids that the critic reads; ``None`` if it reads text."""
-    score: "Callable[[Task, Tree, Sequence[Turn]], Awaitable[list[float]]]"
-    """Function that scores the candidates of one turn; higher is better."""
-
-
-class RunCritic(Protocol):
-    """Critic of a recipe's runs. Both methods raise ``UserError`` for a run whose critic is not trained."""
-
-    def fingerprint(self, run: "Run") -> str: ...
-
-    def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,55 +29,40 @@ class RecipeDescription:
     settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
     """Settings of the methods, in the order of the list."""
     recipe: "Callable[[RecipeSettings], Recipe]"
-    report: "Callable[[Recipe, Run], Report]"
-    """Function that makes the report of a run, finished or not."""
-    critic: "Callable[[Recipe], RunCritic | None] | None" = None
-    """Function that returns the critic for ``coterie evaluate critic=RUN``, or ``None`` if the run has no critic."""
 
 
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"coterie.recipes.{module}"), name)
+def _built_in(name: str, module: str, recipe: str, methods: str) -> RecipeDescription:
+    """Return the entry of a recipe, whose module and module of settings are imported on first use."""
 
+    def load(suffix: str, *names: str) -> tuple[Any, ...]:
+        imported = import_module(f"coterie.recipes.{module}{suffix}")
+        return tuple(getattr(imported, one) for one in names)
 
-def _built_in(
-    name: str, methods: str, recipe: str, report: str, critic: str = ""
-) -> RecipeDescription:
-    """Return the entry of a recipe whose parts are named ``module:Name`` and imported on first use."""
-    module = recipe.partition(":")[0]
     return RecipeDescription(
         name=name,
         package="coterie.recipes",
-        settings=lambda: tuple(_load(f"{module}_settings:{one}") for one in methods.split()),
-        recipe=lambda settings: _load(recipe)(settings),
-        report=lambda one, run: _load(report)(one, run),
-        critic=(lambda one: _load(critic)(one)) if critic else None,
+        settings=lambda: load("_settings", *methods.split()),
+        recipe=lambda settings: load("", recipe)[0](settings),
     )
 
 
-BUILT_IN = (
-    _built_in(
-        *("dense_tree", "TinySettings GSM8KSettings MathSettings BabyAISettings"),
-        *("dense_tree:DenseTree", "dense_tree:dense_tree_report"),
-    ),
-    _built_in("dpo", "DPOFileSettings", "file_training:DPOOnFile", "file_training:training_report"),
-    _built_in(
-        "gap", "TinySettings MhqaSettings WebSettings CodeSettings", "gap:Gap", "gap:gap_report"
-    ),
-    _built_in(
-        *("moat", "MathsSettings ComplexQASettings WebSettings"),
-        *("moat:Moat", "moat_report:moat_report"),
-    ),
-    _built_in(
-        *("optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
-        *("optima:Optima", "optima_report:optima_report"),
-    ),
-    _built_in("rl", "GrpoSettings DapoSettings PpoSettings", "rl:Reinforce", "rl:rl_report"),
-    _built_in("sft", "SFTFileSettings", "file_training:SFTOnFile", "file_training:training_report"),
-    _built_in(
-        *("sweet_rl", "SweetSettings", "sweet_rl:SweetRL"),
-        *("sweet_rl:sweet_report", "sweet_rl:sweet_critic"),
-    ),
+BUILT_IN = tuple(
+    _built_in(*row)
+    for row in (
+        (
+            "dense_tree",
+            "dense_tree",
+            "DenseTree",
+            "TinySettings GSM8KSettings MathSettings BabyAISettings",
+        ),
+        ("dpo", "file_training", "DPOOnFile", "DPOFileSettings"),
+        ("gap", "gap", "Gap", "TinySettings MhqaSettings WebSettings CodeSettings"),
+        ("moat", "moat", "Moat", "MathsSettings ComplexQASettings WebSettings"),
+        ("optima", "optima", "Optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
+        ("rl", "rl", "Reinforce", "GrpoSettings DapoSettings PpoSettings"),
+        ("sft", "file_training", "SFTOnFile", "SFTFileSettings"),
+        ("sweet_rl", "sweet_rl", "SweetRL", "SweetSettings"),
+    )
 )
 RECIPES = Kind("recipe", dict.fromkeys((one.name for one in BUILT_IN), f"{__name__}:BUILT_IN"))
 QUICKSTART = "optima/isft"
@@ -158,9 +119,7 @@ def plugin(name: str) -> RecipeDescription:
         base.__name__, __base__=base, __module__=base.__module__
     )
     own.recipe = located.name
-    return RecipeDescription(
-        located.name, "", lambda: (own,), located.thing, _load("report:plain_report")
-    )
+    return RecipeDescription(located.name, "", lambda: (own,), located.thing)
 
 
 def names() -> tuple[str, ...]:
@@ -173,20 +132,6 @@ def settings_type(name: str) -> "type[RecipeSettings]":
 
 def recipe(settings: "RecipeSettings") -> "Recipe":
     return described(settings.recipe).recipe(settings)
-
-
-def run_report(recipe: "Recipe", run: "Run") -> "Report":
-    return described(recipe.name).report(recipe, run)
-
-
-def critic_of(recipe: "Recipe") -> "RunCritic | None":
-    """Return the critic of a recipe's runs; ``None`` if they have no critic."""
-    critic = described(recipe.name).critic
-    return critic(recipe) if critic else None
-
-
-def micro_world(name: str) -> str:
-    return played_by(name)[0]
 
 
 def _default(name: str) -> "Choice":

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 from coterie.config.resolve import flatten
 from coterie.environments.registry import Choice
 from coterie.errors import UserError
-from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
-from coterie.record.rows import Row, View, recontext, rows, view
+from coterie.record.rows import Row, View, rows
 from coterie.record.tree import Selection, Task, Tree
 from coterie.reports import sections
 from coterie.reports.examples import Example, Shown, described, example, rollout
@@ -26,26 +24,18 @@ MAX_COMMANDS = 5
 """Maximum number of shown commands, for runs that were resumed many times."""
 Numbers = Mapping[str, float]
 Facts = Callable[[Numbers], Numbers]
+Look = Callable[[Tree, Selection, str], View]
 
 
-def plain_report(
-    recipe: Recipe, run: Run, own: Sequence[Section] = (), facts: Sequence[tuple[str, str]] = ()
-) -> Report:
-    """Return the report of a run, finished or not.
-
-    Args:
-        recipe: Recipe of the run.
-        run: The run.
-        own: Sections of the recipe.
-        facts: Facts of the recipe for the head of the page.
-    """
+def run_report(recipe: Recipe, run: Run) -> Report:
+    """Return the report of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     versions = [step.iteration for step in done if step.stage == "evaluate"]
     evaluations = [evaluation(run.store, version) for version in versions]
     measured = [run.metrics(step) for step in done]
     trained = sum(int(metrics.get("trained_tokens", 0)) for metrics in measured)
     training = sum("trained_tokens" in metrics for metrics in measured)
-    metric = recipe.environment.metric
+    metric, method = recipe.environment.metric, getattr(recipe.settings, "method", "")
     rollouts = [step for step in done if step.stage == "rollout" and run.metrics(step).get("n")]
     means = [(step, grade_means(run.store, step.iteration, step.stage, None)) for step in rollouts]
     labels = [
@@ -59,13 +49,13 @@ def plain_report(
             ("seed", f"{recipe.settings.seed}"),
             ("trainings", f"{training} finished"),
             ("tokens trained", f"{trained:,}"),
-            *facts,
+            *([("method", method)] if method else []),
         ),
         commands=run.commands()[-MAX_COMMANDS:],
         headlines=sections.headlines(evaluations, metric, recipe.settings.rounds),
         sections=(
             sections.changes(recipe.settings, _preset(recipe)),
-            *own,
+            *recipe.sections(run),
             replace(sections.scores(labels, metric), examples=_before_and_after(recipe, run, versions)),
             sections.measures(
                 [
@@ -83,30 +73,9 @@ def plain_report(
     )  # fmt: skip
 
 
-def decoder(recipe: Recipe) -> Callable[[str], ChatRenderer]:
-    """Return a function that gives the renderer of an agent's model; no weights are loaded."""
-    models = {role.name: role.model for role in recipe.roles()}
-    players, args = recipe.players(), recipe.settings.engine.template_args
-
-    @cache
-    def of(agent: str) -> ChatRenderer:
-        return load_renderer(models[players.get(agent, recipe.main_role)], args)[0]
-
-    return of
-
-
-def seen(recipe: Recipe, tree: Tree, leaf: str, selection: Selection) -> View:
-    """Return an agent's view up to a turn, under the context in which it is trained."""
-    if selection.context is None:
-        return view(tree, leaf, selection.agent)
-    return recontext(
-        tree,
-        leaf,
-        selection.agent,
-        name=selection.context,
-        edit=recipe.edits[selection.context],
-        render=decoder(recipe)(selection.agent).render,
-    )
+def only(*names: str) -> Facts:
+    """Return a function that keeps the credit with these names, in this order."""
+    return lambda credit: {name: credit[name] for name in names if name in credit}
 
 
 def selected_examples(
@@ -116,19 +85,11 @@ def selected_examples(
     *,
     reason: str,
     facts: Facts = dict,
-    see: Callable[[Tree, str, Selection], View] | None = None,
     count: int = EXAMPLES,
 ) -> tuple[Example, ...]:
-    """Return tasks of an iteration with selected and other samples side by side.
+    """Return ``count`` tasks of an iteration with selected and other samples side by side.
 
-    Args:
-        recipe: Recipe of the run.
-        run: The run.
-        iteration: An iteration whose selection is finished.
-        reason: Selection rule of the stage.
-        facts: Function that returns the credit of a turn to show, the most important values first.
-        see: Return what an agent saw of the path to a turn; default: as it was sampled.
-        count: Number of examples.
+    ``reason`` is the selection rule. ``facts`` returns the credit of a turn to show, the most important values first.
     """
     by_task: dict[str, list[Selection]] = {}
     for task, one in run.store.selections(iteration, "select"):
@@ -149,9 +110,9 @@ def selected_examples(
             groups.setdefault(_parent(tree, one), []).append(one)
         for chosen in [*groups.values()][:MAX_OF_TASK]:
             draw = _sides if chosen[0].rejected else _demonstrations
-            samples = draw(tree, chosen, own, see or partial(seen, recipe))
+            samples = draw(tree, chosen, own, partial(recipe.training_view, run))
             why = f"{reason} {_difference(chosen[0], own)}".strip()
-            examples.append(example(run.store.task(task), samples, decoder(recipe), why))
+            examples.append(example(run.store.task(task), samples, recipe.renderer, why))
     return tuple(examples[:count])
 
 
@@ -161,10 +122,7 @@ def _parent(tree: Tree, one: Selection) -> str:
 
 
 def _sides(
-    tree: Tree,
-    pairs: Sequence[Selection],
-    numbers: Mapping[str, Numbers],
-    look: Callable[[Tree, str, Selection], View],
+    tree: Tree, pairs: Sequence[Selection], numbers: Mapping[str, Numbers], look: Look
 ) -> list[Shown]:
     """Return the turns, or the whole rollouts, that pairs compare, and their siblings."""
     first = pairs[0]
@@ -178,7 +136,7 @@ def _sides(
     replies = []
     for node in nodes:
         side = "chosen" if node in chosen else "rejected" if node in rejected else ""
-        own: list[Row] = [row for row in rows(look(tree, node, first)) if row.targets]
+        own: list[Row] = [row for row in rows(look(tree, first, node)) if row.targets]
         if are_siblings:  # only the turn itself is compared
             own = [replace(row, targets=row.targets[-1:]) for row in own[-1:]]
         side = f"{side} and rejected" if node in chosen & rejected else side
@@ -192,10 +150,7 @@ def _sides(
 
 
 def _demonstrations(
-    tree: Tree,
-    chosen: Sequence[Selection],
-    numbers: Mapping[str, Numbers],
-    look: Callable[[Tree, str, Selection], View],
+    tree: Tree, chosen: Sequence[Selection], numbers: Mapping[str, Numbers], look: Look
 ) -> list[Shown]:
     """Return the rollouts of a task by falling reward, with the selected rollouts as trained."""
     rollouts = []
@@ -207,7 +162,7 @@ def _demonstrations(
             side="chosen" if own else "",
         )
         if own:
-            trained = ((s.agent, row) for s in own for row in rows(look(tree, s.leaf, s)))
+            trained = ((s.agent, row) for s in own for row in rows(look(tree, s, s.leaf)))
             one = replace(one, rows=tuple((agent, row) for agent, row in trained if row.targets))
         rollouts.append((outcome.leaf, one))
     rollouts.sort(key=lambda one: (-_first(numbers.get(one[0])), not one[1].side))
@@ -247,7 +202,7 @@ def _before_and_after(recipe: Recipe, run: Run, versions: Sequence[int]) -> tupl
             tasks.append((scores[0] - scores[-1], len(tasks), task, sides))
     tasks.sort(key=lambda one: one[:2])
     picks = tasks[: EXAMPLES - 2] + tasks[EXAMPLES - 2 :][-2:]
-    return tuple(example(task, sides, decoder(recipe)) for *_, task, sides in picks)
+    return tuple(example(task, sides, recipe.renderer) for *_, task, sides in picks)
 
 
 UNLISTED = ("seconds", "settings", "weights")

@@ -28,23 +28,18 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
-from coterie.recipes.report import decoder, plain_report
 from coterie.recipes.rl_settings import GrpoSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.reinforce import Reinforcement, step_records
-from coterie.runs.reinforce_batch import (
-    AgentPath,
-    paths_of,
-    step_stage,
-)
+from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
 from coterie.training.distributed import launches
@@ -77,8 +72,8 @@ def plan_reinforcement(
             "and the group of a task is not split",
             f"use at most {s.rollout.tasks} minibatches",
         )
-    check_served(run_settings.engine, {f"{prefix}update": s.update})
     trainings = {f"{prefix}update": s.update}
+    check_served(run_settings.engine, trainings)
     if s.has_critic:
         trainings[f"{prefix}critic.train"] = s.critic.train
     for name, training in trainings.items():
@@ -136,33 +131,24 @@ async def reinforce(
     roles: Sequence[str],
 ) -> Metrics:
     """Run the RL stage: train ``roles`` from their newest versions."""
-    players = recipe.players()
+    players, updates = recipe.players(), s.steps.updates
+    update, training = (recipe.seeded(one, iteration) for one in (s.update, s.critic.train))
     policies = [
         LearnerConfig(
             role,
             recipe.newest(run, role, iteration),
             tuple(agent for agent, player in players.items() if player == role),
             PolicyGradient(s.loss.at(s.rollout.temperature)),
-            recipe.seeded(s.update, iteration),
-            s.steps.updates,
+            update,
+            updates,
         )
         for role in roles
     ]
     critic = None
     if s.has_critic:
         (like,) = policies
-        training = recipe.seeded(s.critic.train, iteration)
-        critic = LearnerConfig(
-            *(
-                CRITIC,
-                like.version,
-                like.agents,
-                ValueLoss(s.critic.loss),
-                training,
-                s.steps.updates,
-            ),
-            like=like.role,
-        )
+        own = (CRITIC, like.version, like.agents, ValueLoss(s.critic.loss), training, updates)
+        critic = LearnerConfig(*own, like=like.role)
     async with recipe.actors(run) as actors:
         work = Reinforcement(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
@@ -180,6 +166,9 @@ class Reinforce(Recipe):
         before, uses = self.evaluation(0), reinforce_uses(self.settings)
         training = self.stage(0, REINFORCE, self.learn, uses=uses, trains=self.learning_roles)
         return [before, training, self.evaluation(1, [training])]
+
+    def sections(self, run: Run) -> tuple[Section, ...]:
+        return step_sections(self, self.settings, run, 0)
 
     def roles(self) -> tuple[Role, ...]:
         """Return one policy, or one per agent, and the critic of PPO."""
@@ -210,8 +199,8 @@ class Reinforce(Recipe):
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)
 
 
-ROWS, POINTS = 40, 100
-"""Maximum number of steps in the table and in the chart. Steps are evenly spaced and include the last one."""
+ROWS, POINTS, GROUPS = 40, 100, 2
+"""Maximum number of steps in the table and in the chart, evenly spaced with the last one, and of groups of a step."""
 COLUMNS = (
     ("reward", "reward"),
     ("score", "score"),
@@ -249,18 +238,14 @@ def step_sections(
     columns = [
         (head, name)
         for head, name in COLUMNS
-        if head in ("reward", "score") or any(_of(records[n], name) not in ("", "0") for n in numbers)
-    ]  # fmt: skip
-    points = tuple(
-        Point(
-            n + 1,
-            reward := float(records[n]["reward"]),
-            f"step {n + 1}: reward {reward:.3f}, standard error {(error := float(records[n]['reward_error'])):.3f}",
-            reward - error,
-            reward + error,
-        )
-        for n in _spaced(numbers, POINTS)
-    )
+        if name in ("reward", "score") or {_of(records[n], name) for n in numbers} - {"", "0"}
+    ]
+    points = []
+    for n in _spaced(numbers, POINTS):
+        reward, error = (float(records[n][name]) for name in ("reward", "reward_error"))
+        title = f"step {n + 1}: reward {reward:.3f}, standard error {error:.3f}"
+        points.append(Point(n + 1, reward, title, reward - error, reward + error))
+    series = (Series("reward", tuple(points)),)
     steps = Section(
         f"reinforce-{iteration}",
         "Steps of reinforcement learning",
@@ -271,8 +256,8 @@ def step_sections(
             (f"{n + 1}", *(_of(records[n], name) for _, name in columns))
             for n in _spaced(numbers, ROWS)
         ),
-        (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", (Series("reward", points),)),),
-    )  # fmt: skip
+        (Chart(f"reward-{iteration}", "Reward by step", "step", "reward", series),),
+    )
     rule = RULES.get(s.advantage.baseline, "estimated for each token by the critic (not recorded)")
     groups = Section(
         f"groups-{iteration}",
@@ -289,27 +274,20 @@ def _groups(
     recipe: Recipe, s: ReinforceSettings, run: Run, iteration: int, numbers: Sequence[int]
 ) -> list[Example]:
     """Return groups with advantages of the first, the middle and the last step, and one group without."""
-    informative, flat = list[Example](), list[Example]()
-    middle, last = numbers[len(numbers) // 2], numbers[-1]
-    counts = {numbers[0]: 2, middle: 2, last: 2}
-    for number, most in counts.items():
+    informative, flat, agents = list[Example](), list[Example](), agents_of(recipe.environment)
+    for number in dict.fromkeys((numbers[0], numbers[len(numbers) // 2], numbers[-1])):
         at, count = step_stage(REINFORCE, number), 0
         for task in run.store.tree_tasks(iteration, at):
-            paths = paths_of(
-                *(run.store, iteration, at, [task], agents_of(recipe.environment)),
-                PathReward(s.reward),
-            )
-            by_agent: dict[str, list[AgentPath]] = {}
-            for path in paths:
-                by_agent.setdefault(path.agent, []).append(path)
-            for own in by_agent.values():
+            paths = paths_of(run.store, iteration, at, [task], agents, PathReward(s.reward))
+            for agent in agents:
+                own = [path for path in paths if path.agent == agent]
                 totals = {path.sampled.total for path in own}
-                if len(totals) > 1 and count < most:
+                if len(totals) > 1 and count < GROUPS:
                     informative.append(_group(recipe, s, run, number, own))
                     count += 1
                 elif len(totals) == 1 and not flat and len(own) > 1:
                     flat.append(_group(recipe, s, run, number, own))
-            if count == most:
+            if count == GROUPS:
                 break
     return informative + flat
 
@@ -321,21 +299,17 @@ def _group(
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     if s.advantage.baseline != "values":
         known = group_advantages([path.sampled for path in paths], s.advantage.baseline).values
-    ranked = sorted(
-        zip(paths, known, strict=True),
-        key=lambda one: -(one[0].sampled.total if one[0].sampled.total is not None else -1e9),
-    )
+    order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples = []
-    for path, advantage in ranked:
+    for n in sorted(range(len(paths)), key=lambda n: -order[n]):
+        path, advantage = paths[n], known[n]
         left_out = s.advantage.truncated == "mask" and path.outcome.ending.truncated
-        facts = _facts(path, advantage)
-        learns = bool(advantage) or s.has_critic
         samples.append(
             Shown(
                 f"rollout {path.outcome.sample}",
-                described(path.outcome, facts),
+                described(path.outcome, _facts(path, advantage)),
                 tuple((path.agent, row) for row in path.rows),
-                trained=learns and not left_out,
+                trained=(bool(advantage) or s.has_critic) and not left_out,
                 side=""
                 if left_out or not advantage
                 else f"{'more' if advantage > 0 else 'less'} likely",
@@ -345,15 +319,12 @@ def _group(
     why = f"Step {number + 1}{several}: {len(rewards)} of {len(paths)} rollouts have a reward"
     if len(set(rewards)) > 1:
         why += f", from {min(rewards):.3f} to {max(rewards):.3f}, mean {sum(rewards) / len(rewards):.3f}."
-    elif rewards:
-        why += (
-            f", all {rewards[0]:.3f}: every advantage is 0, and nothing is learned from this group."
-        )
     else:
-        why += ": nothing is learned from this group."
+        same = f", all {rewards[0]:.3f}: every advantage is 0, and" if rewards else ":"
+        why += f"{same} nothing is learned from this group."
     if s.reward.kl:
         why += " The divergence from the reference is also taken off for each token."
-    return example(run.store.task(paths[0].task), samples, decoder(recipe), why)
+    return example(run.store.task(paths[0].task), samples, recipe.renderer, why)
 
 
 def _facts(path: AgentPath, advantage: float | None) -> dict[str, float | str]:
@@ -379,7 +350,3 @@ def _of(record: Metrics, name: str) -> str:
 def _spaced(numbers: Sequence[int], most: int) -> list[int]:
     every = -(-len(numbers) // most)
     return sorted({*numbers[::-1][::every]})
-
-
-def rl_report(recipe: Reinforce, run: Run) -> Report:
-    return plain_report(recipe, run, step_sections(recipe, recipe.settings, run, 0))

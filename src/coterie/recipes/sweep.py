@@ -20,7 +20,8 @@ from coterie.evaluation.statistics import bootstrap_interval
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import run_report, settings
+from coterie.recipes.registry import settings
+from coterie.recipes.report import run_report
 from coterie.record.store import copy_step
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config
@@ -100,11 +101,7 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def plan_sweep(name: str, words: Sequence[str], folder: Path, seeds: int) -> list[Point]:
-    """Make and check the runs of every combination of values, for each seed.
-
-    Raises:
-        UserError: If no key has several values, two runs are the same, or a run has invalid settings.
-    """
+    """Make and check the runs of every combination of values, for each seed."""
     keys, others = split_words(words)
     if "seed" in keys and seeds > 1:
         raise UserError("seeds are given twice, by seed= and by --seeds", "remove one of them")
@@ -225,16 +222,6 @@ class Part:
         return open_run(self.folder, self.recipe.name, self.recipe.settings, write=False)
 
 
-@dataclass(frozen=True, slots=True)
-class MergeResult:
-    """Result of a merge."""
-
-    recipe: str
-    tasks: int
-    missing: list[int]
-    """Parts without a run; the merged run does their tasks."""
-
-
 def merge(
     folders: Sequence[Path],
     target: Path,
@@ -242,12 +229,11 @@ def merge(
     progress: Progress,
     *,
     partial: bool = False,
-) -> MergeResult:
+) -> tuple[str, int, list[int]]:
     """Merge the parts of a run into a new run at ``target``, which appears when it is complete.
 
-    Raises:
-        UserError: If the runs have different settings, unfinished rollouts or tasks in common, if a part is missing
-            (unless ``partial``), or if ``target`` exists.
+    Return the recipe's name, the number of tasks, and the missing parts, whose tasks the merged run does. Raises
+    ``UserError`` for different settings, unfinished rollouts, tasks in common, and missing parts (unless ``partial``).
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging needs two or more different run folders", "give each folder once")
@@ -276,7 +262,7 @@ def merge(
         if not missing:
             run_steps(full, run, progress, steps)
         tasks = run.store.tasks_of(steps[0].iteration, steps[0].stage)
-        return MergeResult(full.name, len(tasks), missing)
+        return full.name, len(tasks), missing
 
 
 def _part(folder: Path) -> Part:
@@ -328,11 +314,9 @@ def _copy(part: Part, steps: Sequence[Step], run: Run) -> None:
             tasks = (set(one.store.tasks_of(iteration, stage)) for one in (old, run))
             common |= set.intersection(*tasks)
         if common:
-            more = f" and {len(common) - MAX_NAMED} more" if len(common) > MAX_NAMED else ""
+            named = sorted(common)[:MAX_NAMED] + ["..."] * (len(common) > MAX_NAMED)
             raise UserError(
-                f"{part.folder} and an earlier run have the same tasks: "
-                + ", ".join(sorted(common)[:MAX_NAMED])
-                + more,
+                f"{part.folder} and an earlier run have the same tasks: {', '.join(named)}",
                 "give runs with different tasks",
             )
         bases = [

@@ -35,10 +35,11 @@ Deliberate deviations from the released code:
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 from coterie.config.folders import expanded, sha256
 from coterie.engines.chat_model import check_chat, open_chat
@@ -52,18 +53,15 @@ from coterie.environments.coding import (
     transcript,
     with_reference,
 )
-from coterie.environments.protocol import Openers
 from coterie.environments.registry import check_no_tools
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel
 from coterie.models.prefix_trie import CostRule
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.registry import OpenCritic
-from coterie.recipes.report import decoder, plain_report, selected_examples
+from coterie.recipes.report import selected_examples
 from coterie.recipes.sweet_rl_offline import play_offline
 from coterie.recipes.sweet_rl_settings import FIRST, SECOND, PolicySettings, SweetSettings
 from coterie.recipes.trainings import imitate, prefer, train_role
@@ -79,18 +77,17 @@ from coterie.record.rows import (
 )
 from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.reports.page import Report, Section
+from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Actors, Done, do_items, on_trees, open_actors, totals
+from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Stage
 from coterie.runs.roles import Role, load_selections
 from coterie.selection import ranked_pairs, trajectory_pairs
-from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.checkpoint import weight_hash
-from coterie.training.losses import Classifier, Regression
+from coterie.training.losses import Classifier, Objective, Regression
 from coterie.training.settings import TrainingSettings
 
 PRIVILEGED = "with_reference"
@@ -128,19 +125,22 @@ class SweetRL(Recipe):
         rollout = self.stage(FIRST, "rollout", self.rollout, (), offline, uses=(*talk, "rollout"))
         stages = [evaluation(FIRST), rollout]
         critic = list[Stage]()
-        if not (self.uses_critic and s.critic.kind == "judge"):
-            method = (self.uses_critic, s.method == "rejection_ft")
+        if not (self.has_critic and s.critic.kind == "judge"):
+            method = (self.has_critic, s.method == "rejection_ft")
             select = self.stage(
                 FIRST, "select", self.select, [rollout], method, uses=["min_reward"]
             )
-            role, training = (CRITIC, "critic") if self.uses_critic else (POLICY, s.method)
+            role, training = (CRITIC, "critic") if self.has_critic else (POLICY, s.method)
             critic = [
                 self.stage(FIRST, "train", self.train, [select], uses=[training], trains=role)
             ]
             stages += [select, *critic]
-        if self.uses_critic:
+        if self.has_critic:
             stages += self.second_round(rollout, critic)
         return [*stages, evaluation(s.rounds, stages[-1:])]
+
+    def sections(self, run: Run) -> list[Section]:
+        return [_pairs(self, run, i) for i in (FIRST, SECOND) if run.is_finished(Step(i, "select"))]
 
     def second_round(self, rollout: Stage, critic: Sequence[Stage]) -> list[Stage]:
         sampled = ("candidates.share", "candidates.count", "candidates.temperature")
@@ -189,19 +189,17 @@ class SweetRL(Recipe):
             return imitate(self, run, FIRST, s.rejection_ft.train, progress, role=POLICY)
         if s.method == "multi_turn_dpo":
             return self.prefer(run, FIRST, s.multi_turn_dpo, progress)
+        classifier = s.critic.kind == "classifier"
+        items: list[Any] = (
+            self.labeled_dialogues(run) if classifier else self.pairs(run, FIRST, CRITIC)
+        )
+        if s.critic.kind == "likelihood":
+            own = (s.critic.objective, s.critic.train)
+            return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
         model = self.models(run).load(CRITIC, 0, trainable=True)
         seeded = self.seeded(s.critic.train, FIRST)
-        if s.critic.kind == "classifier":  # predict the success of dialogues
-            items = self.labeled_dialogues(run, model)
-            return train_role(
-                *(run, FIRST, model, items, seeded, progress), objective=Classifier(), role=CRITIC
-            )
-        pairs = self.pairs(run, FIRST, model)
-        if s.critic.kind == "regression":
-            return train_role(
-                *(run, FIRST, model, pairs, seeded, progress), objective=Regression(), role=CRITIC
-            )
-        return prefer(run, FIRST, model, pairs, s.critic.objective, seeded, progress, role=CRITIC)
+        head: Objective[Any] = Classifier() if classifier else Regression()
+        return train_role(run, FIRST, model, items, seeded, progress, objective=head, role=CRITIC)
 
     # -- round 1 --------------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ class SweetRL(Recipe):
     async def reward(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Store A_theta(o_t, a_t, c) of every candidate as credit (equation 3)."""
         settings = self.fingerprint(Step(SECOND, "reward"))
-        async with open_critic(self, run) as critic:
+        async with self.open_critic(run) as critic:
 
             async def score(tree: Tree) -> Done:
                 return await score_candidates(critic, run.store.task(tree.task), tree, settings)
@@ -270,9 +268,49 @@ class SweetRL(Recipe):
     # -- settings, size and tasks ---------------------------------------------------------------
 
     @property
-    def uses_critic(self) -> bool:
+    def has_critic(self) -> bool:
         """True for ``method=sweet``, whose round 1 needs a critic or a judge."""
         return self.settings.method == "sweet"
+
+    def critic_fingerprint(self, run: Run) -> str:
+        """Return a hash of the critic's settings and weights. Raises ``UserError`` if it is not trained."""
+        settings = self.fingerprint(Step(SECOND, "reward"))
+        if self.settings.critic.kind == "judge":
+            return settings
+        final = run.training_folder(FIRST, CRITIC) / "final"
+        if not final.is_dir():
+            raise UserError(
+                f"the critic of {run.folder} is not trained",
+                f"train it with: coterie train {run.folder}",
+            )
+        return f"{settings} {weight_hash(final)}"
+
+    @asynccontextmanager
+    async def open_critic(self, run: Run) -> "AsyncIterator[TrainedCritic | JudgeCritic]":
+        s = self.settings.critic
+        if s.kind == "judge":
+            settings = s.judge
+            if settings.url is None and settings.model == POLICY:
+                settings = settings.model_copy(update={"model": self.settings.model})
+            async with open_chat(settings, run.folder / "judge") as chat:
+
+                async def say(messages: list[Utterance]) -> str:
+                    return (await chat.ask(messages, 0)).text
+
+                judge = Judge(say, seed=self.settings.seed)
+                yield JudgeCritic(self.environment, judge, s.privileged)
+            return
+        models = self.models(run)
+        if s.kind == "likelihood":
+            engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
+            whole = s.objective.normalise == "none"
+            step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
+            yield TrainedCritic(step, engine.loaded.renderer, s.privileged)
+            return
+        critic = models.load(CRITIC, FIRST + 1)
+        rule = CostRule.of(critic.model)
+        step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
+        yield TrainedCritic(step, critic.renderer, s.privileged)
 
     def plan(self) -> Plan:
         check_chat("critic.judge", self.settings.critic.judge, POLICY)
@@ -303,59 +341,52 @@ class SweetRL(Recipe):
         s = self.settings
         sampled_dialogues = len(self.train_tasks()) * s.rollout.repeats
         branched = max(1, int(sampled_dialogues * s.candidates.share)) * s.candidates.count
-        return sampled_dialogues + branched * self.uses_critic
+        return sampled_dialogues + branched * self.has_critic
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Return the tokens of a turn, plus the tokens of the longest reference if the critic reads it."""
         critic, reference_tokens = self.settings.critic, 0
-        if self.uses_critic and critic.kind != "judge" and critic.privileged:
+        if self.has_critic and critic.kind != "judge" and critic.privileged:
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             reference_tokens = max(len(renderer.encode_turn(text)) for text in texts)
         return self.settings.max_tokens + reference_tokens
-
-    def openers(self) -> Openers:
-        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
-
-    def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
-        person, logs = self.settings.user_simulator, run.folder / "user_simulator"
-        return open_actors(self.environment, logs, person, self.openers())
 
     def train_tasks(self) -> list[Task]:
         return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
 
     # -- training data --------------------------------------------------------------------------
 
-    def context(self, iteration: int) -> str | None:
-        """Return the recontext rule of a round; the critic's prompts may contain the reference."""
-        privileged = iteration == FIRST and self.uses_critic and self.settings.critic.privileged
-        return PRIVILEGED if privileged else None
+    def trains_critic(self, iteration: int) -> bool:
+        return iteration == FIRST and self.has_critic
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
-        role = CRITIC if iteration == FIRST and self.uses_critic else self.main_role
+        role = CRITIC if self.trains_critic(iteration) else POLICY
         for tree, selection in load_selections(run, iteration):
             yield role, tree, selection
 
+    def training_view(self, run: Run, tree: Tree, one: Selection, leaf: str | None = None) -> View:
+        """Return a dialogue as the policy saw it; the critic's prompts may contain the reference c."""
+        leaf = leaf or one.leaf
+        if not (self.trains_critic(tree.iteration) and self.settings.critic.privileged):
+            return view(tree, leaf, AGENT)
+        render = partial(self.renderers[CRITIC].render, privileges=CRITIC)
+        edit = with_reference(run.store.task(tree.task))
+        return recontext(tree, leaf, AGENT, name=PRIVILEGED, edit=edit, render=render)
+
+    def make_pair(self, tree: Tree, one: Selection, chosen: View, rejected: View) -> Pair:
+        """Pair whole dialogues in round 0, and turns in round 1."""
+        if tree.iteration == FIRST:
+            return trajectory_pair(chosen, rejected, group=tree.task)
+        return turn_pair(chosen, rejected, group=tree.turns[one.leaf].parent)
+
     def prefer(self, run: Run, iteration: int, s: PolicySettings, progress: Progress) -> Metrics:
         """Train the policy by DPO on the selected pairs, starting from the base model."""
-        model = self.models(run).load(POLICY, 0, trainable=True)
-        pairs, seeded = self.pairs(run, iteration, model), self.seeded(s.train, iteration)
-        return prefer(run, iteration, model, pairs, s.objective, seeded, progress, role=POLICY)
+        pairs = self.pairs(run, iteration, POLICY)
+        return prefer(self, run, iteration, pairs, s.objective, s.train, progress)
 
-    def pairs(self, run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
-        """Return the selected pairs: of whole dialogues in round 0, of turns in round 1.
-
-        Raises ``UserError`` if nothing was selected.
-        """
-        pairs, context = [], self.context(iteration)
-        for tree, selection in load_selections(run, iteration):
-            assert selection.rejected is not None, "the selections are pairs"
-            task, leaves = run.store.task(tree.task), (selection.leaf, selection.rejected)
-            better, worse = (dialogue_view(task, tree, leaf, context, model) for leaf in leaves)
-            if iteration == FIRST:
-                pairs.append(trajectory_pair(better, worse, group=tree.task))
-            else:
-                group = tree.turns[selection.leaf].parent
-                pairs.append(turn_pair(better, worse, group=group))
+    def pairs(self, run: Run, iteration: int, role: str | None = None) -> list[Pair]:
+        """Return the selected pairs. Raises ``UserError`` if there is none."""
+        pairs = super().pairs(run, iteration, role)
         if not pairs:
             raise UserError(
                 f"no pair was selected in round {iteration}",
@@ -367,13 +398,12 @@ class SweetRL(Recipe):
             )
         return pairs
 
-    def labeled_dialogues(self, run: Run, model: LoadedModel) -> list[LabeledTrajectory]:
+    def labeled_dialogues(self, run: Run) -> list[LabeledTrajectory]:
         """Return all dialogues of round 0, each with its success (ablation ``critic.kind=classifier``)."""
         shares, items = rewards(run), []
         for tree in run.store.trees(FIRST, "rollout"):
-            task = run.store.task(tree.task)
             for outcome, _ in tree.trajectories():
-                own = dialogue_view(task, tree, outcome.leaf, self.context(FIRST), model)
+                own = self.training_view(run, tree, Selection(outcome.leaf, AGENT))
                 succeeded = shares[tree.task, outcome.sample] >= self.settings.min_reward
                 items.append(labeled_trajectory(own, succeeded, group=tree.task))
         return items
@@ -410,16 +440,6 @@ async def _branch_dialogue(branching: CandidateSampling, dialogue: PlayedDialogu
     return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
 
 
-def dialogue_view(
-    task: Task, tree: Tree, leaf: str, context: str | None, model: LoadedModel
-) -> View:
-    """Return a dialogue in the agent's view, or with the reference in the context :data:`PRIVILEGED`."""
-    if context is None:
-        return view(tree, leaf, AGENT)
-    render = partial(model.renderer.render, privileges=CRITIC)
-    return recontext(tree, leaf, AGENT, name=context, edit=with_reference(task), render=render)
-
-
 # -- critics of turns ---------------------------------------------------------------------------
 
 
@@ -431,17 +451,14 @@ class TrainedCritic:
     """
 
     step: StepCritic
-    model: LoadedModel
+    renderer: ChatRenderer
     privileged: bool
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {}
+    counts: ClassVar[dict[str, int]] = {}
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         """Return A(o_t, a_t, c) of each candidate ``a_t`` of one turn. Raises ``EngineError``."""
         assert group[0].prompt is not None, "a candidate answers a request"
-        messages, render = tree.messages(tree.requests[group[0].prompt]), self.model.renderer.render
+        messages, render = tree.messages(tree.requests[group[0].prompt]), self.renderer.render
         if self.privileged:
             prompt = render(with_reference(task)(messages), tree, AGENT, privileges=CRITIC)
         else:
@@ -456,6 +473,7 @@ class JudgeCritic:
     environment: Coding
     judge: Judge
     privileged: bool
+    renderer: ClassVar[None] = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -474,34 +492,6 @@ class JudgeCritic:
         return await self.judge.wins(
             situation, [self.environment.visible(turn.text) for turn in group]
         )
-
-
-@asynccontextmanager
-async def open_critic(recipe: SweetRL, run: Run) -> AsyncIterator[TrainedCritic | JudgeCritic]:
-    s = recipe.settings.critic
-    if s.kind == "judge":
-        settings = s.judge
-        if settings.url is None and settings.model == POLICY:
-            settings = settings.model_copy(update={"model": recipe.settings.model})
-        async with open_chat(settings, run.folder / "judge") as chat:
-
-            async def say(messages: list[Utterance]) -> str:
-                return (await chat.ask(messages, 0)).text
-
-            judge = Judge(say, seed=recipe.settings.seed)
-            yield JudgeCritic(recipe.environment, judge, s.privileged)
-        return
-    models = recipe.models(run)
-    if s.kind == "likelihood":
-        engine, base = models.embedded(CRITIC, FIRST + 1), models.embedded(POLICY, 0)
-        whole = s.objective.normalise == "none"
-        step: StepCritic = LikelihoodCritic(engine, base, "none" if whole else "tokens")
-        yield TrainedCritic(step, engine.loaded, s.privileged)
-        return
-    critic = models.load(CRITIC, FIRST + 1)
-    rule = CostRule.of(critic.model)
-    step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
-    yield TrainedCritic(step, critic, s.privileged)
 
 
 async def score_candidates(
@@ -528,83 +518,26 @@ async def score_candidates(
     return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
 
 
-@dataclass(frozen=True, slots=True)
-class SweetCritic:
-    """Critic of a finished run, to pick the best of several candidates of any policy."""
-
-    recipe: SweetRL
-
-    def fingerprint(self, run: Run) -> str:
-        """Hash of the settings and weights that the scores depend on."""
-        self._check(run)
-        settings = self.recipe.fingerprint(Step(SECOND, "reward"))
-        if self.recipe.settings.critic.kind == "judge":
-            return settings
-        return f"{settings} {weight_hash(run.training_folder(FIRST, CRITIC) / 'final')}"
-
-    @asynccontextmanager
-    async def open(self, run: Run) -> AsyncIterator[OpenCritic]:
-        self._check(run)
-        async with open_critic(self.recipe, run) as critic:
-            renderer = critic.model.renderer if isinstance(critic, TrainedCritic) else None
-            yield OpenCritic(renderer, critic.advantages)
-
-    def _check(self, run: Run) -> None:
-        trained = (run.training_folder(FIRST, CRITIC) / "final").is_dir()
-        if not trained and self.recipe.settings.critic.kind != "judge":
-            raise UserError(
-                f"the critic of {run.folder} is not trained",
-                f"train it with: coterie train {run.folder}",
-            )
-
-
-def sweet_critic(recipe: SweetRL) -> SweetCritic | None:
-    """Return the critic of a recipe's runs; ``None`` for methods without one."""
-    return SweetCritic(recipe) if recipe.settings.method == "sweet" else None
-
-
 # -- report -------------------------------------------------------------------------------------
 
 
-def sweet_report(recipe: SweetRL, run: Run) -> Report:
-    own = [_pairs(recipe, run, i) for i in (FIRST, SECOND) if run.is_finished(Step(i, "select"))]
-    method = (("method", recipe.settings.method),)
-    return plain_report(recipe, run, own, method)
-
-
 def _pairs(recipe: SweetRL, run: Run, i: int) -> Section:
-    least = recipe.settings.min_reward
-
-    def see(tree: Tree, leaf: str, one: Selection) -> View:
-        if recipe.context(i) is None:
-            return view(tree, leaf, one.agent)
-        render = partial(decoder(recipe)(one.agent).render, privileges=CRITIC)
-        edit = with_reference(run.store.task(tree.task))
-        return recontext(tree, leaf, one.agent, name=PRIVILEGED, edit=edit, render=render)
-
+    who, s = ("critic" if recipe.trains_critic(i) else "policy"), recipe.settings
+    passes = f"passes a share of {s.min_reward:g} or more of the tests"
     if i == SECOND:
-        who, title = "policy", "Turns that the policy was trained on"
         reason = (
             "Replies after the same turns. A pair: a reply of the upper half of the critic's advantages over one of "
             "the lower half."
         )
+    elif s.method == "rejection_ft":
+        reason = f"Selected: the answer {passes}."
     else:
-        who = "critic" if recipe.uses_critic else "policy"
-        title = f"Dialogues that the {who} was trained on"
-        reason = (
-            f"A pair: the answer of the chosen dialogue passes a share of {least:g} or more of the tests, the other "
-            "one does not."
-        )
-        if recipe.settings.method == "rejection_ft":
-            reason = f"Selected: the answer passes a share of {least:g} or more of the tests."
-    privileged = (
-        ""
-        if recipe.context(i) is None
-        else "It sees the reference solution; the policy never does."
-    )
+        reason = f"A pair: the answer of the chosen dialogue {passes}, the other one does not."
+    privileged = who == "critic" and s.critic.privileged
     return Section(
         f"pairs-{i}",
-        title,
-        f"Marked tokens are trained into the {who}. {privileged}",
-        examples=selected_examples(recipe, run, i, reason=reason, see=see),
-    )  # fmt: skip
+        f"{'Turns' if i == SECOND else 'Dialogues'} that the {who} was trained on",
+        f"Marked tokens are trained into the {who}. "
+        + "It sees the reference solution; the policy never does." * privileged,
+        examples=selected_examples(recipe, run, i, reason=reason),
+    )

@@ -94,20 +94,18 @@ class Replay:
         if room > self.context:
             why = f"out of context: the dialogue needs {room} tokens, the model has {self.context}"
             return Done(key, tokens, failure=why)
-        try:
-            grade = await self._grade(row, state)
-        except EngineError as error:
-            return Done(key, tokens, failure=str(error))
+        if row.reward is not None:
+            turns = sum(turn.speaker.name == AGENT for turn in state.turns)
+            grade = Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
+        else:
+            try:
+                with faults_of(self.environment):
+                    grade = await self.environment.grade(state, self.shared)
+            except EngineError as error:
+                return Done(key, tokens, failure=str(error))
         assert state.end is not None
         tree.end(Outcome(state.turns[-1].id, int(key.sample), state.end, state.answer, grade.score))
         return Done(key, {**tokens, **grade.metrics}, tree)
-
-    async def _grade(self, row: OfflineDialogue, state: State) -> Grade:
-        if row.reward is None:
-            with faults_of(self.environment):
-                return await self.environment.grade(state, self.shared)
-        turns = sum(turn.speaker.name == AGENT for turn in state.turns)
-        return Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
 
     def _tree(self, task: Task, sample: int, row: OfflineDialogue) -> tuple[Tree, State, int]:
         """Return the dialogue as a tree with one path, its last state, and the context tokens it needs."""

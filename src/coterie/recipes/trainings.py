@@ -1,6 +1,6 @@
 """SFT and DPO of a role, as functions of stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from peft import PeftModel
@@ -9,11 +9,10 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.record.rows import Pair, View, rows, view
-from coterie.record.tree import Metrics, Selection, Tree
+from coterie.record.rows import Pair
+from coterie.record.tree import Metrics
 from coterie.runs.folder import Run
-from coterie.runs.roles import load_selections
-from coterie.training.checkpoint import TrainingReport, weight_hash
+from coterie.training.checkpoint import weight_hash
 from coterie.training.distributed import launches, train_on_ranks
 from coterie.training.losses import DPO, SFT, Objective
 from coterie.training.reference import with_reference
@@ -51,7 +50,15 @@ def train_role(
             heldout=heldout,
             measure_every=measure_every,
         )
-    return training_metrics(report, len(items))
+    dropped = report.dropped_too_long + report.dropped_empty
+    return {
+        "rows": len(items) - dropped,
+        "dropped": dropped,
+        "trained_tokens": report.targets,
+        "steps": report.steps,
+        "loss": report.last_loss,
+        "weights": weight_hash(report.final),
+    }
 
 
 def imitate(
@@ -62,59 +69,52 @@ def imitate(
     progress: Progress,
     *,
     role: str | None = None,
-    make_view: Callable[[Tree, Selection], View] | None = None,
+    version: int | None = None,
+    empty: UserError | None = None,
 ) -> Metrics:
-    """Train a role's newest version by SFT on its own turns of the selected trajectories.
+    """Train a role (default: the main one) by SFT on its own turns of the selected trajectories.
 
-    ``role`` defaults to the recipe's main role, and ``make_view`` to the view of sampling. Raises ``UserError`` if
-    nothing was selected.
+    It starts from ``version`` (default: the newest). Raises ``empty`` if nothing was selected.
     """
     role = role or recipe.main_role
-    agents = {agent for agent, player in recipe.players().items() if player == role}
-    training_rows = [
-        row
-        for tree, selection in load_selections(run, iteration)
-        if selection.agent in agents
-        for row in rows(
-            make_view(tree, selection)
-            if make_view
-            else view(tree, selection.leaf, selection.agent),
-            selection.weight,
-        )
-        if row.targets
-    ]
-    if not training_rows:
-        raise UserError(
+    rows = recipe.rows(run, iteration, role)
+    if not rows:
+        raise empty or UserError(
             f"iteration {iteration} selected no turns of {role} to train on",
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
-    model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
-    seeded = recipe.seeded(settings, iteration)
-    return train_role(run, iteration, model, training_rows, seeded, progress, role=role)
+    version = recipe.newest(run, role, iteration) if version is None else version
+    model, seeded = (
+        recipe.models(run).load(role, version, trainable=True),
+        recipe.seeded(settings, iteration),
+    )
+    return train_role(run, iteration, model, rows, seeded, progress, role=role)
 
 
 def prefer(
+    recipe: Recipe,
     run: Run,
     iteration: int,
-    model: LoadedModel,
     pairs: Sequence[Pair],
     objective: DPOSettings,
     settings: TrainingSettings,
     progress: Progress,
     *,
-    role: str,
+    role: str | None = None,
     heldout: Sequence[Pair] = (),
     measure_every: int | None = None,
 ) -> Metrics:
-    """Train a role by DPO on pairs. The reference is the model before this training.
+    """Train a role's newest version (default: the main role's) by DPO on pairs; it is the reference.
 
     ``L = -log sigmoid(beta [log pi(w) / pi_ref(w) - log pi(l) / pi_ref(l)])`` for the chosen side w and the rejected
     side l. Log-probs of the reference are stored next to the training.
     """
+    role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
+    model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
     adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
     pairs_with_reference, measured = (
         with_reference(
-            *(model.model, some, settings, run.training_folder(iteration, role) / name),
+            *(model.model, some, seeded, run.training_folder(iteration, role) / name),
             adapter=adapter,
             normalise=objective.normalise,
             progress=progress,
@@ -124,21 +124,9 @@ def prefer(
         for name, some in (("reference", pairs), ("reference-heldout", heldout))
     )
     return train_role(
-        *(run, iteration, model, pairs_with_reference, settings, progress),
+        *(run, iteration, model, pairs_with_reference, seeded, progress),
         objective=DPO(objective),
         role=role,
         heldout=measured,
         measure_every=measure_every,
     )
-
-
-def training_metrics(report: TrainingReport, items: int) -> Metrics:
-    dropped = report.dropped_too_long + report.dropped_empty
-    return {
-        "rows": items - dropped,
-        "dropped": dropped,
-        "trained_tokens": report.targets,
-        "steps": report.steps,
-        "loss": report.last_loss,
-        "weights": weight_hash(report.final),
-    }

@@ -112,15 +112,10 @@ def example(
     title: str = "",
     environment: Environment | None = None,
 ) -> Example:
-    """Put samples of a task side by side.
+    """Put samples of a task (best first) side by side.
 
-    Args:
-        task: Task whose privileged fields are shown; ``None`` for rows of a file.
-        samples: At least one, best first.
-        decoder: Function that returns the renderer of an agent's model.
-        reason: Why the example is shown or trained on.
-        title: Title; default: the question of the task.
-        environment: Environment that writes the prompt if the tokens of the samples are unknown.
+    ``task`` is ``None`` for rows of a file. ``decoder`` returns the renderer of an agent's model. ``environment``
+    writes the prompt if the tokens of the samples are unknown.
     """
     picks = [*samples]
     if len(picks) > MAX_SAMPLES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coterie.config.folders import shallow
-from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
+from coterie.engines.endpoint import Endpoint, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.environments.user_simulator import PERSON, UserSimulator
 from coterie.models.call_syntaxes import whole_text
@@ -33,7 +33,7 @@ from coterie.record.turn import (
     make_turn,
     place,
 )
-from coterie.tools.tags import closing
+from coterie.tools.calls import closing
 
 SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"
@@ -282,7 +282,7 @@ def utterances(prompt: Prompt) -> list[Utterance]:
         elif turn.calls and message.role == "assistant":
             calling += 1
             calls = tuple(
-                EndpointCall(f"c{calling:04}{number:04}", one.name or "unnamed", _arguments(one))
+                ToolCall(f"c{calling:04}{number:04}", one.name or "unnamed", _arguments(one))
                 for number, one in enumerate(turn.calls)
             )
             result.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))

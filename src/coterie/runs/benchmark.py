@@ -42,8 +42,7 @@ from coterie.environments.registry import (
 )
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
-from coterie.evaluation.self_consistency import Point, scaling
-from coterie.evaluation.statistics import bootstrap_interval
+from coterie.evaluation.statistics import Point, bootstrap_interval, scaling
 from coterie.progress import Progress
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, Task, Tree

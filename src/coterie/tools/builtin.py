@@ -17,12 +17,11 @@ from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
-from coterie.tools.calls import Function, ToolError, ToolUnavailable
+from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable, text_schema
 from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxFailed, SandboxSettings
-from coterie.tools.tags import Tag
-from coterie.tools.web import Fetcher, FetchSettings, PageError
+from coterie.tools.web import Fetcher, FetchSettings
 
 KILLED = 137
 """Exit status of a stopped program, as after SIGKILL."""
@@ -33,17 +32,6 @@ _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
 )
-
-
-def _schema(required: str, **descriptions: str) -> dict[str, Any]:
-    """Return a JSON schema of string parameters."""
-    texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
-    return {
-        "type": "object",
-        "properties": texts,
-        "required": [required],
-        "additionalProperties": False,
-    }
 
 
 class CodeToolSettings(Settings):
@@ -60,13 +48,10 @@ class CodeTool:
 
     def __init__(self, settings: CodeToolSettings) -> None:
         self._settings = settings
-        description = (
-            "Runs a Python program and shows what it prints. Nothing stays from call to call."
-        )
-        schema = _schema(
-            "code", code="The program, all of it.", stdin="What it reads from standard input."
-        )
-        self.tools = (Tool(settings.name, description, schema),)
+        what = "Runs a Python program and shows what it prints. Nothing stays from call to call."
+        stdin = "What it reads from standard input."
+        schema = text_schema("code", code="The program, all of it.", stdin=stdin)
+        self.tools = (Tool(settings.name, what, schema),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("code")}
         self.identity = digest("code", settings.model_dump_json())
 
@@ -164,7 +149,7 @@ STARTS = {
 TOOL = Tool(
     "inspect_image",
     "Looks at an image and answers a question about it.",
-    _schema(
+    text_schema(
         "image",
         image="The image's path, or its URL.",
         question="Without it the image is described.",
@@ -209,10 +194,15 @@ class VisualInspector:
 
     async def _inspect(self, arguments: Mapping[str, Any]) -> str:
         name, question = str(arguments["image"]).strip(), str(arguments.get("question", "")).strip()
+        most = self._settings.page_bytes
         if name.startswith(("http://", "https://")):
-            image = await self._fetch(name)
+            fetched = await self._fetcher.fetch(name, ("image/",))
+            image, is_whole = fetched.body, fetched.whole
         else:
-            image = await asyncio.to_thread(self._read, name)
+            image = await asyncio.to_thread(self._read, name, most + 1)
+            is_whole = len(image) <= most
+        if not is_whole:
+            raise ToolError(f"the image is larger than {most:,} bytes")
         kind = _kind(image)
         url = f"data:{kind};base64,{base64.b64encode(image).decode()}"
         prompt = f"Question: {question}" if question else "Describe the image."
@@ -221,13 +211,7 @@ class VisualInspector:
         reply = await self._endpoint.chat(chat, max_tokens=s.answer_tokens, top_p=s.top_p)
         return reply.text
 
-    async def _fetch(self, url: str) -> bytes:
-        fetched = await self._fetcher.fetch(url, ("image/",))
-        if not fetched.whole:
-            raise PageError(f"the image is larger than {self._settings.page_bytes:,} bytes")
-        return fetched.body
-
-    def _read(self, name: str) -> bytes:
+    def _read(self, name: str, most: int) -> bytes:
         """Read an image of the folder, without following links out of it."""
         missing = ToolError(f"there is no image {name[:200]!r}")
         if not self._settings.folder:
@@ -239,12 +223,9 @@ class VisualInspector:
                 raise missing
             # The resolved path has no links; a link created since then is refused.
             with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-                image = stream.read(self._settings.page_bytes + 1)
+                return stream.read(most)
         except (OSError, ValueError, RuntimeError) as error:
             raise missing from error
-        if len(image) > self._settings.page_bytes:
-            raise ToolError(f"the image is larger than {self._settings.page_bytes:,} bytes")
-        return image
 
 
 def _kind(image: bytes) -> str:

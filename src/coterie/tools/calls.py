@@ -1,4 +1,4 @@
-"""Tool calls: sources of tools, native syntax, validation, and execution.
+"""Tool calls: sources of tools, native syntax, tags in the text, validation, and execution.
 
 Tools are part of prompts, so they are known before sampling and stay the same for a whole run.
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -34,8 +34,164 @@ from coterie.config.folders import shallow, whole
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.record.turn import Finish, Message, Role, Tool, ToolCall, ToolResult, place
-from coterie.tools.tags import Tag
+from coterie.record.turn import (
+    Finish,
+    Message,
+    Part,
+    Role,
+    Tool,
+    ToolCall,
+    ToolResult,
+    call_id,
+    place,
+)
+
+# -- tags: ``<search>Ada Quill | Norway</search>`` -----------------------------------------------
+
+# For models without a native syntax of calls, and for recipes whose papers use tags (GAP). Only sampled text is parsed,
+# once after sampling, so a tag in a tool's result is text. A call with an unclosed tag returns an error.
+
+OBSERVATION = "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Syntax of the calls of one tool. The tag has the tool's name."""
+
+    argument: str | None = None
+    """Parameter between the tags; ``None``: all arguments, as a JSON object."""
+    separator: str | None = None
+    """Separator of concurrent calls within one tag; a backslash escapes it. ``None``: a tag is one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Syntax with a tag for each tool and a tag for the final answer."""
+
+    calls: Mapping[str, Tag]
+    answer: str | None = "answer"
+    """Tag of a final answer; ``None``: any message without calls is an answer."""
+    observation: str = OBSERVATION
+    inline: bool = False
+    """True if a result continues the message of the call, without an end of turn (GAP)."""
+    stop: tuple[str, ...] = field(init=False)
+    """Stop strings; a message ends after its first complete tag."""
+
+    def __post_init__(self) -> None:
+        names = (*self.calls, *(() if self.answer is None else (self.answer,)))
+        if self.answer in self.calls or self.observation in names:
+            twice = self.answer if self.answer in self.calls else self.observation
+            raise UserError(f"the tag {twice!r} has two meanings", "rename the tool of this name")
+        object.__setattr__(self, "stop", tuple(f"</{name}>" for name in names))
+
+    @property
+    def role(self) -> Role:
+        return "inline" if self.inline else "user"
+
+    def teach(self, tools: Sequence[Tool]) -> str:
+        lines = [
+            "You can use these tools. Write a call exactly as shown, then stop; you are given the result next."
+        ]
+        for tool in tools:
+            tag = self.calls[tool.name]
+            body = _example(tool) if tag.argument is None else tag.argument
+            lines.append(f"- <{tool.name}>{body}</{tool.name}> {tool.description}")
+            if tag.separator is not None:
+                several = f" {tag.separator} ".join((body, f"another {body}"))
+                lines.append(
+                    f"  For several at the same time: <{tool.name}>{several}</{tool.name}>"
+                )
+        if self.answer is not None:
+            lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
+        return "\n".join(lines)
+
+    def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Add a description of the tools to the system prompt."""
+        text = self.teach(tools)
+        if messages and messages[0].role == "system":
+            first = replace(messages[0], parts=(*messages[0].parts, Part(f"\n\n{text}")))
+            return (first, *messages[1:])
+        return (Message.of("system", text), *messages)
+
+    def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+        """Parse the calls of a message. ``text`` is the sampled text, including its stop string."""
+        names = "|".join(map(re.escape, self.calls))
+        tags = list(re.finditer(f"<({names})>", text)) if names else []
+        calls: list[ToolCall] = []
+        for number, tag in enumerate(tags):
+            name = tag[1]
+            until = tags[number + 1].start() if number + 1 < len(tags) else len(text)
+            body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
+            error = "" if closing else _unclosed(name, finish, last=until == len(text))
+            for piece in self._pieces(name, body):
+                argument = self.arguments(name, piece)
+                calls.append(
+                    ToolCall(
+                        call_id(len(calls)),
+                        name,
+                        argument,
+                        error or f"not run: <{name}> is empty" * (not piece),
+                    )
+                )
+        return tuple(calls)
+
+    def arguments(self, name: str, piece: str) -> str:
+        """Convert the text between a tool's tags to the arguments of a call, as JSON."""
+        parameter = self.calls[name].argument
+        return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
+
+    def find_answer(self, text: str) -> str | None:
+        """Return the text of the last complete answer tag, or ``None``."""
+        if self.answer is None:
+            return None
+        answers = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
+        return answers[-1].strip() if answers else None
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Format results for the agent, in the order of the calls."""
+        tag = self.observation
+        blocks = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
+        return f"\n{blocks}\n" if self.inline else blocks
+
+    def _pieces(self, name: str, body: str) -> list[str]:
+        separator = self.calls[name].separator
+        if separator is None:
+            return [body.strip()]
+        parts = re.split(rf"(?<!\\){re.escape(separator)}", body)
+        pieces = [part.replace(f"\\{separator}", separator).strip() for part in parts]
+        return [piece for piece in pieces if piece] or [""]
+
+
+def _example(tool: Tool) -> str:
+    properties = tool.parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return "{}"
+    kinds = {
+        name: one.get("type", "value") if isinstance(one, Mapping) else "value"
+        for name, one in properties.items()
+    }
+    return json.dumps(kinds, ensure_ascii=False)
+
+
+def inside(text: str, tag: str) -> str:
+    """Escape a text inside a tag, so that it cannot open or close the tag: ``</a>`` becomes ``[/a]``."""
+    return re.sub(rf"<(/?{re.escape(tag)})>", r"[\1]", text)
+
+
+def closing(text: str, stops: Sequence[str]) -> str:
+    """Return the closing tag of the last unclosed tag, which some servers cut off, or an empty string."""
+    positions = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
+    last = max(positions, default=-1)
+    return positions[last] if last >= 0 and positions[last] not in text[last:] else ""
+
+
+def _unclosed(name: str, finish: Finish, *, last: bool) -> str:
+    if last and finish == "length":
+        return f"not run: the message was cut off before </{name}>"
+    return f"not run: <{name}> is not closed; write </{name}> after the call"
+
+
+# -- sources ------------------------------------------------------------------------------------
 
 MESSAGE: ContextVar[str] = ContextVar("MESSAGE", default="")
 """Text of the message whose call is running, including thoughts."""
@@ -63,10 +219,7 @@ class ToolSource(Protocol):
         ...
 
     def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:
-        """Open the source; return the functions by tool name.
-
-        Raises ``UserError`` if it can't be opened, or if its tools have changed.
-        """
+        """Return the functions by tool name. Raises ``UserError`` if it can't be opened or its tools have changed."""
         ...
 
 
@@ -95,7 +248,6 @@ class NativeCalls:
 
     stop: ClassVar[tuple[str, ...]] = ()
     role: ClassVar[Role] = "tool"
-    """Role of messages with results."""
 
     def with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Return the messages unchanged, since chat templates render tools."""
@@ -107,6 +259,17 @@ class NativeCalls:
     def show(self, results: Sequence[ToolResult]) -> str:
         """Return an empty text, since chat templates render results."""
         return ""
+
+
+def text_schema(required: str, **descriptions: str) -> dict[str, Any]:
+    """Return a JSON schema of string parameters."""
+    texts = {name: {"type": "string", "description": text} for name, text in descriptions.items()}
+    return {
+        "type": "object",
+        "properties": texts,
+        "required": [required],
+        "additionalProperties": False,
+    }
 
 
 def template_tools(syntax: object, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
@@ -186,10 +349,7 @@ def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
 def validate_calls(
     calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> tuple[ToolCall, ...]:
-    """Return the calls with an error on each invalid one; existing errors stay.
-
-    Calls beyond ``max_calls`` are invalid.
-    """
+    """Return the calls with an error on each invalid one and those beyond ``max_calls``; existing errors stay."""
     known = {tool.name: tool for tool in tools}
 
     def error(place: int, call: ToolCall) -> str:
@@ -309,17 +469,9 @@ class CallLimits(Settings):
 
     max_calls: int = key(16, "Calls per message; further calls return an error.", ge=1)
     width: int = key(8, "Concurrent calls.", ge=1)
-    seconds: float = key(
-        30.0, "Time limit of a call in seconds; a late call returns an error.", gt=0
-    )
-    tries: int = key(
-        3,
-        "Attempts of a call whose tool is unavailable; a call that changes the environment has one.",
-        ge=1,
-    )
-    max_characters: int = key(
-        8000, "Characters of a result; a longer one loses its middle.", ge=100
-    )
+    seconds: float = key(30.0, "Seconds of a call; a late call returns an error.", gt=0)
+    tries: int = key(3, "Attempts of a call; one that changes the environment has one.", ge=1)
+    max_characters: int = key(8000, "Characters of a result, which loses its middle.", ge=100)
 
 
 async def run_calls(
@@ -328,10 +480,7 @@ async def run_calls(
     functions: Mapping[str, Function],
     limits: CallLimits,
 ) -> tuple[ToolResult, ...]:
-    """Run checked calls; return one result for each, in order. ``functions`` are by tool name.
-
-    Raises :class:`ToolUnavailable` after the concurrent calls have ended.
-    """
+    """Run checked calls; return their results in order. Raises :class:`ToolUnavailable` after all have ended."""
     alone = {tool.name for tool in tools if tool.alone}
     room, start = asyncio.Semaphore(limits.width), time.monotonic()
 
@@ -358,10 +507,7 @@ async def run_calls(
 
 
 def stages(calls: Sequence[ToolCall], alone: set[str]) -> list[list[ToolCall]]:
-    """Group calls into stages: adjacent read-only calls, or one call that changes something.
-
-    Calls with an error count as read-only.
-    """
+    """Group calls: adjacent read-only (or broken) calls, or one call that changes something."""
     groups = groupby(
         enumerate(calls), lambda one: one[0] if one[1].name in alone and not one[1].error else -1
     )

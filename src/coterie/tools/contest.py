@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Literal
 
 from coterie.config.settings import Settings, key
@@ -35,9 +36,11 @@ def same_output(expected: str, printed: str) -> bool:
     as in CodeContests; integers match exactly, even if the expected number has a decimal point.
     """
     ours, theirs = (
-        [line.strip() for line in text.strip().split("\n")] for text in (expected, printed)
+        [line.split() for line in text.strip().split("\n")] for text in (expected, printed)
     )
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    return list(map(len, ours)) == list(map(len, theirs)) and all(
+        map(_same_word, chain(*ours), chain(*theirs))
+    )
 
 
 def same_value(expected: str, value: str) -> bool:
@@ -52,13 +55,6 @@ def same_value(expected: str, value: str) -> bool:
 def _whole(digits: str) -> int | Decimal:
     """Parse an integer of any length; Python's ``int`` refuses long ones."""
     return int(digits) if len(digits) <= LONGEST else Decimal(digits)
-
-
-def _same_line(expected: str, printed: str) -> bool:
-    if expected == printed:
-        return True
-    ours, theirs = expected.split(), printed.split()
-    return len(ours) == len(theirs) and all(map(_same_word, ours, theirs))
 
 
 def _same_word(expected: str, printed: str) -> bool:
@@ -91,7 +87,6 @@ WAITING = 4
 ERRORS = 2000
 """Bytes of a program's stderr to keep."""
 MAX_WHY = 200
-"""Characters."""
 _FAILED: dict[str, Outcome] = {
     "timeout": "too slow",
     "memory": "too much memory",
@@ -103,9 +98,7 @@ class ContestLimits(Settings):
     """Limits of a program."""
 
     seconds: float = key(6.0, "CPU seconds of one test.", source="AFM: 6", gt=0)
-    total_seconds: float = key(
-        300.0, "Seconds of all tests of a program.", source="AFM: 300 at most", gt=0
-    )
+    total_seconds: float = key(300.0, "Seconds of all tests.", source="AFM: 300 at most", gt=0)
     memory_mib: int = key(1024, "Memory of a program.", source="AFM: 5000", ge=64)
 
 
@@ -129,10 +122,7 @@ async def judge_program(
     function: str,
     limits: ContestLimits,
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for each test, in their order; functional tests call ``function``.
-
-    Each test has its own process tree and folder. Raises ``SandboxFailed`` (an ``EngineError``) if the sandbox fails.
-    """
+    """Return a verdict for each test, in order; functional tests call ``function``. Raises ``SandboxFailed``."""
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
         f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"

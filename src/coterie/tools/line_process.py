@@ -1,27 +1,35 @@
-"""Child process that answers each input line with one line.
+"""Child process that answers each line of JSON with one.
 
 It is for libraries that may take unbounded time or memory on text of a model. A process that exceeds its time is
-killed, and the next line starts a new one.
+killed, and the next question starts a new one.
 """
 
 import atexit
 import contextlib
+import json
+import resource
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, Any
 
 START = 120.0
 """Timeout for starting the process, which may have large imports."""
 
 
-class LineProcess:
-    """Python program that prints ``ready`` and then one line for each input line.
+def serve(answer: Callable[[Any], object], memory: int) -> None:
+    """Answer standard input in a child process with at most ``memory`` bytes of address space."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
-    It starts on first use, and ends with this process. Thread-safe.
-    """
+
+class LineProcess:
+    """Program that calls :func:`serve`, started on first use, ended with this process. Thread-safe."""
 
     def __init__(self, program: Path, needs: str) -> None:
         self.program = program
@@ -31,16 +39,16 @@ class LineProcess:
         self._lock = Lock()
         atexit.register(self.close)
 
-    def ask(self, line: str, seconds: float) -> str | None:
+    def ask(self, question: object, seconds: float) -> Any:
         """Return the answer, or ``None`` after ``seconds``. Raises ``RuntimeError`` if the process does not start."""
         with self._lock:
             try:
                 process = self._process or self._start()
                 assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(line + "\n")
+                process.stdin.write(json.dumps(question) + "\n")
                 process.stdin.flush()
-                return _line(process.stdout, seconds)
-            except (OSError, EOFError):  # TimeoutError too
+                return json.loads(_line(process.stdout, seconds))
+            except (OSError, EOFError, ValueError):  # TimeoutError too; ValueError: not JSON
                 self._end()
                 return None
             except BaseException:  # Ctrl-C: a late answer would be taken for the next one
@@ -53,12 +61,9 @@ class LineProcess:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-P", str(self.program)]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8"
         )
         assert self._process.stdout is not None
         try:
@@ -82,10 +87,10 @@ class LineProcess:
 
 
 def _line(pipe: IO[str], seconds: float) -> str:
-    """Read the next line, stripped. Raises ``TimeoutError`` or ``EOFError``."""
+    """Read the next line. Raises ``TimeoutError`` or ``EOFError``."""
     if not select.select([pipe], [], [], seconds)[0]:
         raise TimeoutError
     line = pipe.readline()
-    if not line:
+    if not line.endswith("\n"):
         raise EOFError
-    return line.strip()
+    return line

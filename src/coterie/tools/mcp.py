@@ -36,6 +36,7 @@ from coterie.tools.calls import (
     CallLimits,
     Function,
     SessionSource,
+    Tag,
     ToolError,
     ToolSource,
     ToolUnavailable,
@@ -44,7 +45,6 @@ from coterie.tools.calls import (
     run_calls,
     validate_calls,
 )
-from coterie.tools.tags import Tag
 
 try:
     import mcp_types as types  # version 1 lacks it
@@ -111,12 +111,8 @@ class McpSettings(Settings):
         "Read-only tools that lack `readOnlyHint`. Calls of read-only tools run concurrently and are retried. "
         "Other calls run alone, without retries.",
     )
-    start_seconds: float = key(
-        30.0, "Timeout in seconds for the server to start and list its tools.", gt=0
-    )
-    seconds: float = key(
-        120.0, "Timeout of a request in seconds, independent of the run's limit.", gt=0
-    )
+    start_seconds: float = key(30.0, "Timeout for the server to start and list its tools.", gt=0)
+    seconds: float = key(120.0, "Timeout of a request, independent of the run's limit.", gt=0)
 
     @property
     def url(self) -> str | None:
@@ -147,10 +143,7 @@ class ToolList:
 
 
 class McpSource:
-    """Source of the tools that the server lists at construction.
-
-    Raises ``UserError`` for a server that does not answer in time, and for unusable tools.
-    """
+    """Source of a server's tools. Raises ``UserError`` if it does not answer in time, or has unusable tools."""
 
     settings_type = McpSettings
 
@@ -218,11 +211,7 @@ class Session:
         self._changed: UserError | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return its result.
-
-        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is lost (the next call starts it again),
-        and ``UserError`` if its tools have changed, which also fails all later calls.
-        """
+        """Call a tool. Raises ``ToolUnavailable`` for a lost server, and ``UserError`` if its tools have changed."""
         connection = await self.ready()
         try:
             result = await connection.call(self._known.names[name], dict(arguments))
@@ -256,8 +245,16 @@ class Session:
             connection = self._connection = self._connection or Connection(self._settings)
             try:
                 await connection.ready()
-                if connection.checked != connection.changes:
-                    await self._check_tools(connection)
+                if connection.checked != (changes := connection.changes):
+                    now = convert_tools(await connection.tools(), self._settings)
+                    if now.identity != self._known.identity:
+                        self._changed = UserError(
+                            f"the tools of the MCP server `{self._settings.server}` have changed "
+                            f"({_changes(self._known, now)})",
+                            "restore the server's tools, or start a new run",
+                        )
+                        raise self._changed
+                    connection.checked = changes  # a change during the listing counts
             except LinkLost:
                 self._drop(connection)
                 raise
@@ -268,17 +265,6 @@ class Session:
         if self._connection is not None:
             self._drop(self._connection)
         await asyncio.gather(*self._closing)
-
-    async def _check_tools(self, connection: "Connection") -> None:
-        changes = connection.changes  # before the request, so that a change during it counts
-        now = convert_tools(await connection.tools(), self._settings)
-        if now.identity != self._known.identity:
-            self._changed = UserError(
-                f"the tools of the MCP server `{self._settings.server}` have changed ({_changes(self._known, now)})",
-                "restore the server's tools, or start a new run",
-            )
-            raise self._changed
-        connection.checked = changes
 
     def _drop(self, connection: "Connection") -> None:
         self._closing.add(asyncio.create_task(connection.close()))
@@ -444,11 +430,11 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
 def _changes(before: ToolList, now: ToolList) -> str:
     old, new = ({one.name: one for one in each.tools} for each in (before, now))
     parts = {
-        "new": sorted(new.keys() - old.keys()),
-        "gone": sorted(old.keys() - new.keys()),
-        "changed": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
+        "new": new.keys() - old.keys(),
+        "gone": old.keys() - new.keys(),
+        "changed": {name for name in old.keys() & new.keys() if old[name] != new[name]},
     }
-    lines = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
+    lines = [f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names]
     return "; ".join(lines) or "their order"
 
 

@@ -39,12 +39,13 @@ from coterie.tools.calls import (
     Function,
     NativeCalls,
     SessionSource,
+    Tag,
+    Tags,
     ToolError,
     ToolSource,
     check_tools,
     run_calls,
 )
-from coterie.tools.tags import Tag, Tags
 
 
 class ToolsSettings(CallLimits):
@@ -63,13 +64,9 @@ class ToolsSettings(CallLimits):
         "Syntax of calls: the model's chat template; tags, for models without one; or tags whose results are inserted "
         "into the agent's message (as in GAP).",
     )
-    rounds: int = key(
-        8, "Messages with calls before each answer; the next message is the answer.", ge=1
-    )
+    rounds: int = key(8, "Messages with calls before each answer; the next is the answer.", ge=1)
     total: int = key(64, "Calls per dialogue.", ge=1)
-    repeats: Literal["refuse", "run"] = key(
-        "refuse", "Whether an earlier call of the dialogue runs again."
-    )
+    repeats: Literal["refuse", "run"] = key("refuse", "Whether an earlier call runs again.")
 
     @field_validator("use")
     @classmethod
@@ -189,10 +186,7 @@ def _without_folders(text: str) -> str:
 
 
 async def _in_thread(do: Callable[[], object]) -> object:
-    """Run a blocking function in a daemon thread, so that other dialogues continue and time limits apply.
-
-    A function that never returns does not block the end of the run.
-    """
+    """Run a blocking function in a daemon thread, so that time limits apply and the run can end."""
     future: Future[object] = Future()
     context = copy_context()
 
@@ -230,11 +224,7 @@ class PrefixedSource:
 
 
 def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
-    """Return the sources of these names; the file ``config`` has settings of named tools.
-
-    Cached, so that a server lists its tools once per process. Raises ``UserError`` for an unknown name, invalid
-    settings, two tools with one name, and missing requirements of a source.
-    """
+    """Return the sources of names, with settings of the file ``config``. Cached: a server lists its tools once."""
     file = None if config is None else expanded(config)
     entries = {} if file is None else _entries(file)
     return _sources(tuple(names), file, json.dumps(entries, default=str))

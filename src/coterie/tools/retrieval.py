@@ -51,13 +51,8 @@ class EncoderSettings(Settings):
     model: str = key(..., "A folder or a hub name, such as intfloat/e5-base-v2.", min_length=1)
     query_prefix: str = key("query: ", "Prefix of a query.", source="E5")
     passage_prefix: str = key("passage: ", "Prefix of a passage.", source="E5")
-    max_tokens: int = key(
-        256, "Tokens of a text; longer texts are truncated.", source="Search-R1", ge=8
-    )
-    device: str = key(
-        "auto",
-        "Device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`. Half precision on a GPU.",
-    )
+    max_tokens: int = key(256, "Tokens of a text, which is truncated.", source="Search-R1", ge=8)
+    device: str = key("auto", "`auto`, `cpu`, `cuda`, `cuda:1`; half precision on a GPU.")
     batch: int = key(64, "Texts in a batch.", ge=1)
 
     def identity(self) -> str:
@@ -92,14 +87,7 @@ class SearchSettings(Settings):
         return self
 
 
-class IndexSettings(SearchSettings):
-    """Settings of a search in an index."""
-
-    index: str = key(..., "Folder of an index (`coterie data index`).", min_length=1)
-
-    @property
-    def folder(self) -> Path:
-        return expanded(self.index)
+BY_WORDS = SearchSettings()
 
 
 # -- passages ---------------------------------------------------------------------------------
@@ -182,19 +170,18 @@ def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
 # -- by words -----------------------------------------------------------------------------------
 
 
-class Bm25:
-    """Open BM25 index (package ``bm25s``). Thread-safe."""
+def load_words(folder: Path) -> Any:
+    """Open the BM25 index (package ``bm25s``) of a folder."""
+    return need_bm25s().BM25.load(str(folder), mmap=True, show_progress=False)
 
-    def __init__(self, folder: Path) -> None:
-        self._index = need_bm25s().BM25.load(str(folder), mmap=True, show_progress=False)
 
-    def scores(self, query: str) -> Scores:
-        """Return the score of each passage for a query; 0 without a common word."""
-        words = known_words(self._index, query)
-        if not words:
-            return np.zeros(int(self._index.scores["num_docs"]), dtype=np.float32)
-        scores: Scores = self._index.get_scores(words)
-        return scores
+def word_scores(index: Any, query: str) -> Scores:
+    """Return the score of each passage in a BM25 index; 0 without a common word. Thread-safe."""
+    words = known_words(index, query)
+    if not words:
+        return np.zeros(int(index.scores["num_docs"]), dtype=np.float32)
+    scores: Scores = index.get_scores(words)
+    return scores
 
 
 def known_words(index: Any, query: str) -> list[str]:
@@ -233,25 +220,18 @@ class Encoder:
         import torch
         from transformers import AutoModel
 
-        from coterie.models.loading import (
-            check_context,
-            check_safetensors,
-            context_length,
-            load_tokenizer,
-            resolve,
-            with_weights,
-        )
+        from coterie.models import loading
 
         self.settings = settings
-        source = resolve(settings.model)
+        source = loading.resolve(settings.model)
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(auto if settings.device == "auto" else settings.device)
-        self._tokenizer = load_tokenizer(source)
-        check_safetensors(source)
+        self._tokenizer = loading.load_tokenizer(source)
+        loading.check_safetensors(source)
         dtype = torch.float16 if self._device.type == "cuda" else torch.float32
-        model = with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
-        if (context := context_length(model.config)) is not None:
-            check_context(context, settings.max_tokens, source)
+        model = loading.with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
+        if (context := loading.context_length(model.config)) is not None:
+            loading.check_context(context, settings.max_tokens, source)
         self._model: Any = model.eval().to(device=self._device)
 
     def queries(self, texts: Sequence[str]) -> Scores:
@@ -340,7 +320,6 @@ class Manifest(BaseModel):
     """Hash of all passages in order."""
     bm25: bool
     encoder: EncoderSettings | None = None
-    """Encoder of the folder's vectors."""
     encoder_identity: str = ""
 
     @classmethod
@@ -363,11 +342,7 @@ def build_index(
     encoder: EncoderSettings | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Index a file (:func:`read_rows`); return the number of passages.
-
-    An ``encoder`` adds vectors. Raises ``UserError`` for an unreadable file, a bad row, an existing folder, and a
-    missing package or model.
-    """
+    """Index a file (:func:`read_rows`); return the number of passages. An ``encoder`` adds vectors."""
     check_new_folder(folder, "give another folder, or remove it")
     with whole_folder(folder) as new:
         return _fill_index(new, file, bm25, encoder, progress or Silent())
@@ -439,25 +414,17 @@ def index_of(place: Path) -> Path:
 # -- search -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Passage with its score for a query."""
-
-    passage: Passage
-    score: float
-
-
 class Retriever:
     """Open index. Thread-safe. Raises ``UserError`` like :func:`check_index`, and for parts that do not match."""
 
-    def __init__(self, settings: IndexSettings) -> None:
-        manifest = Manifest.read(settings.folder)
-        self._passages = Passages(settings.folder)
-        self._words = Bm25(settings.folder) if settings.search == "bm25" else None
+    def __init__(self, folder: Path, settings: SearchSettings = BY_WORDS) -> None:
+        manifest = Manifest.read(folder)
+        self._passages = Passages(folder)
+        self._words = load_words(folder) if settings.search == "bm25" else None
         if self._words is None:
             _need_faiss()
-            self._vectors = _open_vectors(_vector_file(settings), len(self._passages))
-            self._encoder = Encoder(_encoder(settings, manifest))
+            self._vectors = _open_vectors(_vector_file(folder, settings), len(self._passages))
+            self._encoder = Encoder(_encoder(folder, settings, manifest))
             width = self._encoder.queries(["x"]).shape[1]
             if width != self._vectors.d:
                 raise UserError(
@@ -465,37 +432,34 @@ class Retriever:
                     "give the encoder of the index",
                 )
 
-    def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
-        """Return at most ``count`` passages for each query, best first; by words, they share a word with the query."""
+    def search(self, queries: Sequence[str], count: int) -> list[list[tuple[Passage, float]]]:
+        """Return at most ``count`` passages with scores for each query; by words, only ones with a common word."""
         if self._words is not None:
-            all_scores = map(self._words.scores, queries)
+            all_scores = (word_scores(self._words, query) for query in queries)
             pairs = [[(place, s[place]) for place in best(s, count)] for s in all_scores]
         else:
             vectors = self._encoder.queries(queries)
             scores, places = self._vectors.search(vectors, min(count, len(self._passages)))
             pairs = [list(zip(*one, strict=True)) for one in zip(places, scores, strict=True)]
         return [
-            [Hit(self._passages[int(place)], float(score)) for place, score in one if place >= 0]
+            [(self._passages[int(place)], float(score)) for place, score in one if place >= 0]
             for one in pairs
         ]
 
 
-def check_index(settings: IndexSettings) -> str:
-    """Return a hash of the content that search results depend on, independent of paths.
-
-    Raises ``UserError`` if the index can't be searched, checked without loading large files.
-    """
-    manifest = Manifest.read(settings.folder)
+def check_index(folder: Path, settings: SearchSettings = BY_WORDS) -> str:
+    """Return a hash of what search results depend on. Raises ``UserError`` if the index can't be searched."""
+    manifest = Manifest.read(folder)
     if settings.search == "bm25":
         need_bm25s()
         if not manifest.bm25:
             raise UserError(
-                f"{settings.index} has no BM25 index",
+                f"{folder} has no BM25 index",
                 "set `search: dense`, or build the index again",
             )
         return digest(manifest.content, "bm25")
     _need_faiss()
-    encoder, file = _encoder(settings, manifest), _vector_file(settings)
+    encoder, file = _encoder(folder, settings, manifest), _vector_file(folder, settings)
     if not file.is_file():
         raise UserError(f"there is no file {file}", "give the FAISS index of the corpus")
     size = file.stat().st_size
@@ -506,23 +470,23 @@ def check_index(settings: IndexSettings) -> str:
     return digest(manifest.content, encoder.identity(), sample)
 
 
-def _vector_file(settings: IndexSettings) -> Path:
-    return settings.folder / VECTORS if settings.vectors is None else expanded(settings.vectors)
+def _vector_file(folder: Path, settings: SearchSettings) -> Path:
+    return folder / VECTORS if settings.vectors is None else expanded(settings.vectors)
 
 
-def _encoder(settings: IndexSettings, manifest: Manifest) -> EncoderSettings:
+def _encoder(folder: Path, settings: SearchSettings, manifest: Manifest) -> EncoderSettings:
     """Return the encoder. Raises ``UserError`` if it did not make the folder's vectors."""
     if settings.vectors is not None and settings.encoder is not None:
         return settings.encoder
     if manifest.encoder is None:
         raise UserError(
-            f"{settings.index} has no vectors",
+            f"{folder} has no vectors",
             "build the index again with --dense MODEL, or give `vectors` and `encoder`",
         )
     encoder = settings.encoder or manifest.encoder
     if encoder.identity() != manifest.encoder_identity:
         raise UserError(
-            f"the vectors of {settings.index} are not from {encoder.model} with these settings",
+            f"the vectors of {folder} are not from {encoder.model} with these settings",
             f"use their encoder, {manifest.encoder.model}, or build the index again",
         )
     return encoder

@@ -28,9 +28,8 @@ from coterie.engines.endpoint import Limits, find_key, retry_after
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
-from coterie.tools.calls import Function, ToolError, ToolUnavailable
+from coterie.tools.calls import Function, Tag, ToolError, ToolUnavailable
 from coterie.tools.retrieval import (
-    IndexSettings,
     Passage,
     Retriever,
     SearchSettings,
@@ -40,7 +39,6 @@ from coterie.tools.retrieval import (
     known_words,
     need_bm25s,
 )
-from coterie.tools.tags import Tag
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
@@ -50,7 +48,6 @@ MAX_REQUESTS = 16
 RETRY_STATUSES = (408, 425, 429)
 """Temporary failures with a status below 500."""
 REFUSAL_STATUSES = (400, 413, 422)
-"""Statuses of a refused query."""
 FIRST_PAUSE, SERPER_PAUSE, MAX_PAUSE = 0.2, 1.0, 30.0
 """Seconds between two attempts; the pause doubles."""
 MAX_QUOTE = 300
@@ -73,9 +70,7 @@ class RetrieverSettings(SearchSettings):
     description: str = key(
         "Finds passages of an encyclopedia that fit a query.", "Description of the tool in prompts."
     )
-    url: str | None = key(
-        None, "A retrieval server, such as http://127.0.0.1:8000/retrieve (Search-R1's protocol)."
-    )
+    url: str | None = key(None, "A retrieval server, such as http://127.0.0.1:8000/retrieve.")
     corpus: str | None = key(
         None,
         "Local passages: a folder of `coterie data index`, or a JSONL file of rows with `contents`, or `title` and "
@@ -104,11 +99,6 @@ class RetrieverSettings(SearchSettings):
     @property
     def place(self) -> Path:
         return expanded(self.corpus or "")
-
-    def of_index(self, folder: Path) -> IndexSettings:
-        return IndexSettings(
-            index=str(folder), search=self.search, vectors=self.vectors, encoder=self.encoder
-        )
 
 
 class RetrieverTool:
@@ -155,7 +145,7 @@ class RetrieverTool:
                 ) from error
             return ""
         if not s.place.is_file():
-            return check_index(s.of_index(s.place))
+            return check_index(s.place, s)
         if s.search == "dense":
             raise UserError(
                 f"{s.place} has no vectors",
@@ -174,12 +164,12 @@ class RetrieverTool:
             ) as http:
                 yield partial(_ask_server, http, s)
             return
-        index = s.of_index(await asyncio.to_thread(index_of, s.place))
-        retriever = await asyncio.to_thread(Retriever, index)
+        folder = await asyncio.to_thread(index_of, s.place)
+        retriever = await asyncio.to_thread(Retriever, folder, s)
 
         async def here(queries: Sequence[str]) -> list[Answer]:
             hits = await asyncio.to_thread(retriever.search, queries, s.topk)
-            return [[hit.passage for hit in one] for one in hits]
+            return [[passage for passage, _ in one] for one in hits]
 
         yield here
 
@@ -301,10 +291,7 @@ class _Reply(BaseModel):
 async def _ask_server(
     http: httpx2.AsyncClient, s: RetrieverSettings, queries: Sequence[str]
 ) -> list[Answer]:
-    """Search at a server of Search-R1's protocol. Return passages or the refusal of each query.
-
-    Raises ``ToolUnavailable`` if the server is unreachable or its replies are invalid.
-    """
+    """Return passages, or a refusal, of each query at a server of Search-R1's protocol. Raises ``ToolUnavailable``."""
 
     def read(content: bytes) -> list[Answer]:
         rows = _Reply.model_validate_json(content).result
@@ -333,9 +320,7 @@ async def _ask_server(
 # -- web_search ---------------------------------------------------------------------------------
 
 MAX_QUERY = 2000
-"""Characters."""
 SNIPPET = 300
-"""Characters of the snippet of a local page."""
 KEY_STATUSES = (401, 402, 403)
 """Statuses of a wrong key or missing credit, which fail all queries."""
 WEB_TOOL = Tool(
@@ -361,15 +346,11 @@ class WebSearchSettings(Settings):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         quiet=True,
     )
-    requests_per_minute: float | None = key(
-        None, "For serper: maximum queries in any minute.", ge=1
-    )
+    requests_per_minute: float | None = key(None, "For serper: queries in any minute.", ge=1)
     upstream_concurrency: int = key(8, "For serper: concurrent queries.", ge=1)
     upstream_seconds: float = key(60.0, "For serper: time limit of one attempt, in seconds.", gt=0)
     upstream_retries: int = key(3, "For serper: retries after temporary failures.", ge=0, le=20)
-    pages: str = key(
-        "", "For corpus: a JSONL file of rows with url, title, text and optional date."
-    )
+    pages: str = key("", "For corpus: a JSONL file of rows with url, title, text and maybe date.")
     cache: str = key("", "Cache file for answers; empty: no cache. Not for corpus.")
     cache_seconds: float = key(
         3600.0, "Seconds that an answer stays in the cache.", gt=0, source="GAP's search server"
@@ -547,10 +528,7 @@ class PageFile:
 
 
 class Cache:
-    """Cache of texts by key in a SQLite file, which processes may share. Entries expire after ``seconds``.
-
-    Close it after use. Raises ``UserError`` for an unusable file.
-    """
+    """Cache of texts for ``seconds`` in a SQLite file, which processes may share. Raises ``UserError``."""
 
     def __init__(self, file: Path, seconds: float) -> None:
         self._seconds = seconds

@@ -22,16 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance, find_key
 from coterie.errors import UserError
 from coterie.record.turn import Tool, digest
-from coterie.tools.calls import MESSAGE, Function, ToolError, cut_text
+from coterie.tools.calls import MESSAGE, Function, Tag, ToolError, cut_text, text_schema
 from coterie.tools.line_process import LineProcess
 from coterie.tools.search import Cache, PageFile
-from coterie.tools.tags import Tag
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 GLOBAL_6 = ipaddress.ip_network("2000::/3")
@@ -69,39 +68,27 @@ class FetchSettings(Settings):
     allowed_hosts: tuple[str, ...] = key(
         (), "Allowed hosts, including their subdomains (`example.org`); empty: all."
     )
-    denied_hosts: tuple[str, ...] = key(
-        (), "Denied hosts, including their subdomains; overrides allowed_hosts."
-    )
+    denied_hosts: tuple[str, ...] = key((), "Denied hosts and subdomains; overrides allowed_hosts.")
     private_hosts: tuple[str, ...] = key(
         (),
         "Hosts with a port (`wiki.intranet:80`, `127.0.0.1:8080`) that may be on this machine or a private network. "
         "Other hosts with private addresses are refused.",
     )
     page_seconds: float = key(30.0, "Time limit of a page, including redirects, in seconds.", gt=0)
-    page_bytes: int = key(
-        5_000_000,
-        "Limit on the compressed and the decompressed bytes of a page; it is truncated there.",
-        ge=1000,
-    )
+    page_bytes: int = key(5_000_000, "Limit on compressed and on decompressed bytes.", ge=1000)
     user_agent: str = key("coterie (research agent)", "User agent in requests.", min_length=1)
 
     @field_validator("allowed_hosts", "denied_hosts", "private_hosts")
     @classmethod
-    def _plain(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _plain(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for host in hosts:
             if not host or "/" in host or "*" in host:
                 raise ValueError(
                     f"{host!r} is not a host; write `example.org`, without https:// and *"
                 )
-        return tuple(map(_plain, hosts))
-
-    @field_validator("private_hosts")
-    @classmethod
-    def _ports(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not host.rpartition(":")[2].isdigit():
+            if info.field_name == "private_hosts" and not host.rpartition(":")[2].isdigit():
                 raise ValueError(f"{host!r} in private_hosts has no port; write `{host}:80`")
-        return hosts
+        return tuple(map(_plain, hosts))
 
 
 def _plain(host: str) -> str:
@@ -134,10 +121,7 @@ def _is_below(host: str, parents: tuple[str, ...]) -> bool:
 
 
 async def resolve_addresses(url: httpx2.URL, settings: FetchSettings) -> list[Address]:
-    """Resolve a URL's host to allowed addresses. Raises :class:`PageError`.
-
-    A host with any refused address is refused, since it is an attack or an internal name.
-    """
+    """Resolve a host. Raises :class:`PageError` for any refused address: an attack or an internal name."""
     host, port = url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
     try:
         async with asyncio.timeout(LOOKUP):
@@ -240,32 +224,27 @@ class Fetcher:
         await self._client.aclose()
 
     async def fetch(self, url: str, kinds: tuple[str, ...]) -> Fetched:
-        """Fetch a page if its media type begins with one of ``kinds`` or is missing.
-
-        Raises :class:`PageError`.
-        """
+        """Fetch a page whose media type begins with one of ``kinds`` or is missing. Raises :class:`PageError`."""
         s = self.settings
         try:
             async with asyncio.timeout(s.page_seconds):
                 async with self._client.stream("GET", web_url(url, s)) as response:
-                    return await _read(response, kinds, s.page_bytes)
+                    if response.status_code != 200:
+                        raise PageError(f"the server answers with status {response.status_code}")
+                    kind = (
+                        response.headers.get("content-type", "").lower().partition(";")[0].strip()
+                    )
+                    if kind and not kind.startswith(kinds):
+                        raise PageError(f"it is {kind[:100]}, which is not read")
+                    body = b"".join([piece async for piece in decompress(response, s.page_bytes)])
+                    charset, whole = response.charset_encoding or "", len(body) < s.page_bytes
+                    return Fetched(str(response.url), kind, charset, body, whole)
         except TimeoutError as error:
             raise PageError(f"it took longer than {s.page_seconds:g} seconds") from error
         except httpx2.TooManyRedirects as error:
             raise PageError(f"it redirects more than {MAX_REDIRECTS} times") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise PageError(f"it can't be read: {error or type(error).__name__}") from error
-
-
-async def _read(response: httpx2.Response, kinds: tuple[str, ...], most: int) -> Fetched:
-    if response.status_code != 200:
-        raise PageError(f"the server answers with status {response.status_code}")
-    kind = response.headers.get("content-type", "").lower().partition(";")[0].strip()
-    if kind and not kind.startswith(kinds):
-        raise PageError(f"it is {kind[:100]}, which is not read")
-    body = b"".join([piece async for piece in decompress(response, most)])
-    charset = response.charset_encoding or ""
-    return Fetched(str(response.url), kind, charset, body, len(body) < most)
 
 
 async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
@@ -290,7 +269,6 @@ async def decompress(response: httpx2.Response, most: int) -> AsyncIterator[byte
 # -- text ---------------------------------------------------------------------------------------
 
 KINDS = ("text/", "application/xhtml+xml", "application/json", "application/xml")
-"""Accepted media types."""
 HTML = ("text/html", "application/xhtml+xml", "")
 PROCESSES = 2
 SECONDS = 20.0
@@ -314,10 +292,7 @@ class Page:
 
 
 class Extractor:
-    """Extracts the text of HTML with ``trafilatura``, in child processes with a time limit.
-
-    Close it after use. Raises ``UserError`` if trafilatura is missing.
-    """
+    """Child processes that extract text with ``trafilatura``, to be closed. Raises ``UserError`` if it is missing."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("trafilatura") is None:
@@ -335,15 +310,14 @@ class Extractor:
         text = decode(fetched)
         if fetched.kind not in HTML:
             return Page(fetched.url, "", text.strip(), fetched.whole)
-        line = json.dumps({"html": text, "url": fetched.url})
+        question = {"html": text, "url": fetched.url}
         process = await self._free.get()
-        request = asyncio.ensure_future(asyncio.to_thread(process.ask, line, SECONDS))
+        request = asyncio.ensure_future(asyncio.to_thread(process.ask, question, SECONDS))
         # If the call is canceled, the process becomes free only after its answer.
         request.add_done_callback(lambda _: self._free.put_nowait(process))
-        answer = await asyncio.shield(request)
-        if answer is None:
+        fields = await asyncio.shield(request)
+        if fields is None:
             raise PageError("it is too large or too complicated for its text to be extracted")
-        fields = json.loads(answer)
         if "error" in fields:
             raise PageError(f"its text can't be extracted: {fields['error']}")
         if not fields["text"].strip():
@@ -390,18 +364,11 @@ _MARKDOWN = re.compile(r"\[[^\]]*\]\(\s*<?([^\s)>]+)>?[^)]*\)")
 TOOL = Tool(
     "crawl_page",
     "Reads web pages; gives their text, or what of it matters.",
-    {
-        "type": "object",
-        "properties": {
-            "urls": {
-                "type": "string",
-                "description": f"The URL of a page, or several with {SEPARATOR} between them.",
-            },
-            "goal": {"type": "string", "description": "What you want to learn from the pages."},
-        },
-        "required": ["urls"],
-        "additionalProperties": False,
-    },
+    text_schema(
+        "urls",
+        urls=f"The URL of a page, or several with {SEPARATOR} between them.",
+        goal="What you want to learn from the pages.",
+    ),
 )
 
 
@@ -415,9 +382,7 @@ class CrawlPageSettings(FetchSettings):
         None,
         "A chat model that summarizes each page for the question; none: the tool returns the text.",
     )
-    summary_characters: int = key(
-        60_000, "Characters of a page in the prompt of the summary.", ge=100
-    )
+    summary_characters: int = key(60_000, "Characters of a page in its prompt.", ge=100)
     summary_tokens: int = key(800, "Maximum tokens of a summary.", ge=1)
     cache: str = key("", "Cache file for texts of pages; empty: no cache.")
     cache_seconds: float = key(
@@ -497,13 +462,18 @@ class CrawlPage:
         url = plain_url(link)
         page = await self._page(url)
         if self._model is not None and (goal or thoughts):
-            summary = await self._summary(self._model, page, goal, thoughts)
-            return f"[{url}] Summary:\n{summary}"
+            s, title = self._settings, page.title or "without a title"
+            question = f"Question:\n{goal}" if goal else f"Thoughts:\n{thoughts[-THOUGHTS:]}"
+            text = page.text[: s.summary_characters]
+            prompt = f"{question}\n\nPage {page.url}, {title}:\n{text}"
+            chat = [Utterance("system", ROLE), Utterance("user", prompt)]
+            reply = await self._model.chat(chat, max_tokens=s.summary_tokens, temperature=0.0)
+            return f"[{url}] Summary:\n{reply.text.strip() or 'No relevant information.'}"
         title = f"# {page.title}\n" if page.title else ""
         rest = "" if page.whole else "\n[the page is longer: its end was not read]"
         return f"[{url}]:\n{title}{cut_text(page.text, self._settings.page_characters)}{rest}"
 
-    async def _page(self, text: str) -> "Page":
+    async def _page(self, text: str) -> Page:
         if self._file is not None:
             if text not in self._file:
                 raise PageError("there is no such page")
@@ -518,15 +488,6 @@ class CrawlPage:
         if self._cache is not None:
             await self._cache.put(key, json.dumps(asdict(page)))
         return page
-
-    async def _summary(self, model: Endpoint, page: "Page", goal: str, thoughts: str) -> str:
-        s = self._settings
-        question = f"Question:\n{goal}" if goal else f"Thoughts:\n{thoughts[-THOUGHTS:]}"
-        title = page.title or "without a title"
-        prompt = f"{question}\n\nPage {page.url}, {title}:\n{page.text[: s.summary_characters]}"
-        chat = [Utterance("system", ROLE), Utterance("user", prompt)]
-        reply = await model.chat(chat, max_tokens=s.summary_tokens, temperature=0.0)
-        return reply.text.strip() or "No relevant information."
 
 
 def plain_url(text: str) -> str:

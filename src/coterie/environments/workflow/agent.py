@@ -44,9 +44,8 @@ from coterie.environments.workflow.trace import AgentKind, scan, violations
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Finish, Message, Part, Tool, ToolCall, ToolResult, Turn, call_id
-from coterie.tools.calls import NativeCalls, ToolError, ToolSource
+from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, ToolError, ToolSource, inside
 from coterie.tools.registry import Toolbox, ToolsSettings
-from coterie.tools.tags import OBSERVATION, Tags, inside
 
 _GRAPH, _GRAPH_ENDS = "<graph", "</graph>"
 Round = tuple[Turn, tuple[ToolResult, ...]]

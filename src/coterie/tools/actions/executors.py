@@ -9,7 +9,6 @@ action is an operation on an element, which :func:`score` compares with the gold
 
 import ast
 import asyncio
-import json
 import math
 import re
 from collections import Counter
@@ -17,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, get_args
 
 from rapidfuzz import fuzz
 
@@ -68,10 +66,7 @@ class Executor:
         raise NotImplementedError
 
     async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
-        """Run the actions; stop at the first failure, which is returned and not raised.
-
-        ``values`` are the results of earlier steps.
-        """
+        """Run actions with the results of earlier steps; return the first failure, after which nothing runs."""
         if not 0 < len(actions) <= MAX_ACTIONS:
             what = f"there are {len(actions)} actions, and {MAX_ACTIONS} are allowed"
             return Executed({}, None, what if actions else "there is no action")
@@ -193,9 +188,9 @@ class MathsExecutor(Executor):
         match action.tool:
             case "Calculator":
                 return evaluate(text, values)
-            case "SetEquation":
-                if not isinstance(parse(to_python(text, values.get)), ast.Compare):
-                    raise Failed("it states no equation")
+            case "SetEquation" if not isinstance(parse(to_python(text, values.get)), ast.Compare):
+                raise Failed("it states no equation")
+            case "SetEquation" | "Define":
                 return _substitute(text, values)
             case "SolveEquation" | "SolveInequality":
                 return await _solve(action.tool, _pieces(text, values), values)
@@ -203,16 +198,11 @@ class MathsExecutor(Executor):
                 return str(len(members(_value(text, values))))
             case "Code":
                 return await run_code(self.sandbox, text, values)
-            case "Define":
-                return _substitute(text, values)
         raise Failed("there is no such tool")
 
 
 def evaluate(text: str, values: Mapping[str, str]) -> str:
-    """Return the value of a calculation, which may use names that earlier results assign (``x = 3``).
-
-    Raises ``Unreadable`` or ``NoValue``.
-    """
+    """Return the value of a calculation; results may assign names (``x = 3``). Raises ``Unreadable`` or ``NoValue``."""
     names: dict[str, Number] = dict(CONSTANTS)
     for value in values.values():
         for name, formula in _SAID.findall(value[:1000]):
@@ -286,15 +276,14 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
         *texts, unknown = texts
     ask = "equations" if tool == "SolveEquation" else "inequalities"
     statements = [to_python(text, values.get) for text in texts]
-    question = json.dumps({"ask": ask, "statements": statements, "unknown": unknown})
-    line = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
-    if line is None:
+    question = {"ask": ask, "statements": statements, "unknown": unknown}
+    reply = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
+    if reply is None:
         why = f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
         raise NoValue(why)
-    reply: dict[str, str] = json.loads(line)
     if "error" in reply:
         raise NoValue(reply["error"])
-    return reply["value"]
+    return str(reply["value"])
 
 
 async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]) -> str:
@@ -329,7 +318,7 @@ def _literal(value: str) -> str:
 # -- web pages ----------------------------------------------------------------------------------
 
 CANDIDATES = 50
-Kind = Literal["CLICK", "TYPE", "SELECT"]
+KINDS = ("CLICK", "TYPE", "SELECT")
 _TAGS: Mapping[str, frozenset[str]] = {
     "TYPE": frozenset({"input", "textarea", "searchbox", "textbox", "combobox"}),
     "SELECT": frozenset({"select", "option", "listbox", "combobox"}),
@@ -352,31 +341,19 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """Operation on an element."""
-
-    kind: Kind
-    element: str
-    value: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} [{self.element}] {self.value}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
 class Gold:
     """Gold operation of a step."""
 
     elements: frozenset[str]
-    kind: Kind
+    kind: str
     value: str = ""
 
 
-def choose(action: Action, candidates: Sequence[Element]) -> Operation:
-    """Return the operation of an action. Raises :class:`Failed` if no element matches."""
-    if action.tool not in get_args(Kind):
+def choose(action: Action, candidates: Sequence[Element]) -> str:
+    """Return the operation of an action, such as ``TYPE [13] Oslo``. Raises :class:`Failed` if no element matches."""
+    kind = action.tool
+    if kind not in KINDS:
         raise Failed("there is no such tool")
-    kind: Kind = action.tool  # type: ignore[assignment]
     by_label = {one.label: one.text for one in action.arguments}
     query, value = by_label.get("query", "").strip(), by_label.get("text", "").strip()
     if not query:
@@ -387,25 +364,17 @@ def choose(action: Action, candidates: Sequence[Element]) -> Operation:
     best = max(range(len(scores)), key=lambda at: (scores[at], -at), default=None)
     if best is None or scores[best] < _LEAST:
         raise Failed("no element of the page fits")
-    return Operation(kind, candidates[best].id, "" if kind == "CLICK" else value)
+    return f"{kind} [{candidates[best].id}]" + f" {value}" * (kind != "CLICK")
 
 
-def read_operation(text: str) -> Operation | None:
-    """Parse an operation as text; ``None`` for other text."""
-    match = _OPERATION.fullmatch(text)
-    return Operation(match[1], match[2], match[3] or "") if match else None  # type: ignore[arg-type]
-
-
-def score(done: Operation | None, gold: Gold) -> tuple[bool, bool]:
-    """Return True for the right element, and True for the right kind and value. ``None`` is wrong.
-
-    Values ignore case and spacing. The step success of Deng et al. 2023 is both.
-    """
-    if done is None:
+def score(operation: str, gold: Gold) -> tuple[bool, bool]:
+    """Return if the element and the operation are right; the step success of Deng et al. 2023 is both."""
+    match = _OPERATION.fullmatch(operation)
+    if match is None:
         return False, False
-    same = done.value.casefold().split() == gold.value.casefold().split()
-    is_right = done.kind == gold.kind and (same or gold.kind == "CLICK")
-    return done.element in gold.elements, is_right
+    same = (match[3] or "").casefold().split() == gold.value.casefold().split()
+    is_right = match[1] == gold.kind and (same or gold.kind == "CLICK")
+    return match[2] in gold.elements, is_right
 
 
 def _fit(kind: str, query: str, element: Element) -> float:

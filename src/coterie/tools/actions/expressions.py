@@ -217,10 +217,7 @@ def calculate(
 
 
 def format_number(value: Number) -> str:
-    """Format a number: integers and finite decimals in full, other fractions as ``1/3``, floats with 12 digits.
-
-    Raises :class:`NoValue` if it is too large.
-    """
+    """Format decimals in full, fractions as ``1/3``, floats with 12 digits. Raises :class:`NoValue` if too large."""
     _within(value)
     if isinstance(value, Fraction):
         below = value.denominator

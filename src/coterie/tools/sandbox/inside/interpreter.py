@@ -27,7 +27,6 @@ from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 NAME = "answer"
 """Name of the module that holds an answer's definitions."""
 MAX_MESSAGE = 300
-"""Characters of an exception's message."""
 FIRST = struct.Struct(">I")
 """Header of a job: the index of the first call to run."""
 CONFINED = b'{"confined": true}'
@@ -35,22 +34,17 @@ CONFINED = b'{"confined": true}'
 LOADED = b'{"loaded": true}'
 RESULTS = 3
 """Descriptor of the pipe; all others are ``/dev/null``."""
-OURS = 2
-"""Number of our own processes in the jail; they count against the limit if the answer runs as our user."""
 
 
-def _confine(of: Job | Opening, cpu_seconds: int | None = None) -> None:
-    confine.limits(
-        memory_mib=of.memory_mib,
-        file_mib=of.file_mib,
-        processes=of.processes + OURS * (os.getuid() == of.uid),
-        cpu_seconds=cpu_seconds,
-    )
-    confine.give_up_rights(of.uid)
+def _place(*files: int) -> None:
+    """Move descriptors to the numbers from ``RESULTS`` on, and close all others.
 
-
-def open_nothing() -> None:
-    """Open a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file."""
+    It opens a private ``/dev/null``, since processes share the flags, locks and owner of an inherited file.
+    """
+    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
+    for number, file in enumerate(copies, RESULTS):
+        os.dup2(file, number, inheritable=False)
+    os.closerange(RESULTS + len(files), 256)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in range(RESULTS):
         os.dup2(nowhere, file)
@@ -62,21 +56,17 @@ def answer(job: int, results: int) -> NoReturn:
     try:
         os.setsid()  # a signal to its group is for its own processes only
         content = os.pread(job, os.fstat(job).st_size, 0)
-        os.dup2(results, RESULTS)
-        os.closerange(RESULTS + 1, 256)
-        open_nothing()
+        _place(results)
         _run(Job(**json.loads(content[FIRST.size :])), *FIRST.unpack_from(content))
     finally:
         os._exit(0)
 
 
 def _run(job: Job, first: int) -> None:
-    """Write a frame when the process is confined, when the source has run, and for each call from ``first`` on.
-
-    The source runs again before each call, so that no call changes the definitions of the next.
-    """
+    """Write a frame when confined, when the source has run, and for each call, before which the source runs again."""
     try:
-        _confine(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+        confine.limits(job, int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1)
+        confine.give_up_rights(job.uid)
     except OSError as error:
         return _send(json.dumps({"failed": "open", "why": str(error)}).encode())
     _send(CONFINED)
@@ -100,10 +90,7 @@ def _run(job: Job, first: int) -> None:
 
 
 def _define(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the source; return the globals and locals for its calls.
-
-    ``legacy``: two namespaces, so that functions don't see each other, themselves, or imports.
-    """
+    """Return globals and locals for calls; ``legacy``: two, so that functions see neither each other nor imports."""
     module = ModuleType(NAME)
     sys.modules[NAME] = module
     spaces = (vars(module), {} if legacy else vars(module))
@@ -132,7 +119,6 @@ def _send(frame: bytes) -> None:
 STATUS, CELLS, OUTPUT = 3, 4, 5
 """Descriptors: status bytes, cells to run, and output of cells."""
 SIZE = struct.Struct(">I")
-"""Header of a cell: its length."""
 MODULE = "__main__"
 EXIT = "exit() is refused, and the session goes on. The rest of the cell was not run.\n"
 INPUT = "input() is refused: nobody is there to type. Write the value into the cell.\n"
@@ -148,9 +134,12 @@ def serve(cells: int, statuses: int, output: int) -> NoReturn:
     try:
         os.setsid()  # a signal to its group is for its own processes only
         _place(statuses, cells, output)
+        for number in (1, 2):
+            os.dup2(OUTPUT, number)
         opening = Opening(**json.loads(_next()))
         try:
-            _confine(opening)
+            confine.limits(opening)
+            confine.give_up_rights(opening.uid)
         except OSError as error:
             _say(str(error))
             os.write(STATUS, NOT_OPENED)
@@ -289,17 +278,6 @@ def _stream() -> io.TextIOWrapper:
     """Return one stream for stdout and stderr, so that their lines stay in order."""
     file = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
-
-
-def _place(*files: int) -> None:
-    """Move descriptors to the numbers ``STATUS``, ``CELLS`` and ``OUTPUT``, and close all others."""
-    copies = [os.dup2(file, 100 + place) for place, file in enumerate(files)]
-    for number, file in zip((STATUS, CELLS, OUTPUT), copies, strict=True):
-        os.dup2(file, number, inheritable=False)
-    os.closerange(OUTPUT + 1, 256)
-    open_nothing()
-    for number in (1, 2):
-        os.dup2(OUTPUT, number)
 
 
 def _next() -> bytes:

@@ -16,11 +16,9 @@ JobRecord = tuple[int, bytes]
 MAX_FAILURE = 4000
 """Bytes of a record that reports a failure; every limit on results leaves room for it."""
 HEAD = struct.Struct(">cI")
-"""Header of a request: its kind and length."""
-REPLY = struct.Struct(">Id")
-"""Header of a reply, after the nonce: its length, and the seconds a job took without waiting for a CPU."""
 RECORD = struct.Struct(">BI")
-"""Header of a record: its author and length."""
+REPLY = struct.Struct(">Id")
+"""Headers of a request, a record and a reply; see ``supervisor``."""
 PATIENCE = 4
 """Factor on a job's limit of seconds that bounds its wall time while others use the CPUs."""
 STATUSES: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
@@ -54,18 +52,15 @@ def write_all(file: int, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Request to run one answer: source, calls and limits."""
+    """Request to run one answer: source, calls and limits (``SandboxSettings``)."""
 
     source: str
     calls: list[str]
     legacy: bool
     wall_seconds: float
-    """Wall time of one call, without the time its process waits for a CPU."""
     cpu_seconds: float
     total_seconds: float
-    """Wall time of all calls, without waiting for a CPU."""
     memory_mib: int
-    """Address space of one process, and resident memory of all processes."""
     processes: int
     file_mib: int
     output_kib: int
@@ -94,14 +89,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one cell. The reply has three records: a verdict, and the beginning and end of the output."""
+    """Limits of one cell (``SandboxSettings``). The reply has a verdict, and the beginning and end of the output."""
 
     wall_seconds: float
-    """Wall time, without the time its process waits for a CPU."""
     cpu_seconds: float
-    """CPU time of all processes together."""
     memory_mib: int
-    """Resident memory of all processes together."""
     kept_bytes: int
     """Bytes of the beginning of the output, and of its end."""
     records: ClassVar[int] = 3

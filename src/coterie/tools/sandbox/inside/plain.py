@@ -33,10 +33,7 @@ Wire = list[Any]
 
 
 def encode(value: object, max_length: int | None = None) -> Wire:
-    """Return the plain form of ``value``. Raises ``NotPlain``.
-
-    With ``max_length``, raises ``TooLarge`` as soon as its JSON has more bytes, so that infinite iterators end.
-    """
+    """Return the plain form. Raises ``NotPlain``, or ``TooLarge`` when its JSON reaches ``max_length`` bytes."""
     count = 0
 
     def plain(value: Any, depth: int) -> Wire:

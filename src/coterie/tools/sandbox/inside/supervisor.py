@@ -26,7 +26,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from coterie.tools.sandbox.inside import confine, interpreter
 from coterie.tools.sandbox.inside.job import (
@@ -66,7 +66,6 @@ WARM = (
 # -- forker ---------------------------------------------------------------------------------------
 
 ANSWER, SESSION = b"a", b"s"
-"""Kinds of processes to fork."""
 _FORKED: dict[bytes, Callable[..., NoReturn]] = {
     ANSWER: interpreter.answer,
     SESSION: interpreter.serve,
@@ -112,10 +111,7 @@ class Forker:
 
 
 def _serve(channel: socket.socket, own: int) -> None:
-    """Fork for each request; send the pid and then the exit status, until the channel is closed.
-
-    ``own`` is a descriptor of our pid namespace.
-    """
+    """Fork for each request; send its pid, then its exit status. ``own`` is a descriptor of our pid namespace."""
     while True:
         request, files, _, _ = socket.recv_fds(channel, 1, 3)
         if request not in _FORKED:
@@ -132,9 +128,8 @@ def _serve(channel: socket.socket, own: int) -> None:
 
 
 def describe_ending(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"by signal {os.WTERMSIG(status)}"
-    return f"with status {os.WEXITSTATUS(status)}"
+    code = os.waitstatus_to_exitcode(status)
+    return f"by signal {-code}" if code < 0 else f"with status {code}"
 
 
 # -- resources ------------------------------------------------------------------------------------
@@ -143,28 +138,18 @@ _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
 _SWITCHES = (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
 
 
-class Use(NamedTuple):
-    """Resource use of an answer's processes."""
-
-    processes: int
-    seconds: float
-    resident: int
-    waited: float
-    """Seconds that the first process waited for a CPU; 0 if the kernel does not report it."""
-
-
 class Meter:
     """Resource use of the processes of an answer or a session, compared with the limits of a call or a cell."""
 
     def __init__(self, pid: int, forker: Forker, limits: Limits | Job) -> None:
         self.pid, self.forker, self.limits = pid, forker, limits
-        self.use = Use(0, 0.0, 0, 0.0)
-        self.waited = 0.0
-        """Seconds that its only process waited for a CPU."""
+        self.seconds, self.resident = 0.0, 0
+        self.waited = self._first_waited = 0.0
+        """Seconds that the process waited for a CPU, while it was the only one; and in all."""
         self.restart()
 
     def restart(self) -> None:
-        self._start = time.monotonic(), self.waited, self.use.seconds
+        self._start = time.monotonic(), self.waited, self.seconds
 
     def measure(self) -> None:
         processes, seconds, resident = 0, 0.0, 0
@@ -174,25 +159,24 @@ class Meter:
                 seconds += sum(map(int, fields[11:15])) / _CLOCK
                 resident += int(fields[21]) * _PAGE
                 processes += 1
-        waited = self.use.waited
-        with suppress(OSError):  # an ended process reports 0
-            waited = max(waited, int(_read(f"{self.pid}/schedstat").split()[1]) / 1e9)
-        if processes == 1:  # else it may wait for its own children
-            self.waited += waited - self.use.waited
-        self.use = Use(processes, seconds, resident, waited)
+        self.seconds, self.resident = seconds, resident
+        with suppress(OSError):  # an ended process reports 0, and some kernels report nothing
+            waited = max(self._first_waited, int(_read(f"{self.pid}/schedstat").split()[1]) / 1e9)
+            if processes == 1:  # else it may wait for its own children
+                self.waited += waited - self._first_waited
+            self._first_waited = waited
 
     def over(self) -> str:
         """Return the limit that is exceeded, or an empty string."""
         began, waited, seconds = self._start
         took = time.monotonic() - began
-        if took - (self.waited - waited) > self.limits.wall_seconds:
-            return "timeout"
         if (
-            took > self.limits.longest_seconds
-            or self.use.seconds - seconds > self.limits.cpu_seconds
+            took - (self.waited - waited) > self.limits.wall_seconds
+            or took > self.limits.longest_seconds
+            or self.seconds - seconds > self.limits.cpu_seconds
         ):
             return "timeout"
-        return "memory" if self.use.resident > self.limits.memory_mib << 20 else ""
+        return "memory" if self.resident > self.limits.memory_mib << 20 else ""
 
 
 def _processes(forker: Forker) -> list[str]:
@@ -431,7 +415,7 @@ class Session:
                 failed, why = "garbled", ""
             elif not is_stopped:
                 failed = "restless"
-            elif meter.use.resident > limits.memory_mib << 20:
+            elif meter.resident > limits.memory_mib << 20:
                 failed = "memory"
         if failed not in STATUSES.values():
             self.end()
@@ -510,10 +494,7 @@ class Session:
         return self._ending()
 
     def _ending(self) -> tuple[str, str]:
-        """Return how the process ended, and whether a cell caused it.
-
-        A cell cannot send SIGKILL to the first process of its namespace: the machine ran out of memory.
-        """
+        """Return how the process ended. A cell cannot send it SIGKILL, as the kernel does when memory runs out."""
         status = self.forker.ending()
         self.ended = describe_ending(status)
         return (GONE if status == signal.SIGKILL else "ended"), self.ended

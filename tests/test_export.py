@@ -1,15 +1,20 @@
-"""`coterie export data`: what is written is what was trained on, and other trainers take it."""
+"""`coterie export`: rows are what was trained on, other trainers take them, and a model has a card."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 from datasets import load_dataset
 from pyarrow.parquet import read_table
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.data_utils import apply_chat_template, is_conversational
 
-from coterie.cli.export_data import export
+from coterie.cli import export_run
+from coterie.cli.arguments import read_arguments
+from coterie.cli.export_run import export_data as export
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
@@ -19,7 +24,8 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from tests.conftest import Cli, refused
+from tests.conftest import FEW, Cli, refused
+from tests.reinforcing import made
 from tests.test_sweet_offline import RIGHT, ROWS, WRONG, read, wrote
 
 WORDS = (
@@ -31,7 +37,7 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an iteration of SFT on rows and one of DPO on pairs."""
     folder = tmp_path_factory.mktemp("idpo") / "run"
     recipe = recipe_of(settings("optima/idpo", WORDS))
@@ -45,15 +51,15 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_rows_have_the_tokens_and_masks_that_were_trained(run: Path, tmp_path: Path) -> None:
-    export(run, "jsonl", tmp_path / "files")
+def test_rows_have_the_tokens_and_masks_that_were_trained(trained: Path, tmp_path: Path) -> None:
+    export(trained, "jsonl", tmp_path / "files")
     found = lines(tmp_path / "files/rows.jsonl")
     recipe = recipe_of(settings("optima/idpo", WORDS))
-    with open_run(run, recipe.name, recipe.settings, write=False) as opened:
-        trained = recipe.rows(opened, 0, load(recipe.settings.model))  # type: ignore[attr-defined]
-        assert len(trained) == opened.metrics(Step(0, "train"))["rows"]
+    with open_run(trained, recipe.name, recipe.settings, write=False) as opened:
+        rows = recipe.rows(opened, 0)
+        assert len(rows) == opened.metrics(Step(0, "train"))["rows"]
     assert [(row["ids"], row["mask"]) for row in found] == [
-        (list(row.ids), row.mask) for row in trained
+        (list(row.ids), row.mask) for row in rows
     ]
     renderer, _ = load_renderer("tiny-exchange")
     for row in found:
@@ -67,8 +73,8 @@ def test_rows_have_the_tokens_and_masks_that_were_trained(run: Path, tmp_path: P
         assert [text.strip() for text in renderer.decode(target).split("<|end|>")[:-1]] == own
 
 
-def test_trl_takes_rows_and_pairs(run: Path, tmp_path: Path) -> None:
-    export(run, "trl", tmp_path / "files")
+def test_trl_takes_rows_and_pairs(trained: Path, tmp_path: Path) -> None:
+    export(trained, "trl", tmp_path / "files")
     tokenizer = load_renderer("tiny-exchange")[0].tokenizer
     for name, sides in (("rows", ("completion",)), ("pairs", ("chosen", "rejected"))):
         file = str(tmp_path / f"files/{name}.jsonl")
@@ -82,8 +88,8 @@ def test_trl_takes_rows_and_pairs(run: Path, tmp_path: Path) -> None:
                 assert text[side].startswith(row[side][0]["content"])
 
 
-def test_llama_factory_has_its_entries(run: Path, tmp_path: Path) -> None:
-    export(run, "llamafactory", tmp_path / "files")
+def test_llama_factory_has_its_entries(trained: Path, tmp_path: Path) -> None:
+    export(trained, "llamafactory", tmp_path / "files")
     info = json.loads((tmp_path / "files/dataset_info.json").read_text())
     rows, pairs = info["coterie_rows"], info["coterie_pairs"]
     assert rows["columns"] == {"messages": "messages"} and rows["tags"]["role_tag"] == "role"
@@ -95,9 +101,9 @@ def test_llama_factory_has_its_entries(run: Path, tmp_path: Path) -> None:
         assert row["chosen"]["role"] == "assistant" != row["conversations"][-1]["role"]
 
 
-def test_right_answers_are_in_verls_tasks_alone(run: Path, tmp_path: Path) -> None:
+def test_right_answers_are_in_verls_tasks_alone(trained: Path, tmp_path: Path) -> None:
     for form in ("jsonl", "trl", "llamafactory", "verl"):
-        export(run, form, tmp_path / form)
+        export(trained, form, tmp_path / form)
     (row, *more) = read_table(tmp_path / "verl/train.parquet").to_pylist()
     assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
     assert row["data_source"] == "exchange" and row["reward_model"]["style"] == "rule" and more
@@ -109,21 +115,21 @@ def test_right_answers_are_in_verls_tasks_alone(run: Path, tmp_path: Path) -> No
     tasks = [line for line in map(json.loads, lines) if line["kind"] == "task"]
     assert row["extra_info"]["index"] in {task["id"] for task in tasks}
     assert not any("secrets" in task for task in tasks)
-    export(run, "jsonl", tmp_path / "all", secrets=True)
+    export(trained, "jsonl", tmp_path / "all", secrets=True)
     truth = row["reward_model"]["ground_truth"]
     assert f'"text":"{truth}"' in (tmp_path / "all/trajectories.jsonl").read_text()
 
 
-def test_an_iteration_or_a_role_alone(run: Path, tmp_path: Path, cli: Cli) -> None:
-    assert export(run, "trl", tmp_path / "a", iteration=0)[1].keys() == {"rows"}
-    assert export(run, "trl", tmp_path / "b", iteration=1)[1]["pairs"] > 0
-    said = refused(cli, "export", "data", run, "--to", "trl", "--role", "polcy")
+def test_an_iteration_or_a_role_alone(trained: Path, tmp_path: Path, cli: Cli) -> None:
+    assert export(trained, "trl", tmp_path / "a", iteration=0)[1].keys() == {"rows"}
+    assert export(trained, "trl", tmp_path / "b", iteration=1)[1]["pairs"] > 0
+    said = refused(cli, "export", "data", trained, "--to", "trl", "--role", "polcy")
     assert "did you mean 'policy'?" in said
-    said = refused(cli, "export", "data", run, "--to", "trl", "--iteration", "7")
+    said = refused(cli, "export", "data", trained, "--to", "trl", "--iteration", "7")
     assert "no finished stage in iteration 7" in said
-    done = cli("export", "data", run, "--to", "jsonl")
-    assert done.out.strip() == str(run / "export/jsonl") and "pairs" in done.err
-    assert "already exists" in refused(cli, "export", "data", run, "--to", "jsonl")
+    done = cli("export", "data", trained, "--to", "jsonl")
+    assert done.out.strip() == str(trained / "export/jsonl") and "pairs" in done.err
+    assert "already exists" in refused(cli, "export", "data", trained, "--to", "jsonl")
 
 
 def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
@@ -138,3 +144,57 @@ def test_what_only_a_critic_may_read_is_in_no_chat(tmp_path: Path) -> None:
     for pair in pairs:
         assert pair["prompt"][-1]["role"] == "user"
         assert pair["chosen"][-1]["content"] == RIGHT and pair["rejected"][-1]["content"] == WRONG
+
+
+def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    said = cli("export", "model", "run", "--out", "mine")
+    assert said.code == 0 and said.out.strip() == "mine", said.err
+    theirs = AutoModelForCausalLM.from_pretrained("mine").state_dict()
+    ours = load(run / "training/policy/iteration-00/final").model.state_dict()
+    base = load("tiny-exchange").model.state_dict()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert not all(torch.equal(theirs[name], base[name]) for name in base)
+    assert AutoTokenizer.from_pretrained("mine").chat_template
+    card = (tmp_path / "mine/README.md").read_text()
+    assert "# optima/isft on exchange" in card and "| 1 |" in card and "| 0 |" in card
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
+    (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
+    stored = read_arguments(None, [], run / "config.yaml").resolve()
+    assert read_arguments(None, [], tmp_path / "again.yaml").resolve() == stored, (
+        "the card has all settings"
+    )
+    assert "mine already exists" in refused(cli, "export", "model", "run", "--out", "mine")
+    assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
+
+
+def test_versions_and_roles(cli: Cli, run: Path) -> None:
+    assert cli("export", "model", "run", "--out", "base", "--iteration", 0).code == 0
+    theirs, ours = load("base").model.state_dict(), load("tiny-exchange").model.state_dict()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert "has no version 7" in refused(
+        cli, "export", "model", "run", "--out", "x", "--iteration", 7
+    )
+    said = refused(cli, "export", "model", "run", "--out", "x", "--role", "polcy")
+    assert "did you mean 'policy'" in said
+    assert "not an adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
+    assert not Path("x").exists()
+
+
+def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
+    lora = ("train.method=lora", "train.lora_r=4", "train.learning_rate=1e-2")
+    assert cli("run", "optima/isft", *FEW, *lora, "--folder", "run").code == 0
+    assert cli("export", "model", "run", "--out", "adapter").code == 0
+    assert Path("adapter/adapter_config.json").is_file()
+    assert Path("adapter/tokenizer.json").is_file()
+    assert "A LoRA adapter of" in Path("adapter/README.md").read_text()
+    assert cli("export", "model", "run", "--out", "merged", "--merge").code == 0
+    merged, base = load("merged").model.state_dict(), load("tiny-exchange").model.state_dict()
+    assert merged.keys() == base.keys()
+    assert not all(torch.equal(merged[name], base[name]) for name in base)
+
+
+def test_the_card_has_settings_that_are_named_by_hand() -> None:
+    recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
+    assert yaml.safe_load(export_run._changes(recipe))["reward.measures.rounds"] == 0.5

@@ -1,25 +1,36 @@
-"""``coterie data filter``: keep rows that a policy solves sometimes, but not always.
+"""Rows of ``coterie data check`` and ``coterie data filter``.
 
-A task that is always or never solved has zero advantage in reinforcement learning. AFM (arXiv 2508.13167) keeps web
-tasks that a model without tools solves at most 3 times in 10, and drops code tasks that it solves 8 times in 8.
+``check`` runs the references of ColBench's rows on their tests: the published test set has references that fail, are
+random or return NaN. ``filter`` keeps rows that a policy solves sometimes, but not always: other tasks have zero
+advantage in reinforcement learning. AFM (arXiv 2508.13167) keeps web tasks that a model without tools solves at most
+3 times in 10, and drops code tasks that it solves 8 times in 8.
 """
 
+import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from coterie.cli.evaluate import play_benchmark
-from coterie.config.folders import check_new_folder, whole_folder
-from coterie.datasets.catalogue import SPLITS, Split
-from coterie.datasets.load import Rows
+from coterie.config.folders import check_new_folder, expanded, whole_folder
+from coterie.datasets.catalogue import SPLITS, DataSet, Split
+from coterie.datasets.code_rows import CodeRow
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import Rows, load
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.answers import question_of
+from coterie.environments.coding import compared
 from coterie.environments.registry import PlayedSettings
 from coterie.errors import UserError
+from coterie.progress import Progress, Silent
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
@@ -27,10 +38,118 @@ from coterie.runs.folder import read_config
 from coterie.runs.loop import EVALUATION, REINFORCE
 from coterie.runs.reinforce import step_records
 from coterie.runs.reinforce_batch import step_stage
+from coterie.terminal import ConsoleProgress, results
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import format_value, has_nan, same
+
+SHOWN = 12
+"""Maximum number of row numbers in a table cell."""
+RUNS = 2
+"""Number of runs of a reference, each in a separate process."""
+
+Kind = Literal["empty", "fails", "random", "not plain"]
+MEANING: dict[Kind, str] = {
+    "empty": "no reference, or no test",
+    "fails": "the reference does not run, or fails on a test",
+    "random": "the reference returns different values in a second run",
+    "not plain": "the reference returns NaN or something other than plain data",
+}
+Finding = tuple[Kind, str]
+"""Reason why a row can't be a task, and its details."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassRate:
+def check(entry: DataSet, source: str, out: Path | None, console: Console) -> None:
+    """Run the references of a source on their tests, print the problems, and write the usable rows to ``out``."""
+    if not issubclass(entry.row, CodeRow):
+        raise UserError(f"rows of {entry.name} have no code to run", "use colbench_code")
+    if out is not None:
+        check_new_folder(out, "give another folder")
+    file = expanded(source)
+    splits: Mapping[str, Sequence[CodeRow]]
+    if file.is_file() and out is None:
+        splits = {file.name: list(read_rows(file, CodeRow))}
+    else:
+        splits = load(entry.name, source).rows  # type: ignore[assignment]
+    with closing(ConsoleProgress(console)) as progress:
+        findings = asyncio.run(_check_all(splits, progress))
+    table = Table("split", "finding", "meaning", "rows", "row numbers", box=None)
+    reports = []
+    for name, rows in findings.items():
+        numbers: dict[Kind, list[int]] = {}
+        for kind in MEANING:
+            if places := [n for n, one in enumerate(rows, 1) if one and one[0] == kind]:
+                numbers[kind] = places
+                text = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
+                table.add_row(name, kind, MEANING[kind], f"{len(places):,}", text)
+        known = {"name": name, "rows": len(rows), "unusable": sum(map(bool, rows))}
+        reports.append({**known, "findings": numbers})
+    if table.rows:
+        results().print(table)
+    for one in reports:
+        results().print(f"{one['name']}: {one['rows']:,} rows, {one['unusable']:,} can't be tasks")
+    if out is not None:
+        usable = {
+            name: [row for row, bad in zip(split, findings[name], strict=True) if not bad]
+            for name, split in splits.items()
+        }
+        _write_rows(out, usable)
+    print(json.dumps({"set": entry.name, "splits": reports}))
+
+
+async def _check_all(
+    splits: Mapping[str, Sequence[CodeRow]], progress: Progress
+) -> dict[str, list[Finding | None]]:
+    async with Sandbox() as sandbox:
+        return {name: await check_rows(rows, sandbox, progress) for name, rows in splits.items()}
+
+
+async def check_rows(
+    rows: Sequence[CodeRow], sandbox: Sandbox, progress: Progress | None = None
+) -> list[Finding | None]:
+    """Check rows concurrently. Return the problem of each row, or ``None``."""
+    bar = progress or Silent()
+    bar.start(len(rows), "check")
+    slots = asyncio.Semaphore(2 * sandbox.settings.count)
+
+    async def check(row: CodeRow) -> Finding | None:
+        async with slots:
+            finding = await check_row(row, sandbox)
+        bar.advance(1)
+        return finding
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(check(row)) for row in rows]
+    return [task.result() for task in tasks]
+
+
+async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
+    """Run a reference on its tests. Return the problem, or ``None``."""
+    if not row.usable:
+        return "empty", "no tests" if row.answer.strip() else "no reference"
+    calls = [compared(call) for call in row.tests]  # as in the environment
+    first, *again = [await sandbox.run_reference(row.answer, calls) for _ in range(RUNS)]
+    failed = [result for run in (first, *again) for result in run if not result.ok]
+    if failed:
+        worst = min(failed, key=lambda result: result.failed == "not plain")
+        kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
+        return kind, f"`{worst.call}`: {worst.reason}"
+    show = partial(format_value, max_length=60)
+    values = [result.wire for result in first if result.wire is not None]
+    for result, value in zip(first, values, strict=True):
+        if has_nan(value):
+            return "not plain", f"`{result.call}` gives {show(value)}"
+    for result, value in (
+        (one, value) for run in again for one, value in zip(run, values, strict=True)
+    ):
+        if result.wire is not None and not same(value, result.wire):
+            return "random", f"`{result.call}` gives {show(value)} and {show(result.wire)}"
+    return None
+
+
+# -- filter ---------------------------------------------------------------------------------------
+
+
+class PassRate(NamedTuple):
     """Pass rate of one task. Failed and ungraded dialogues are not counted."""
 
     passed: int
@@ -41,8 +160,7 @@ class PassRate:
         return self.passed / self.graded
 
 
-@dataclass(frozen=True, slots=True)
-class PassRates:
+class PassRates(NamedTuple):
     """Pass rates of all tasks of a stage."""
 
     by_task: Mapping[str, PassRate]
@@ -191,11 +309,16 @@ def _write(
     parts: dict[str, list[QuestionRow]] = {split: places["kept"]}
     parts |= {one: rows.split(one) for one in SPLITS if one in rows.splits and one != split}
     parts |= {"too_easy": places["too_easy"], "too_hard": places["too_hard"]}
-    with whole_folder(out) as folder:
-        for name, part in parts.items():
-            text = "".join(f"{row.model_dump_json()}\n" for row in part)
-            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
+    _write_rows(out, parts)
     for place, count in counts.items():
         console.print(f"{place}: {count:,} rows")
     rates_by_length = sorted(passed.items(), key=lambda item: (len(item[0]), item[0]))
     console.print("passed: " + ", ".join(f"{rate} of {count:,}" for rate, count in rates_by_length))
+
+
+def _write_rows(out: Path, parts: Mapping[str, Sequence[QuestionRow]]) -> None:
+    """Write a new folder with a file of rows for each part."""
+    with whole_folder(out) as folder:
+        for name, rows in parts.items():
+            text = "".join(f"{row.model_dump_json()}\n" for row in rows)
+            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
