@@ -80,7 +80,7 @@ tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 
 reproduce: $(VENV)/.run
-	$(VENV)/bin/coterie reproduce optima
+	$(VENV)/bin/coterie reproduce optima --scale tiny
 
 # The virtual environment: .run has what the package needs, .dev also what its tests need.
 $(VENV)/.run: pyproject.toml constraints.txt

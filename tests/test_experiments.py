@@ -120,7 +120,7 @@ def test_tables_have_means_of_the_newest_policies_and_no_figure_is_cut(
 
 
 def test_an_experiment_ends_with_claims_and_rows_and_is_not_done_twice(cli: Cli) -> None:
-    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL)
+    said = cli("reproduce", "optima/isft", "--scale", "tiny", "--seeds", 1, *SMALL)
     assert said.code == 0, said.err
     result = json.loads(said.out.splitlines()[-1])
     ids = ["isft_over_base", "isft_over_random", "isft_over_scripted"]

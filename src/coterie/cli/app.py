@@ -345,6 +345,7 @@ def reproduce(
             help="optima, optima/isft, sweet_rl, moat, dense_tree, gap-sft, or gap.",
         ),
     ],
+    scale: Annotated[Literal["tiny"], typer.Option(help="Size of the runs.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all runs.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     gate: Annotated[
@@ -363,11 +364,11 @@ def reproduce(
 
     Examples:
 
-        coterie reproduce optima
+        coterie reproduce optima --scale tiny
 
         coterie reproduce optima/isft --seeds 5
 
-        coterie reproduce sweet_rl
+        coterie reproduce sweet_rl --scale tiny
 
         coterie reproduce moat --gate
     """

@@ -124,7 +124,7 @@ class Gap(Recipe):
         return [stage, self.evaluation(i + 1, [stage])]
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Play the traces of the expert, or write those of a file to the store."""
+        """Play the traces of the expert, or write the traces of a file to the store."""
         if self.from_expert:
             left_out = await self._play_expert(run, progress)
             return {**summary(run.store, i, "rollout"), **left_out}

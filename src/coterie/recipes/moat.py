@@ -298,7 +298,7 @@ class Moat(Recipe):
                     return Done(key, {}, failure=str(error))
                 correction = self.validate(task, correction, actions.text)
                 counts[correction.verdict] += 1
-                examples += self.corrected(*turns, target.actions, correction, critic)
+                examples += self.make_examples(*turns, target.actions, correction, critic)
         if s.gold:
             gold_plan = WrittenTurn(PLANNER, target.plan, DATA)
             examples.append((gold_plan, WrittenTurn(GROUNDER, target.actions, DATA)))
@@ -344,7 +344,7 @@ class Moat(Recipe):
             return Correction("unreadable")
         return correction
 
-    def corrected(
+    def make_examples(
         self, plan: Turn, actions: Turn, right: str, correction: Correction, critic: str
     ) -> list[Written]:
         """Return the plan and the actions to train the grounder on, if any; ``right`` are the gold actions."""

@@ -120,13 +120,13 @@ class Plan:
             ("held-out dialogues", f"{self.evaluations:,}"),
             ("generations", f"at most {count:,}, with {tokens:,} tokens"),
         ]
-        shown = {
+        conditions = {
             "training tasks": self.tasks_wanted,
             "training rows": self.rows,
             "training dialogues": self.dialogues,
             "generations": self.dialogues and self.turns,
         }
-        return [line for line in lines if shown.get(line[0], True)]
+        return [line for line in lines if conditions.get(line[0], True)]
 
 
 def max_dialogue_tokens(prompt: int, turns: int, max_tokens: int) -> int:

@@ -385,7 +385,7 @@ class SweetRL(Recipe):
         return prefer(self, run, iteration, pairs, s.objective, s.train, progress)
 
     def pairs(self, run: Run, iteration: int, role: str | None = None) -> list[Pair]:
-        """Return the selected pairs. Raises ``UserError`` if there is none."""
+        """Return the selected pairs. Raises ``UserError`` without any."""
         pairs = super().pairs(run, iteration, role)
         if not pairs:
             raise UserError(
