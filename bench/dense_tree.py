@@ -124,9 +124,13 @@ class Trees:
             for task in environment.tasks("train", TASKS, 0):
                 branches = driver.branches(task, Tree(task.id, "rollout", 0), sessions)
                 tree = DenseSearch(
-                    *(branches, "agent", speakers, by_score, search),
+                    branches,
+                    by_score,
+                    "agent",
+                    speakers,
+                    search,
                     lambda values: count_pairs(values, s.pairs),
-                    steps=environment.limits["turns"],
+                    environment.limits["turns"],
                 )
                 self.trees.append(tree)
             began = time.perf_counter()

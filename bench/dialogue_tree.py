@@ -101,7 +101,7 @@ class Bench:
         async with driver.sessions() as sessions:
             for task in self.environment.tasks("train", self.tasks, SEED):
                 branches = driver.branches(task, Tree(task.id, "rollout", 0), sessions)
-                tree = TreeSearch(branches, samplers, judge, rule)
+                tree = TreeSearch(branches, judge, samplers, rule)
                 old = tree.grower
                 tree.grower = kind(branches, old.samplers, old.seed, old.merge, old.known)
                 self.trees.append(tree)

@@ -35,7 +35,7 @@ from bench.smollm2 import loaded
 from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.loading import LoadedModel
-from coterie.rewards.likelihood import mean_loglikelihoods
+from coterie.rewards.critics import mean_loglikelihoods
 
 TASKS, PLANS = 8, 15
 PROMPT, PLAN, TARGET = 640, 40, 40

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.record.tree import Task, Tree
-from coterie.rollout.branches import Branches
+from coterie.rollout.branches import Branches, Position
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import sessions_of
-from coterie.rollout.transitions import Position
 from tests.games import Script
 
 SECONDS = 60.0

@@ -22,7 +22,7 @@ from coterie.rewards.advantages import (
     with_advantage,
     with_advantages,
 )
-from coterie.rewards.path_reward import overlong_penalty
+from coterie.rewards.dialogue_reward import overlong_penalty
 
 BASELINES = ("mean", "mean_std", "leave_one_out")
 

@@ -11,9 +11,8 @@ import pytest
 from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Branches
+from coterie.rollout.branches import CALLS, Branches, Position
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
-from coterie.rollout.transitions import CALLS, Position
 from tests.games import Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})

@@ -13,10 +13,10 @@ from coterie.environments.protocol import Environment, Shared
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.tree import CONTEXT, Outcome, Tree
+from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import sessions_of
-from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judgment, TreeSearch, path_tree
 from coterie.runs.items import play
 from tests.games import Counting, Script
@@ -81,7 +81,7 @@ def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None
         sampler: Any = Short(lambda _: next(words), 6)
         grown = branches(Counting(forks=forks), {"agent": sampler}, tree, kept)
         rule = GrowthRule(2, 3, lambda tree, *_: next(iter(tree.turns), tree.root))
-        return TreeSearch(grown, {"agent": sampler}, judge, rule, **more)
+        return TreeSearch(grown, judge, {"agent": sampler}, rule, **more)
 
     async def test() -> None:
         async with sessions_of(4, 5.0) as kept:

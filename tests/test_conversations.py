@@ -25,7 +25,7 @@ from coterie.datasets.files import choose_splits
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.recipes.plan import HeldOutQuestions
-from coterie.rollout.conversation_rows import pairs_from_messages
+from coterie.rollout.recorded_turns import pairs_from_messages
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl

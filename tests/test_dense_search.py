@@ -89,9 +89,14 @@ def grow(
         async with sessions_of(sessions, 5.0) as kept:
             own = branches(game or Counting(), {"agent": speakers[0]}, tree, kept)
             search = DenseSearch(
-                *(own, "agent", speakers, exactly, settings),
-                *(lambda values: count_pairs(values, PAIRS), rollouts),
-                steps=STEPS,
+                own,
+                exactly,
+                "agent",
+                speakers,
+                settings,
+                lambda values: count_pairs(values, PAIRS),
+                STEPS,
+                rollouts=list(rollouts),
                 seed=seed,
             )
             grown = Grown(search, kept, speakers)

@@ -21,7 +21,7 @@ from coterie.progress import Silent
 from coterie.recipes.gap import Gap
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.rewards.path_reward import PathReward
+from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import ScriptedSampler
 from coterie.runs.folder import open_run

@@ -101,7 +101,7 @@ def grow(
     async def run() -> Grown:
         async with sessions_of(sessions, seconds) as kept:
             own = branches(game, dict(samplers), tree, kept, seconds)
-            grown = Grown(TreeSearch(own, samplers, by_score, rule, rollouts), kept)
+            grown = Grown(TreeSearch(own, by_score, samplers, rule, rollouts=list(rollouts)), kept)
 
             def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
                 leaves = [one.leaf for one in grown.rollouts if one.leaf is not None]

@@ -40,7 +40,8 @@ def fill(path: Path) -> None:
                 store.finish(key, tree=tree, credit=credit, metrics={"tokens": 3, "loss": 1e-9})
         store.finish(ItemKey(1, "rollout", "a"), failure="timeout")
         leaf = next(iter(whole(7, "a").outcomes))
-        store.select(0, "select", [Selection(leaf, "Alice", "plain", 0.25), Selection(leaf, "Bob")])
+        chosen = [Selection(leaf, "Alice", "plain", 0.25), Selection(leaf, "Bob")]
+        store.finish(ItemKey(0, "select", ""), selections=chosen)
 
 
 def with_secret_prompt() -> Tree:

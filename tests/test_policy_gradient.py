@@ -1,21 +1,14 @@
-"""The clipped policy gradient, against its formula on a model's own forward pass; and values that rows carry."""
+"""The clipped policy gradient, against its formula on a model's own forward pass."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from coterie.errors import UserError
 from coterie.record.rows import Row, Target
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.reference import LossModule
-from coterie.training.settings import TrainingSettings
-from coterie.training.trainer import train
-from tests.training_models import SETTINGS, some_rows, tiny_llama
-
-ONE = TrainingSettings(
-    **{**SETTINGS.model_dump(), "schedule": "constant", "warmup_ratio": 0, "epochs": 1}
-)
+from tests.training_models import some_rows, tiny_llama
 
 
 def own_logprobs(model, row: Row) -> torch.Tensor:
@@ -103,26 +96,3 @@ def test_what_has_gone_far_enough_gets_no_gradient():
         assert (
             any(w.grad is not None and w.grad.abs().max() > 0 for w in model.parameters()) == moves
         )
-
-
-def refusal(model, rows, folder, objective):
-    """What a person is told of rows; a traceback is a failure, too."""
-    with pytest.raises((UserError, TypeError)) as caught:
-        train(model, rows, ONE, folder, objective=objective)
-    assert caught.type is UserError, f"a traceback: {caught.value!r}"
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("missing", ["logprobs", "advantages", "reference"])
-def test_rows_without_what_the_objective_needs_are_refused(tmp_path, missing):
-    model = tiny_llama()
-    rows = sampled_rows(model)
-    objective = PolicyGradient(PolicyGradientSettings(kl=0.1))
-    lacking = [*rows[:3], replace(rows[3], **{missing: None})]
-    assert f"row row3 has no {missing}" in refusal(model, lacking, tmp_path, objective)
-    short = [*rows[:3], replace(rows[3], **{missing: (1.0,) * 6})]
-    told = refusal(model, short, tmp_path, objective)
-    assert f"row row3 has 6 {missing} for 7 targets" in told
-    assert not tmp_path.joinpath("metrics.jsonl").exists()
-    if missing == "reference":
-        train(model, lacking, ONE, tmp_path, objective=PolicyGradient())

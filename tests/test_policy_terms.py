@@ -338,17 +338,6 @@ def test_rows_of_another_distribution_are_refused():
     assert make_batch(rows_, objective(temperature=0.7), 1000).items
 
 
-def test_exactly_the_ids_that_were_returned_are_trained():
-    """A stop token that was sampled is trained, and one that a template writes is not."""
-    loaded = templated("chatml")
-    game = play(InProcessEngine(loaded), lambda _: Sampling(max_tokens=40), turns=4)
-    said = {turn.id: turn.sample.ids for turn in game.tree.turns.values() if turn.sample}
-    for agent in AGENTS:
-        for row in rows(view(game.tree, game.leaf, agent)):
-            for target in row.targets:
-                assert row.ids[target.start : target.stop] == said[target.turn]
-
-
 # -- the engine's log-probs and the trainer's --------------------------------------------------------
 
 
@@ -392,6 +381,8 @@ def test_what_a_loss_needs_is_asked_for(settings, missing):
     assert make_batch([one_row(2)], found, 100).items
     with pytest.raises(UserError, match=f"has no {missing}"):
         make_batch([one_row(2, **{missing: None})], found, 100)
+    with pytest.raises(UserError, match=f"has 1 {missing} for 2 targets"):
+        make_batch([one_row(2, **{missing: (0.0,)})], found, 100)
 
 
 def test_nothing_is_asked_of_a_row_that_is_too_long():

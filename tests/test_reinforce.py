@@ -19,7 +19,7 @@ from coterie.recipes.rl import Reinforce
 from coterie.record.tree import LENGTH, Credit, Ending, ItemKey, Metrics, Outcome
 from coterie.record.turn import Part, Speaker, make_turn
 from coterie.rewards.advantages import SampledPath
-from coterie.rewards.path_reward import GradedPath, PathReward, PathRewardSettings
+from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import REINFORCE, run_steps
 from coterie.runs.reinforce import minibatches, step_records

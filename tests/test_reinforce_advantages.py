@@ -15,7 +15,7 @@ from coterie.models.loading import load
 from coterie.record.rows import Row, Target
 from coterie.record.tree import LENGTH, Ending, Outcome
 from coterie.rewards.advantages import SampledPath
-from coterie.rewards.path_reward import PathRewardSettings
+from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.runs.reinforce_batch import (
     AgentPath,
     StepSamples,

@@ -168,14 +168,14 @@ def test_selections_are_references_in_stored_order(tmp_path):
         store.finish(key("a"), tree=one_turn("a"))
         leaves = [next(iter(one_turn(task).turns)) for task in ("b", "a")]
         chosen = [Selection(leaf, "Alice", "no_format", 0.5) for leaf in leaves]
-        store.select(0, "select", chosen, metrics={"kept": 2})
+        store.finish(ItemKey(0, "select", ""), selections=chosen, metrics={"kept": 2})
         assert store.selections(0) == [("b", chosen[0]), ("a", chosen[1])]
         assert store.selections(0, "other") == store.selections(1) == []
         assert store.metrics(0, "select")[ItemKey(0, "select", "")] == {"kept": 2}
-        store.select(0, "select", chosen[:1], task="b", sample="1")
+        store.finish(ItemKey(0, "select", "b", "1"), selections=chosen[:1])
         assert store.finished_keys(0, "select") == {("", ""), ("b", "1")}
         with pytest.raises(ValueError, match="of a selection is not in the store"):
-            store.select(1, "select", [Selection("nowhere", "Alice")])
+            store.finish(ItemKey(1, "select", ""), selections=[Selection("nowhere", "Alice")])
 
 
 def test_images_are_kept_by_their_hash(tmp_path):
@@ -225,7 +225,7 @@ def test_a_record_that_contradicts_the_store_is_refused_whole(tmp_path):
         with pytest.raises(ValueError, match="node nowhere of credit 'value'"):
             store.finish(key("v"), tree=one_turn("v"), credit=[Credit("nowhere", "value", 1, "s")])
         with pytest.raises(ValueError, match="of a selection is not in the store"):
-            store.select(1, "select", [Selection(tree.root, "A")])
+            store.finish(ItemKey(1, "select", ""), selections=[Selection(tree.root, "A")])
         orphan = make_turn("gone", Speaker("agent", "A"), [])
         with pytest.raises(ValueError, match="node gone is not in its tree"):
             store.finish(key("t", 2), tree=Tree("t", "rollout", 0, {orphan.id: orphan}))

@@ -17,7 +17,7 @@ from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import view
 from coterie.record.store import Store
 from coterie.record.tree import Tree
-from coterie.rollout.candidates import candidates
+from coterie.rollout.recorded_turns import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import load_selections
@@ -155,7 +155,7 @@ def test_a_critic_with_a_value_head_can_be_an_adapter(
         run_steps(own, made, Silent())
         assert own.versions(made) == [0, own.settings.rounds]
         models = own.models(made)
-        judging, beside = models.load(CRITIC, 1), models.load_to_train(CRITIC, 1)
+        judging, beside = models.load(CRITIC, 1), models.load(CRITIC, 1, trainable=True)
         said = [tuple(range(10, 40))], [range(1, 30)]
         (found,), (expected,) = (token_values(one.model, *said) for one in (judging, beside))
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-4)

@@ -11,8 +11,8 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.models.loading import LoadedModel, load
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
+from coterie.rewards.critics import mean_loglikelihoods, perplexity
 from coterie.rewards.dialogue_reward import quotes
-from coterie.rewards.likelihood import mean_loglikelihoods, perplexity
 
 PLANS = ("Find what Ben has.", "Add 5 to 14, then double it.", "Find what Ben has. Then stop.", "x")
 

@@ -93,34 +93,11 @@ def test_a_finished_training_is_not_done_again(tmp_path):
     assert weight_hash(model) == weight_hash(done.final)
 
 
-def without_targets(file, *keys):
-    """Make a file what an older version wrote: it did not count targets."""
-    facts = json.loads(file.read_text())
-    found = facts
-    for key in keys:
-        found = found[key]
-    del found["targets"]
-    file.write_text(json.dumps(facts))
-
-
-def test_a_training_that_an_older_version_wrote_is_refused(tmp_path):
-    train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "done")
-    without_targets(tmp_path / "done" / "final" / "training.json", "report")
-    settings = with_(save_every_steps=1)
-    with pytest.raises(Stop):
-        train(tiny_llama(), some_rows(), settings, tmp_path / "begun", progress=StopAt(2))
-    without_targets(checkpoint.newest_checkpoint(tmp_path / "begun") / "state.json", "counts")
-    for name in ("done", "begun"):
-        with pytest.raises(UserError, match=r"it has no '(counts\.)?targets'") as refusal:
-            train(tiny_llama(), some_rows(), SETTINGS, tmp_path / name)
-        assert f"remove {tmp_path / name};" in refusal.value.todo
-
-
 @pytest.mark.parametrize(
     ("file", "damage", "reason"),
     [
         ("final/training.json", {"report": {}}, "it has no 'steps'"),
-        ("state.json", {"counts": None}, ""),
+        ("state.json", {"counts": {}}, "it has no 'rows'"),
     ],
 )
 def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, file, damage, reason):

@@ -200,7 +200,9 @@ def search(
     async def grow() -> TreeSearch:
         async with driver.sessions() as sessions:
             branches = driver.branches(task, tree, sessions)
-            growing = TreeSearch(branches, samplers, by_score, growth(settings), rollouts)
+            growing = TreeSearch(
+                branches, by_score, samplers, growth(settings), rollouts=list(rollouts)
+            )
 
             def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
                 leaves = [r.leaf for r in growing.rollouts if r.leaf is not None]

@@ -96,7 +96,7 @@ def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
     if way == "whole":
         return
     models = recipe.models(run)
-    loaded = models.load_to_train("grounder", 1)
+    loaded = models.load("grounder", 1, trainable=True)
     assert isinstance(loaded.model, PeftModel)
     before = weight_hash(Path(models.path("grounder", 1)))
     names = adapter_weights(loaded.model, "default")
@@ -194,15 +194,11 @@ def stage(name: str, *after: str) -> Stage:
 @pytest.mark.parametrize(
     ("stages", "reason"),
     [
-        ([stage("a", "a")], "a stage after itself: the a of iteration 0"),
+        ([stage("a", "a")], "the a of iteration 0 without the a of iteration 0 before it"),
         ([stage("a"), stage("a")], "two stages called a of iteration 0"),
-        (
-            [stage("a", "b")],
-            "the a of iteration 0 after the b of iteration 0, which it does not have",
-        ),
-        ([stage("a", "b"), stage("b")], "the a of iteration 0 before the b of iteration 0"),
+        ([stage("a", "b"), stage("b")], "the a of iteration 0 without the b of iteration 0"),
     ],
-    ids=["itself", "twice", "unknown", "order"],
+    ids=["itself", "twice", "order"],
 )
 def test_stages_that_cannot_run_are_refused(stages: list[Stage], reason: str) -> None:
     with pytest.raises(UserError, match=reason):

@@ -21,10 +21,10 @@ from coterie.record.store import Store
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Tool, ToolCall
 from coterie.reports.sections import tools
+from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
-from coterie.rollout.transitions import Position
 from coterie.runs.items import play
 from coterie.tools.calls import Function, Tag, ToolError
 from coterie.tools.registry import Toolbox, ToolsSettings, open_toolbox, sources_of, tags_of_sources

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from coterie.models.loading import LoadedModel, load
     from coterie.record.rows import Pair, Row
     from coterie.record.tree import Task
-    from coterie.rollout.conversation_rows import pairs_from_messages, rows_from_messages
+    from coterie.rollout.recorded_turns import pairs_from_messages, rows_from_messages
     from coterie.training.losses import DPO, SFT
     from coterie.training.policy_gradient import PolicyGradient
     from coterie.training.reference import with_reference
@@ -45,7 +45,7 @@ _MODULES = {
     "models.loading": ("LoadedModel", "load"),
     "record.rows": ("Pair", "Row"),
     "record.tree": ("Task",),
-    "rollout.conversation_rows": ("pairs_from_messages", "rows_from_messages"),
+    "rollout.recorded_turns": ("pairs_from_messages", "rows_from_messages"),
     "training.losses": ("DPO", "SFT"),
     "training.policy_gradient": ("PolicyGradient",),
     "training.reference": ("with_reference",),

@@ -39,6 +39,7 @@ def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
         )
         prompt = Prompt(tree, node, agent, (*opening(agent), *heard), 0, 0)
         response = recorded_response(prompt, contexts[agent], text, AUTHOR, renderer)
+        contexts[agent] = contexts[agent].after(response.turn, response.request)
         tree.add(response.turn, response.request)
         turns.append(response.turn)
         node = response.turn.id

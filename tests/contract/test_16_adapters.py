@@ -128,7 +128,7 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
     run: Any = SimpleNamespace(folder=tmp_path, training_folder=lambda *_: tmp_path)
     policy = Role("policy", str(tmp_path / "base"))
     roles = Roles([policy], EngineSettings(device="cpu"), run, torch.bfloat16)
-    own = roles.load_to_train("policy", 1)
+    own = roles.load("policy", 1, trainable=True)
     what: Any = SimpleNamespace(role="policy", version=1, settings=LOW)
     trainer: Any = SimpleNamespace(done=0, model=own.model)
     rows = [Row(tuple(range(5, 25)), (Target(8, 20, "policy@1"),))]

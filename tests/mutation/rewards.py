@@ -142,19 +142,21 @@ FAULTS = (
     Fault(f"{W}advantages:turn_ends", around(_first_tokens), [OBSERVATIONS_CHANGE]),
     Fault(f"{W}advantages:trained_values", around(_all_values), [WHAT_NOTHING]),
     # The reward of a path.
-    Fault(f"{W}path_reward:overlong_penalty", given(finish="end"), [WHAT_CUT]),
-    Fault(f"{W}path_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]),
+    Fault(f"{W}dialogue_reward:overlong_penalty", given(finish="end"), [WHAT_CUT]),
     Fault(
-        f"{W}path_reward:PathReward.compute",
+        f"{W}dialogue_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]
+    ),
+    Fault(
+        f"{W}dialogue_reward:PathReward.compute",
         result(lambda reward: reward or 0.0, "ungraded is zero"),
         [PATH],
     ),
-    Fault(f"{W}path_reward:PathReward.__init__", settings(gated=False), [PATH]),
-    Fault(f"{W}path_reward:PathReward.__init__", settings(repeats=0.0), [PATH]),
-    Fault(f"{W}path_reward:_breaks_form", returns(False), [FORM]),
-    Fault(f"{W}path_reward:_breaks_form", opposite, [FORM]),
+    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(gated=False), [PATH]),
+    Fault(f"{W}dialogue_reward:PathReward.__init__", settings(repeats=0.0), [PATH]),
+    Fault(f"{W}dialogue_reward:_breaks_form", returns(False), [FORM]),
+    Fault(f"{W}dialogue_reward:_breaks_form", opposite, [FORM]),
     Fault(
-        f"{W}path_reward:GradedPath.own_turns",
+        f"{W}dialogue_reward:GradedPath.own_turns",
         around(lambda original, self: self.path),
         [OBSERVATIONS_CHANGE_NO],
     ),
@@ -172,11 +174,9 @@ FAULTS = (
     ),
     Fault(f"{W}dialogue_reward:count_leaks", given(agents=lambda agents: agents[:1]), [LEAK]),
     Fault(f"{W}dialogue_reward:count_repeats", returns(0), [REPEAT_TOLD]),
+    Fault(f"{W}critics:_of_turns", given(logprobs=lambda logprobs: [*logprobs[1:], 0.0]), [FROZEN]),
     Fault(
-        f"{W}likelihood:_of_turns", given(logprobs=lambda logprobs: [*logprobs[1:], 0.0]), [FROZEN]
-    ),
-    Fault(
-        f"{W}likelihood:turn_losses",
+        f"{W}critics:turn_losses",
         result(lambda losses: {turn: -loss for turn, loss in losses.items()}, "negated"),
         [FROZEN],
     ),
@@ -187,17 +187,17 @@ FAULTS = (
     Fault(f"{W}critics:HeadCritic._pooled", given(start=lambda start: start - 1), [HEAD]),
     Fault(f"{W}critics:_checked", around(lambda original, numbers: numbers), [CANDIDATES_CANNOT]),
     Fault(
-        f"{W}likelihood:mean_loglikelihoods",
+        f"{W}critics:mean_loglikelihoods",
         result(lambda found: [one * 2 for one in found], "doubled"),
         [TOKENS_TARGET],
     ),
     Fault(
-        f"{W}likelihood:mean_loglikelihoods",
+        f"{W}critics:mean_loglikelihoods",
         given(target=lambda target: target[:-1]),
         [TOKENS_TARGET],
     ),
     Fault(
-        f"{W}likelihood:perplexity",
+        f"{W}critics:perplexity",
         given(mean_loglikelihood=lambda mean: -mean),
         [PERPLEXITY_EXPONENTIAL],
     ),

@@ -132,16 +132,20 @@ FAULTS = (
     Fault(f"{R}episodes:Driver._seed", given(episode=edited(sample=0)), [SAMPLES_TASK]),
     Fault(f"{R}episodes:Driver._seed", around(_one_seed_for_all_turns), [WHAT_PERSON]),
     Fault(f"{R}episodes:dialogue_tokens", given(path=lambda path: path[-1:]), [PROBE_SAYS]),
-    Fault(f"{R}transitions:_rewards", returns({}), [PLAY]),
-    Fault(f"{R}transitions:_rewards", given(actions=lambda actions: actions[::-1]), [PLAYERS_WHO]),
-    Fault(f"{R}transitions:_limit", returns(None), [LIMIT_ENDS]),
-    Fault(f"{R}transitions:_check_frozen", returns(None), [DATA_CAN]),
+    Fault(f"{R}branches:_rewards", returns({}), [PLAY]),
+    Fault(f"{R}branches:_rewards", given(actions=lambda actions: actions[::-1]), [PLAYERS_WHO]),
+    Fault(f"{R}branches:_limit", returns(None), [LIMIT_ENDS]),
+    Fault(f"{R}branches:_check_frozen", returns(None), [DATA_CAN]),
     Fault(f"{R}episodes:_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
     # Candidates and best of n.
-    Fault(f"{R}candidates:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]),
-    Fault(f"{R}candidates:FIRST_DRAW", becomes(1), [PROMPT]),
-    Fault(f"{R}candidates:CandidateSampling.branch", given(dialogue=edited(sample=0)), [PROMPT]),
-    Fault(f"{R}candidates:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
+    Fault(
+        f"{R}recorded_turns:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]
+    ),
+    Fault(f"{R}recorded_turns:FIRST_DRAW", becomes(1), [PROMPT]),
+    Fault(
+        f"{R}recorded_turns:CandidateSampling.branch", given(dialogue=edited(sample=0)), [PROMPT]
+    ),
+    Fault(f"{R}recorded_turns:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
     # Text cannot forge a turn; sampled tokens are spliced into later prompts as they are.
     Fault(
         f"{M}control:ControlTokens.hidden",

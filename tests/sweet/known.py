@@ -16,7 +16,7 @@ from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.rows import Row
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.candidates import candidates
+from coterie.rollout.recorded_turns import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.checkpoint import weight_hash

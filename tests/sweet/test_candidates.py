@@ -25,7 +25,7 @@ from coterie.record.rows import prompts
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Message, Part, PrivilegeError, Speaker, Turn, make_turn
 from coterie.rewards.critics import Judge
-from coterie.rollout.candidates import BestOfSampler, candidates
+from coterie.rollout.recorded_turns import BestOfSampler, candidates
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.training.losses import DPO
@@ -264,17 +264,17 @@ def test_of_n_candidates_the_one_with_the_highest_score_is_said() -> None:
     async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
         return [0.1, 0.9, 0.4, 0.2]
 
-    def speak(seed: int) -> tuple[Tree, Turn, AgentContext]:
-        tree, context = Tree("t", "evaluate", 0), AgentContext()
+    def speak(seed: int) -> tuple[Tree, Turn]:
+        tree = Tree("t", "evaluate", 0)
         prompt = Prompt(tree, tree.root, AGENT, shown, seed, 0)
         best = BestOfSampler(sampler, 4, score)
-        return tree, asyncio.run(best.respond(prompt, context)).turn, context
+        return tree, asyncio.run(best.respond(prompt, AgentContext())).turn
 
     seeds = []
     for seed in (1, 2):
-        tree, turn, context = speak(seed)
+        tree, turn = speak(seed)
         (group,) = candidates(tree)
-        assert len(group) == 4 and turn.id == group[1].id == context.turn
+        assert len(group) == 4 and turn.id == group[1].id
         seeds += [one.sample.seed for one in group if one.sample]
     assert len(set(seeds)) == 8
     assert speak(1)[1].ids == speak(1)[1].ids

@@ -15,7 +15,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.record.rows import Row
 from coterie.record.store import Store
-from coterie.rewards.path_reward import PathReward, PathRewardSettings
+from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import paths_of
 from coterie.runs.reinforce_settings import UpdateSettings

@@ -48,7 +48,7 @@ from coterie.recipes.registry import settings
 from coterie.record.store import Store
 from coterie.record.tree import Tree
 from coterie.record.turn import Turn
-from coterie.rollout.candidates import BestOfSampler
+from coterie.rollout.recorded_turns import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import (
     NOBODY,

@@ -346,6 +346,8 @@ class faults_of:  # a class, since a generator costs a microsecond more at each 
 def messages_of(environment: Environment, state: State, actor: str) -> tuple[Message, ...]:
     """Return the prompt of an actor; dicts with ``role`` and ``content`` become messages."""
     prompt: Any = environment.see(state, actor)
+    if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
+        return prompt
     if isinstance(prompt, list | tuple):
         messages = tuple(message for one in prompt if (message := _message(one)) is not None)
         if len(messages) == len(prompt):

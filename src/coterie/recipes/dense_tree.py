@@ -47,7 +47,6 @@ from coterie.record.turn import Message, digest
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.page import Section
 from coterie.rollout.branches import Branches
-from coterie.rollout.conversation_rows import preference_pair
 from coterie.rollout.dense_search import (
     DenseSearch,
     NodeValue,
@@ -57,6 +56,7 @@ from coterie.rollout.dense_search import (
     instructed_samplers,
 )
 from coterie.rollout.episodes import Driver
+from coterie.rollout.recorded_turns import preference_pair
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, Rollout, Search
@@ -237,11 +237,17 @@ class DenseTree(Recipe):
     def search(
         self, branches: Branches, sampler: TokenSampler, rollouts_so_far: Sequence[Rollout]
     ) -> Search:
+        s, pairs_among = self.settings, partial(count_pairs, settings=self.settings.pairs)
         return DenseSearch(
-            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
-            *(partial(count_pairs, settings=self.settings.pairs), rollouts_so_far),
-            steps=self.steps_of_path,
-            seed=self.settings.seed,
+            branches,
+            by_score,
+            self.agent,
+            self.speakers(sampler),
+            s.search,
+            pairs_among,
+            self.steps_of_path,
+            rollouts=list(rollouts_so_far),
+            seed=s.seed,
         )
 
     def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:

@@ -43,7 +43,7 @@ from coterie.record.tree import ItemKey, Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, example
 from coterie.reports.page import Section
-from coterie.rollout.conversation_rows import conversation_rows, preference_pair
+from coterie.rollout.recorded_turns import conversation_rows, preference_pair
 from coterie.runs.folder import Run, Step
 from coterie.runs.loop import Stage
 from coterie.training.settings import TrainingSettings
@@ -248,7 +248,7 @@ class SFTOnFile(FileTraining):
 
     def train(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Minimize the mean of -log p over the trained tokens."""
-        policy = self.models(run).load_to_train(POLICY, 0)
+        policy = self.models(run).load(POLICY, 0, trainable=True)
         own = self.seeded(self.settings.train, i)
         return train_role(
             *(run, i, policy, self.training_items, own, progress),

@@ -328,7 +328,7 @@ class Gap(Recipe):
                 "see the reasons in `coterie report`; lower traces.min_calls, or use tools that find more facts",
             )
         lengths = self.check_lengths(training_rows)
-        model = self.models(run).load_to_train(self.main_role, 0)
+        model = self.models(run).load(self.main_role, 0, trainable=True)
         progress.say(f"lengths of {len(training_rows)} rows: {lengths}")
         settings = self.seeded(self.settings.train.plain, iteration)
         if (tokens := self.settings.train.target_tokens) is not None:

@@ -61,9 +61,14 @@ from coterie.record.rows import Row, rows, view
 from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
-from coterie.rewards.critics import Correction, correction_question, read_correction
+from coterie.rewards.critics import (
+    Correction,
+    correction_question,
+    mean_loglikelihoods,
+    perplexity,
+    read_correction,
+)
 from coterie.rewards.dialogue_reward import quotes
-from coterie.rewards.likelihood import mean_loglikelihoods, perplexity
 from coterie.rollout.episodes import Episode
 from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
@@ -474,7 +479,7 @@ class Moat(Recipe):
         return await self.sampler(run, version, temperature, self.settings.rollout.top_p, role)
 
     def load_newest(self, run: Run, role: str, iteration: int) -> LoadedModel:
-        return self.models(run).load_to_train(role, self.newest(run, role, iteration))
+        return self.models(run).load(role, self.newest(run, role, iteration), trainable=True)
 
     # -- training data --------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ from coterie.record.rows import Edit, View, view
 from coterie.record.tree import LENGTH, Credit, ItemKey, Metrics, Outcome, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
+from coterie.rewards.critics import turn_losses
 from coterie.rewards.dialogue_reward import (
     DialogueSample,
     Reward,
@@ -59,7 +60,6 @@ from coterie.rewards.dialogue_reward import (
     largest_loss,
     rewards,
 )
-from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import Driver, Episode, dialogue_tokens
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judgment, TreeSearch, Value, growth, node_values
@@ -263,7 +263,7 @@ class Optima(Recipe):
         def begin(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
             tree, known = writer.load(task)
             branches = driver.branches(task, tree, sessions)
-            return TreeSearch(branches, samplers, judge, rule, known, seed=driver.seed)
+            return TreeSearch(branches, judge, samplers, rule, rollouts=known, seed=driver.seed)
 
         title = f"searches {i}"
         progress.start(writer.left(tasks, s.search.searches), title)

@@ -52,8 +52,7 @@ from coterie.training.memory import (
     cache_memory,
     training_memory,
 )
-from coterie.training.settings import TrainingSettings, weight_dtype
-from coterie.training.trackers import check_tracker
+from coterie.training.settings import TrainingSettings, check_tracker, weight_dtype
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe

@@ -35,7 +35,7 @@ from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
 from coterie.reports.page import Section
 from coterie.rewards.advantages import group_advantages
-from coterie.rewards.path_reward import PathReward
+from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.loop import REINFORCE, Stage
 from coterie.runs.reinforce import Reinforcement, step_records

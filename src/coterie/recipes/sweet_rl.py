@@ -79,8 +79,8 @@ from coterie.record.tree import Credit, ItemKey, Metrics, Selection, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.reports.page import Section
 from coterie.rewards.critics import HeadCritic, Judge, LikelihoodCritic, Situation, StepCritic
-from coterie.rollout.candidates import CandidateSampling, PlayedDialogue, candidates
 from coterie.rollout.episodes import Episode
+from coterie.rollout.recorded_turns import CandidateSampling, PlayedDialogue, candidates
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, do_items, on_trees, totals
 from coterie.runs.loop import Stage
@@ -196,7 +196,7 @@ class SweetRL(Recipe):
         if s.critic.kind == "likelihood":
             own = (s.critic.objective, s.critic.train)
             return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
-        model = self.models(run).load_to_train(CRITIC, 0)
+        model = self.models(run).load(CRITIC, 0, trainable=True)
         seeded = self.seeded(s.critic.train, FIRST)
         head: Objective[Any] = Classifier() if classifier else Regression()
         return train_role(run, FIRST, model, items, seeded, progress, objective=head, role=CRITIC)

@@ -122,6 +122,7 @@ class Replay:
                 text = line.content if line.output is None else line.output
                 replayed = recorded_response(prompt, context, text, self.author, self.renderer)
                 turn = replayed.turn
+                context = context.after(turn, replayed.request)
                 tree.add(turn, replayed.request)
                 before = len(context.ids) - len(turn.ids)
                 room = max(room, before + max(len(turn.ids), MIN_ROOM))

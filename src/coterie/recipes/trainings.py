@@ -85,7 +85,7 @@ def imitate(
         )
     version = recipe.newest(run, role, iteration) if version is None else version
     model, seeded = (
-        recipe.models(run).load_to_train(role, version),
+        recipe.models(run).load(role, version, trainable=True),
         recipe.seeded(settings, iteration),
     )
     return train_role(run, iteration, model, rows, seeded, progress, role=role)
@@ -110,7 +110,7 @@ def prefer(
     side l. Log-probs of the reference are stored next to the training.
     """
     role, seeded = role or recipe.main_role, recipe.seeded(settings, iteration)
-    model = recipe.models(run).load_to_train(role, recipe.newest(run, role, iteration))
+    model = recipe.models(run).load(role, recipe.newest(run, role, iteration), trainable=True)
     adapter = model.model.active_adapter if isinstance(model.model, PeftModel) else None
     pairs_with_reference, measured = (
         with_reference(

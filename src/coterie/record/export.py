@@ -125,7 +125,6 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
 
 
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
-    """Remove the secret parts of a turn, and sample and prompt if its prompt is hidden."""
     if turn.prompt in hidden:
         turn = replace(turn, sample=None, author=turn.writer, request=None)
     if any(_is_secret(part) for part in turn.parts):
@@ -166,7 +165,6 @@ class TrainedSelection:
     """Recontext rule of ``selection.context``; ``None`` for the recorded context."""
 
     def metadata(self) -> dict[str, Any]:
-        """Return the additional fields of ``jsonl``."""
         one, tree = self.selection, self.tree
         where = {"iteration": tree.iteration, "task": tree.task, "agent": one.agent}
         return {**where, "role": self.role, "context": one.context, "weight": one.weight}
@@ -231,7 +229,6 @@ def chat(tree: Tree, messages: Iterable[Message], agent: str) -> Chat:
 
 
 def _prompt(one: TrainedSelection, turn: Turn) -> list[tuple[str, str]]:
-    """Return roles and texts of a turn's prompt."""
     assert turn.prompt is not None, "own turns have prompts"
     messages = one.tree.messages(one.tree.requests[turn.prompt])
     if one.edit is not None:
@@ -275,7 +272,6 @@ def begin_with_user(prompt: Chat) -> Chat:
 
 
 def _tools(one: TrainedSelection, turn: Turn) -> dict[str, str]:
-    """Return the tools that the chat template rendered, as JSON text."""
     assert turn.prompt is not None, "own turns have prompts"
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}

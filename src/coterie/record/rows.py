@@ -28,7 +28,6 @@ class Target:
     turn: str = ""
     temperature: float = 1.0
     top_p: float = 1.0
-    """Top-p of its sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Row:
     origin: str = ""
     """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
     advantages: tuple[float, ...] | None = None
-    """Advantages of the targets, in order."""
     reference: tuple[float, ...] | None = None
-    """Log-probs of the targets under a reference model, in order."""
     values: tuple[float, ...] | None = None
     """Value estimates of the states before the targets, from when the row was made, in order."""
     returns: tuple[float, ...] | None = None
@@ -87,7 +84,6 @@ class Row:
 
     @property
     def target_count(self) -> int:
-        """Number of target tokens."""
         return sum(target.stop - target.start for target in self.targets)
 
 

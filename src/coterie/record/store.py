@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ UNSAFE = frozenset(
 SAFE_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs"})
 """FUSE file systems on a local disk; others may be remote."""
 WAIT = 30.0
-"""Seconds to wait while another program locks the file."""
 RESTORE = "restore it from a copy, or start a new run folder"
 PROBLEMS = {
     (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR): (
@@ -69,7 +69,6 @@ PROBLEMS = {
 }
 """Problems and fixes by primary error codes of SQLite. Other errors are bugs of the program."""
 TreeKey = tuple[int, int, str, str]
-"""A tree's (key, iteration, stage, task)."""
 
 
 def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
@@ -82,18 +81,6 @@ def unsafe_filesystem(path: Path, mounts: Iterable[Any]) -> str | None:
     kind = best[1]
     foreign_fuse = kind.startswith("fuse.") and kind not in SAFE_FUSE
     return kind if kind in UNSAFE or foreign_fuse else None
-
-
-def _check_place(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", "give the path of a file")
-    if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
-        raise UserError(
-            f"{path} is on a {kind} file system, where SQLite can lose committed work",
-            "put the run folder on a local disk; copy or export it when the run has ended",
-        )
 
 
 @contextmanager
@@ -122,7 +109,6 @@ def _writer_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Convert SQLite errors that users can fix to :class:`UserError`."""
     try:
         yield
     except BrokenRecord as error:
@@ -146,12 +132,9 @@ def copy_step(
 ) -> None:
     """Copy a stage's items, their tasks, and its trees with their credit from ``source`` (:meth:`Store.beside`).
 
-    Row keys are shifted behind the existing keys. Ids of turns and trees are content hashes and do not change.
-
-    Args:
-        renamed: Maps settings keys of credit in the source to keys in the target.
-        marks: Also copy items of the whole stage, such as the mark that it is finished, its selections, and stages
-            whose names begin with the stage's (``STAGE/00001``).
+    Row keys are shifted behind the existing keys. ``renamed`` maps settings keys of credit to keys in the target.
+    ``marks`` copies also items of the whole stage, such as the mark that it is finished, its selections, and stages
+    whose names begin with the stage's (``STAGE/00001``).
     """
     behind = {
         f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
@@ -197,28 +180,35 @@ def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
     return ", ".join(instead.get(name, name) for name in names)
 
 
+@dataclass(eq=False)
 class Store:
     """A run's record on disk. Use it only in the thread that opened it.
 
     Results are in an order that does not depend on the order in which items finished.
     """
 
-    def __init__(self, path: Path, db: sqlite3.Connection, files: ExitStack, writable: bool):
-        self.path = path
-        self._db = db
-        self._files = files
-        self._writable = writable
-        self._joined = False
+    path: Path
+    _db: sqlite3.Connection
+    _files: ExitStack
+    _writable: bool
+    _joined: bool = False
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
         """Open a store, or create it (not with ``read_only``).
 
-        Raises :class:`UserError` for a second writer, an unsafe file system, a file that is not a store, or another
-        schema version.
+        Raises ``UserError`` for a second writer, an unsafe file system, and a file that is not a store of this version.
         """
         path = Path(path).absolute()
-        _check_place(path)
+        if not path.parent.is_dir():
+            raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
+        if path.is_dir():
+            raise UserError(f"{path} is a folder", "give the path of a file")
+        if kind := unsafe_filesystem(path, psutil.disk_partitions(all=True)):
+            raise UserError(
+                f"{path} is on a {kind} file system, where SQLite can lose committed work",
+                "put the run folder on a local disk; copy or export it when the run has ended",
+            )
         if read_only and not path.exists():
             raise UserError(f"there is no store at {path}", "check the path of the run folder")
         with ExitStack() as files:
@@ -233,7 +223,6 @@ class Store:
             return cls(path, db, files.pop_all(), not read_only)
 
     def close(self) -> None:
-        """Close the file and release the writer lock. Closing twice is allowed."""
         self._files.close()
 
     def __enter__(self) -> "Store":
@@ -257,7 +246,6 @@ class Store:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Finish several items in one transaction."""
         with self.transaction():
             self._joined = True
             try:
@@ -282,32 +270,18 @@ class Store:
         *,
         tree: Tree | None = None,
         credit: Sequence[Credit] = (),
+        selections: Sequence[Selection] = (),
         metrics: Metrics | None = None,
         failure: str | None = None,
     ) -> None:
         """Write the results of an item and mark it as finished, in one transaction.
 
         Existing turns, requests and outcomes stay, so samples of a task may share beginnings. Pass only the own paths
-        of a sample as its tree; the stored tree merges the samples in key order, whatever order they finish in. Raises
-        ``ValueError`` for a finished key, and for contradictions to the record.
+        of a sample as its tree. Raises ``ValueError`` for a finished key, and for contradictions to the record.
         """
         with self.transaction() as db:
-            tables.write_item(db, Item(key, failure, metrics or {}), tree, credit, ())
-
-    def select(
-        self,
-        iteration: int,
-        stage: str,
-        selections: Sequence[Selection],
-        *,
-        task: str = "",
-        sample: str = "",
-        metrics: Metrics | None = None,
-    ) -> None:
-        """Write the selections of a stage, in order, as one finished item."""
-        item = Item(ItemKey(iteration, stage, task, sample), None, metrics or {})
-        with self.transaction() as db:
-            tables.write_item(db, item, None, (), selections)
+            item = Item(key, failure, metrics or {})
+            tables.write_item(db, item, tree, credit, selections)
 
     def put_tasks(self, tasks: Iterable[Task]) -> None:
         """Write tasks in one transaction; the store may have equal ones."""
@@ -340,24 +314,20 @@ class Store:
         raise KeyError(f"task {id_!r} is not in {self.path}")
 
     def task_ids(self) -> list[str]:
-        with explained(self.path):
-            return [id_ for (id_,) in self._db.execute("SELECT id FROM task ORDER BY id")]
+        return [id_ for (id_,) in self._fetch("SELECT id FROM task ORDER BY id")]
 
     def image(self, hash_: str) -> bytes:
         """Return the bytes of an image by SHA-256; ``KeyError`` for an unknown one."""
+        rows: list[tuple[bytes]] = self._fetch("SELECT data FROM blob WHERE hash = ?", (hash_,))
+        if not rows:
+            raise KeyError(f"image {hash_} is not in {self.path}")
         with explained(self.path):
-            row = self._db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
-            if row is None:
-                raise KeyError(f"image {hash_} is not in {self.path}")
-            if hash_of(row[0]) != hash_:
+            if hash_of(rows[0][0]) != hash_:
                 raise BrokenRecord(f"image {hash_} differs from its digest")
-            data: bytes = row[0]
-            return data
+        return rows[0][0]
 
     def is_empty(self) -> bool:
-        """Return True if no item is finished."""
-        with explained(self.path):
-            return self._db.execute("SELECT 1 FROM item").fetchone() is None
+        return not self._fetch("SELECT 1 FROM item LIMIT 1")
 
     def finished(self, key: ItemKey) -> bool:
         with explained(self.path):
@@ -366,28 +336,18 @@ class Store:
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
         """Return (task, sample) of the finished items of a stage."""
         find = "SELECT task, sample FROM item WHERE (iteration, stage) = (?, ?)"
-        with explained(self.path):
-            return set(self._db.execute(find, (iteration, stage)))
+        return set(self._fetch(find, (iteration, stage)))
 
     def iterations(self, stage: str) -> list[int]:
-        """Return the iterations with finished items of a stage, sorted."""
         find = "SELECT DISTINCT iteration FROM item WHERE stage = ? ORDER BY iteration"
-        with explained(self.path):
-            return [iteration for (iteration,) in self._db.execute(find, (stage,))]
+        return [iteration for (iteration,) in self._fetch(find, (stage,))]
 
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
-        """Return the ids of tasks with finished items of a stage, sorted."""
         return sorted({task for task, _ in self.finished_keys(iteration, stage) if task})
 
     def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
-        """Return failed items with their reasons, in key order."""
-        find = (
-            "SELECT iteration, stage, task, sample, failure FROM item WHERE failure IS NOT NULL "
-            "AND iteration = coalesce(?, iteration) ORDER BY iteration, stage, task, sample"
-        )
-        with explained(self.path):
-            rows = self._db.execute(find, (iteration,))
-            return [(ItemKey(*names), failure) for *names, failure in rows]
+        items = self.items(iteration)
+        return [(item.key, item.failure) for item in items if item.failure is not None]
 
     def items(
         self,
@@ -413,12 +373,10 @@ class Store:
         return {item.key: dict(item.metrics) for item in self.items(iteration, stage)}
 
     def metrics_at(self, key: ItemKey) -> Metrics | None:
-        """Return the metrics of an item; ``None`` if it is not finished."""
         items = self.items(key.iteration, key.stage, key.task, key.sample)
         return items[0].metrics if items else None
 
     def tree(self, iteration: int, stage: str, task: str) -> Tree:
-        """Return the tree of a task; ``KeyError`` without one."""
         keys = self.tree_keys(iteration, stage, task)
         if not keys:
             raise KeyError(f"no tree of {iteration}/{stage}/{task} in {self.path}")
@@ -429,11 +387,8 @@ class Store:
     ) -> list[TreeKey]:
         """Return the trees of an iteration, stage and task, sorted; ``None`` matches all."""
         where, values = _where(iteration=iteration, stage=stage, task=task)
-        find = (
-            f"SELECT key, iteration, stage, task FROM tree {where} ORDER BY iteration, stage, task"
-        )
-        with explained(self.path):
-            return self._db.execute(find, values).fetchall()
+        columns = "iteration, stage, task"
+        return self._fetch(f"SELECT key, {columns} FROM tree {where} ORDER BY {columns}", values)
 
     def tree_tasks(self, iteration: int, stage: str) -> list[str]:
         return [task for *_, task in self.tree_keys(iteration, stage)]
@@ -447,17 +402,14 @@ class Store:
         return map(self._outline, self.tree_keys(iteration, stage))
 
     def size(self, iteration: int, stage: str) -> tuple[int, int]:
-        """Return the numbers of trees and turns of a stage."""
         find = (
             "SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key "
             "WHERE (iteration, stage) = (?, ?)"
         )
-        with explained(self.path):
-            trees, turns = self._db.execute(find, (iteration, stage)).fetchone()
+        ((trees, turns),) = self._fetch(find, (iteration, stage))
         return trees, turns
 
     def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
-        """Yield all tool calls with their results."""
         find = (
             f"SELECT c.calls, r.results, {whole('turn', 'c')} AND {whole('turn', 'r')} FROM turn r "
             "JOIN turn c ON c.id = r.parent WHERE r.results != '[]' AND c.calls != '[]'"
@@ -474,8 +426,7 @@ class Store:
             f"SELECT leaf, score, {whole('outcome')} FROM tree JOIN outcome ON tree = key "
             "WHERE (iteration, stage) = (?, ?)"
         )
-        with explained(self.path):
-            return dict(self._checked(find, (iteration, stage), f"item {iteration}/{stage}"))
+        return dict(self._checked(find, (iteration, stage), f"item {iteration}/{stage}"))
 
     def credit(
         self,
@@ -503,8 +454,7 @@ class Store:
                 "CROSS JOIN credit c ON (c.kind, c.tree, c.node) = (k.key, p.tree, p.id) "
                 "WHERE (k.settings, k.name) = (?1, ?2)"
             )
-        with explained(self.path):
-            return dict(self._checked(find, (settings, name, *values), f"credit {name}"))
+        return dict(self._checked(find, (settings, name, *values), f"credit {name}"))
 
     def credit_of(self, tree: Tree) -> list[Credit]:
         keys = self.tree_keys(tree.iteration, tree.stage, tree.task)
@@ -512,8 +462,7 @@ class Store:
             f"SELECT c.node, k.name, c.value, k.settings, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN "
             "credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node"
         )
-        with explained(self.path):
-            return [Credit(*row) for key in keys for row in self._checked(find, key[:1], "credit")]
+        return [Credit(*row) for key in keys for row in self._checked(find, key[:1], "credit")]
 
     def selections(
         self, iteration: int | None = None, stage: str | None = None
@@ -524,7 +473,6 @@ class Store:
     def selected(
         self, iteration: int | None = None, stage: str | None = None
     ) -> list[tuple[ItemKey, TreeKey, Selection]]:
-        """Return (item, tree, selection), in the order of storing."""
         where, values = _where("i.", iteration=iteration, stage=stage)
         find = (
             "SELECT i.iteration, i.stage, i.task, i.sample, r.key, r.iteration, r.stage, r.task, s.leaf, s.agent, "
@@ -532,11 +480,10 @@ class Store:
             f"s.item = i.key JOIN turn t ON t.id = s.leaf JOIN tree r ON r.key = t.tree {where} "
             "ORDER BY s.item, s.position"
         )
-        with explained(self.path):
-            return [
-                (ItemKey(*row[:4]), (row[4], row[5], row[6], row[7]), Selection(*row[8:]))
-                for row in self._checked(find, values, f"the selections of {iteration}/{stage}")
-            ]
+        return [
+            (ItemKey(*row[:4]), (row[4], row[5], row[6], row[7]), Selection(*row[8:]))
+            for row in self._checked(find, values, f"the selections of {iteration}/{stage}")
+        ]
 
     def read_tree(self, key: TreeKey) -> Tree:
         """Return a tree with turns in the order of items, then in order within each item."""
@@ -597,12 +544,17 @@ class Store:
             )
         ]
 
+    def _fetch(self, find: str, values: Sequence[object] = ()) -> list[Any]:
+        with explained(self.path):
+            return self._db.execute(find, values).fetchall()
+
     def _checked(self, find: str, values: Sequence[object], where: str) -> Iterator[Any]:
-        """Yield rows without their last column, the digest check; raise :class:`BrokenRecord` if it is false."""
-        for *row, is_whole in self._db.execute(find, values):
-            if not is_whole:
-                raise BrokenRecord(f"a row of {where} differs from its digest")
-            yield row
+        """Yield rows without their last column, the digest check; raise ``UserError`` if it is false."""
+        with explained(self.path):
+            for *row, is_whole in self._db.execute(find, values):
+                if not is_whole:
+                    raise BrokenRecord(f"a row of {where} differs from its digest")
+                yield row
 
     @contextmanager
     def _within(self, begin: str) -> Iterator[None]:

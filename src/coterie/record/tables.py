@@ -43,13 +43,11 @@ def digest_of(*values: object) -> bytes:
 
 
 def ids_of(blob: bytes) -> tuple[int, ...]:
-    """Decode token ids from little-endian int32."""
-    return tuple(_numbers(blob, "<i4"))
+    return _numbers(blob, "<i4")
 
 
 def logprobs_of(blob: bytes) -> tuple[float, ...]:
-    """Decode log-probs from little-endian float32."""
-    return tuple(_numbers(blob, "<f4"))
+    return _numbers(blob, "<f4")
 
 
 def plain(value: object) -> Any:
@@ -70,7 +68,6 @@ def plain(value: object) -> Any:
 
 
 def json_of(value: object) -> str:
-    """Return :func:`plain` as compact JSON."""
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -92,134 +89,73 @@ def _defaults(kind: type) -> list[tuple[str, object]]:
     ]
 
 
-def _numbers(blob: bytes, dtype: str) -> list[Any]:
+def _numbers(blob: bytes, dtype: str) -> tuple[Any, ...]:
     try:
-        numbers: list[Any] = np.frombuffer(blob, dtype=dtype).tolist()
-        return numbers
+        return tuple(np.frombuffer(blob, dtype=dtype).tolist())
     except ValueError as error:
         raise BrokenRecord(f"{len(blob)} bytes are not an array of {dtype}") from error
 
 
 APPLICATION = 0x434F5445
-"""The SQLite application id of a store (``COTE``)."""
 VERSION = 4
 
 TABLES = """
 CREATE TABLE task (
-    id TEXT PRIMARY KEY NOT NULL,
-    public TEXT NOT NULL,
-    digest BLOB NOT NULL
+    id TEXT PRIMARY KEY NOT NULL, public TEXT NOT NULL, digest BLOB NOT NULL
 );
 CREATE TABLE secret (
-    task TEXT NOT NULL REFERENCES task (id),
-    name TEXT NOT NULL,
-    text TEXT NOT NULL,
-    readers TEXT NOT NULL,
-    digest BLOB NOT NULL,
+    task TEXT NOT NULL REFERENCES task (id), name TEXT NOT NULL,
+    text TEXT NOT NULL, readers TEXT NOT NULL, digest BLOB NOT NULL,
     PRIMARY KEY (task, name)
 ) WITHOUT ROWID;
 CREATE TABLE item (
     key INTEGER PRIMARY KEY,
-    iteration INTEGER NOT NULL,
-    stage TEXT NOT NULL,
-    task TEXT NOT NULL,
-    sample TEXT NOT NULL,
-    failure TEXT,
-    metrics TEXT NOT NULL,
-    digest BLOB NOT NULL,
+    iteration INTEGER NOT NULL, stage TEXT NOT NULL, task TEXT NOT NULL, sample TEXT NOT NULL,
+    failure TEXT, metrics TEXT NOT NULL, digest BLOB NOT NULL,
     UNIQUE (iteration, stage, task, sample)
 );
 CREATE TABLE tree (
     key INTEGER PRIMARY KEY,
-    iteration INTEGER NOT NULL,
-    stage TEXT NOT NULL,
-    task TEXT NOT NULL,
+    iteration INTEGER NOT NULL, stage TEXT NOT NULL, task TEXT NOT NULL,
     root TEXT NOT NULL UNIQUE,
     UNIQUE (iteration, stage, task)
 );
-CREATE TABLE blob (
-    hash TEXT PRIMARY KEY NOT NULL,
-    data BLOB NOT NULL
-);
-CREATE TABLE toolset (
-    key INTEGER PRIMARY KEY,
-    tools TEXT NOT NULL UNIQUE,
-    digest BLOB NOT NULL
-);
+CREATE TABLE blob (hash TEXT PRIMARY KEY NOT NULL, data BLOB NOT NULL);
+CREATE TABLE toolset (key INTEGER PRIMARY KEY, tools TEXT NOT NULL UNIQUE, digest BLOB NOT NULL);
 CREATE TABLE request (
-    tree INTEGER NOT NULL REFERENCES tree (key),
-    toolset INTEGER REFERENCES toolset (key),
-    id TEXT NOT NULL,
-    agent TEXT NOT NULL,
-    parent TEXT NOT NULL,
-    previous TEXT,
-    keep INTEGER NOT NULL,
-    ids BLOB NOT NULL,
-    keep_messages INTEGER NOT NULL,
-    messages TEXT NOT NULL,
-    digest BLOB NOT NULL,
+    tree INTEGER NOT NULL REFERENCES tree (key), toolset INTEGER REFERENCES toolset (key),
+    id TEXT NOT NULL, agent TEXT NOT NULL, parent TEXT NOT NULL, previous TEXT,
+    keep INTEGER NOT NULL, ids BLOB NOT NULL,
+    keep_messages INTEGER NOT NULL, messages TEXT NOT NULL, digest BLOB NOT NULL,
     UNIQUE (tree, id)
 );
 CREATE TABLE turn (
     key INTEGER PRIMARY KEY,
-    tree INTEGER NOT NULL REFERENCES tree (key),
-    sample TEXT NOT NULL,
-    position INTEGER NOT NULL,
-    id TEXT NOT NULL UNIQUE,
-    parent TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    speaker TEXT NOT NULL,
-    parts TEXT NOT NULL,
-    ids BLOB NOT NULL,
-    calls TEXT NOT NULL,
-    results TEXT NOT NULL,
-    author TEXT NOT NULL,
-    draw INTEGER NOT NULL,
-    request TEXT,
-    truncated INTEGER NOT NULL,
-    logprobs BLOB,
-    finish TEXT,
-    policy TEXT,
-    version TEXT,
-    seed TEXT,
-    temperature REAL,
-    top_p REAL,
+    tree INTEGER NOT NULL REFERENCES tree (key), sample TEXT NOT NULL, position INTEGER NOT NULL,
+    id TEXT NOT NULL UNIQUE, parent TEXT NOT NULL, kind TEXT NOT NULL, speaker TEXT NOT NULL,
+    parts TEXT NOT NULL, ids BLOB NOT NULL, calls TEXT NOT NULL, results TEXT NOT NULL,
+    author TEXT NOT NULL, draw INTEGER NOT NULL, request TEXT, truncated INTEGER NOT NULL,
+    logprobs BLOB, finish TEXT, policy TEXT, version TEXT, seed TEXT, temperature REAL, top_p REAL,
     digest BLOB NOT NULL
 );
 CREATE INDEX turn_order ON turn (tree, sample, position);
 CREATE TABLE outcome (
-    tree INTEGER NOT NULL REFERENCES tree (key),
-    leaf TEXT NOT NULL,
-    sample INTEGER NOT NULL,
-    reason TEXT NOT NULL,
-    truncated INTEGER NOT NULL,
-    answer TEXT,
-    score REAL,
+    tree INTEGER NOT NULL REFERENCES tree (key), leaf TEXT NOT NULL, sample INTEGER NOT NULL,
+    reason TEXT NOT NULL, truncated INTEGER NOT NULL, answer TEXT, score REAL,
     digest BLOB NOT NULL,
     PRIMARY KEY (tree, leaf)
 ) WITHOUT ROWID;
 CREATE TABLE credit_kind (
-    key INTEGER PRIMARY KEY,
-    settings TEXT NOT NULL,
-    name TEXT NOT NULL,
-    UNIQUE (settings, name)
+    key INTEGER PRIMARY KEY, settings TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (settings, name)
 );
 CREATE TABLE credit (
-    kind INTEGER NOT NULL REFERENCES credit_kind (key),
-    tree INTEGER NOT NULL REFERENCES tree (key),
-    node TEXT NOT NULL,
-    value REAL NOT NULL,
-    digest BLOB NOT NULL,
+    kind INTEGER NOT NULL REFERENCES credit_kind (key), tree INTEGER NOT NULL REFERENCES tree (key),
+    node TEXT NOT NULL, value REAL NOT NULL, digest BLOB NOT NULL,
     PRIMARY KEY (kind, tree, node)
 ) WITHOUT ROWID;
 CREATE TABLE selection (
-    item INTEGER NOT NULL REFERENCES item (key),
-    position INTEGER NOT NULL,
-    leaf TEXT NOT NULL,
-    agent TEXT NOT NULL,
-    context TEXT,
-    weight REAL NOT NULL,
-    rejected TEXT,
+    item INTEGER NOT NULL REFERENCES item (key), position INTEGER NOT NULL,
+    leaf TEXT NOT NULL, agent TEXT NOT NULL, context TEXT, weight REAL NOT NULL, rejected TEXT,
     digest BLOB NOT NULL,
     PRIMARY KEY (item, position)
 ) WITHOUT ROWID;
@@ -283,7 +219,16 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
 
 def add_task(db: sqlite3.Connection, task: Task) -> None:
     """Write a task, whose public fields must be plain JSON."""
-    public = _public(task)
+    public = dict(task.public)
+    try:
+        text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
+    if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
+        raise ValueError(
+            f"public fields of task {task.id!r} are not plain JSON "
+            "(they may have a tuple, or a key that is not a string)"
+        )
     secrets = [
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
         for name, secret in sorted(task.secrets.items())
@@ -293,10 +238,10 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
         stored = db.execute(
             "SELECT task, name, text, readers FROM secret WHERE task = ? ORDER BY name", (task.id,)
         )
-        if old != (public,) or stored.fetchall() != secrets:
+        if old != (text,) or stored.fetchall() != secrets:
             raise ValueError(f"the store already has another task with id {task.id!r}")
         return
-    insert(db, "task", (task.id, public))
+    insert(db, "task", (task.id, text))
     for secret in secrets:
         insert(db, "secret", secret)
 
@@ -339,8 +284,7 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     """Write the turns of an item's tree that the store does not have.
 
     ``sample`` and ``position`` (among turns and requests) of a turn are the minimum over all items that contain it, so
-    a tree does not depend on the order in which its items finished. Raises ``ValueError`` for a contradiction to the
-    record.
+    a tree does not depend on the order in which its items finished.
     """
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
@@ -425,10 +369,11 @@ def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
 
 
 def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
-    tree = _tree_of(db, credit.node)
-    if tree is None:
+    find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
+    trees = db.execute(find, (credit.node, credit.node)).fetchone()
+    if trees is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
-    kind = kind_key(db, credit.settings, credit.name)
+    (tree,), kind = trees, kind_key(db, credit.settings, credit.name)
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
     old = db.execute(find, (kind, tree, credit.node)).fetchone()
     if old is None:
@@ -441,30 +386,7 @@ def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
 
 
 def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
-    """Return the key of a kind of credit; create it if needed."""
     db.execute("INSERT OR IGNORE INTO credit_kind VALUES (NULL, ?, ?)", (settings, name))
     find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
     key: int = db.execute(find, (settings, name)).fetchone()[0]
     return key
-
-
-def _tree_of(db: sqlite3.Connection, node: str) -> int | None:
-    """Return the key of the tree of a turn or root."""
-    find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
-    row = db.execute(find, (node, node)).fetchone()
-    return row[0] if row else None
-
-
-def _public(task: Task) -> str:
-    """Return the public fields as JSON; raise ``ValueError`` for values that JSON would change (tuples, NaN)."""
-    public = dict(task.public)
-    try:
-        text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
-    if json.loads(text) != public:
-        raise ValueError(
-            f"public fields of task {task.id!r} are not plain JSON "
-            "(they may have a tuple, or a key that is not a string)"
-        )
-    return text

@@ -61,11 +61,9 @@ class Task:
     public: Mapping[str, object]
     """Plain data (JSON) to build prompts from; the environment decides who sees which field."""
     secrets: Mapping[str, Secret] = field(default_factory=dict)
-    """Privileged fields by name."""
 
 
 Metrics = Mapping[str, float | int | str]
-"""Named measurements of one item."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,7 +84,6 @@ class Item:
 
     key: ItemKey
     failure: str | None = None
-    """Readable reason of the failure; ``None`` for success."""
     metrics: Metrics = field(default_factory=dict)
 
 
@@ -112,10 +109,8 @@ class Selection:
     """One agent's view of a path to train on, or a preferred turn and a rejected one."""
 
     leaf: str
-    """Id of the last turn of the path."""
     agent: str
     context: str | None = None
-    """Name of the recontext rule to apply; ``None`` for the context as recorded."""
     weight: float = 1.0
     rejected: str | None = None
     """Id of the turn that ``leaf`` is preferred to; ``None`` without a pair."""
@@ -143,12 +138,9 @@ class Outcome:
     """Outcome of one path."""
 
     leaf: str
-    """Id of the last turn of the path."""
     sample: int
-    """Sample number of the path."""
     ending: Ending
     answer: str | None
-    """Extracted final answer; ``None`` without one."""
     score: float | None
     """Metric of the benchmark, any finite number; ``None`` if the path could not be graded, which differs from 0."""
 

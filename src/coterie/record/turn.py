@@ -265,8 +265,7 @@ class Turn:
         """Copy the turn under another parent, with other calls. Its request stays."""
         if (self.parent, self.speaker, self.calls) == (parent, speaker, calls):
             return self
-        turn = replace(self, parent=parent, speaker=speaker, calls=calls)
-        return replace(turn, id=_turn_id(turn, self.truncated))
+        return _with_id(replace(self, parent=parent, speaker=speaker, calls=calls))
 
 
 def make_turn(
@@ -289,24 +288,28 @@ def make_turn(
     results, truncation). Results are sorted by call. Raises ``ValueError`` for calls whose ids are not their indices,
     and for two results of one call.
     """
-    parts, results = tuple(parts), in_order(results)
-    check_calls(calls)
-    ids = sample.ids if sample else ids
+    if calls:
+        check_calls(calls)
+    parts, ids = tuple(parts), sample.ids if sample else ids
+    results = in_order(results) if results else ()
     turn = Turn(
         "", parent, speaker, parts, ids, sample, calls, results, author, draw, request, truncated
     )
-    object.__setattr__(turn, "id", _turn_id(turn, truncated))
-    return turn
+    return _with_id(turn)
 
 
-def _turn_id(turn: Turn, truncated: bool) -> str:
+def _with_id(turn: Turn) -> Turn:
+    """Set the id of a new turn."""
     content: object = turn.ids or [
         [[p.text, p.image] for p in turn.parts],
         [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in turn.calls],
         [[r.call_id, r.text, r.error] for r in turn.results],
-        *(["truncated"] if truncated else []),
+        *(["truncated"] if turn.truncated else []),
     ]
-    return digest("turn", turn.parent, turn.speaker.kind, turn.speaker.name, content, turn.draw)
+    speaker = turn.speaker
+    id_ = digest("turn", turn.parent, speaker.kind, speaker.name, content, turn.draw)
+    object.__setattr__(turn, "id", id_)
+    return turn
 
 
 # A JSONEncoder rebuilds this C encoder at each call, which more than doubles the time.

@@ -1,17 +1,25 @@
-"""Critics: a judge that compares replies, step critics that score them, and corrections of actions.
+"""Critics: a judge that compares replies, step critics that score them, corrections of actions, and likelihoods.
 
 A :class:`StepCritic` may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``),
 followed by the agent's sampled ids. In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over
 its tokens of log pi_critic - log pi_ref under the critic's prompt (:class:`LikelihoodCritic`). Its ablations use a
 regression head or a value function (:class:`HeadCritic`), or a judge.
+
+Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the maximum over turns of the turn's mean token loss under the
+initial base model (:func:`turn_losses`). In MOAT (arXiv 2509.09629) a plan is good if the right actions are likely:
+
+    PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)),
+
+over exactly the tokens of the right actions ``a`` with their end token (:func:`mean_loglikelihoods`).
 """
 
 import asyncio
 import math
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Literal, Protocol
 
 import torch
@@ -22,6 +30,7 @@ from coterie.models.adapters import token_values
 from coterie.models.check import check
 from coterie.models.loading import LoadedModel
 from coterie.models.prefix_trie import CostRule, Splitter
+from coterie.record.rows import Segment, View
 
 Chat = Callable[[list[Utterance]], Awaitable[str]]
 """Chat model: messages -> reply. Raises ``EngineError``."""
@@ -62,10 +71,6 @@ class Judge:
     comparisons: int = 0
     unreadable: int = 0
     """Number of answers without one clear letter, which count as ties."""
-
-    def __post_init__(self) -> None:
-        if self.opponents < 1:
-            raise ValueError(f"a judge needs at least 1 opponent a candidate, got {self.opponents}")
 
     async def wins(self, situation: Situation, replies: Sequence[str]) -> list[float]:
         """Return the share of comparisons that each reply wins; a tie is half a win.
@@ -276,3 +281,57 @@ def read_correction(reply: str) -> Correction:
     if accepted or not (subgoals and actions):
         return Correction("unreadable")
     return Correction("corrected", subgoals[-1].strip(), actions[-1].strip())
+
+
+async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:
+    """Return the mean loss (nats a token) of each own turn of some views, by turn id.
+
+    Pass all views of a tree in one call: shared prefixes are computed once. Raises ``EngineError``.
+    """
+    beginnings: dict[int, list[Segment]] = {}
+    for view in views:
+        for segment in view.segments:
+            beginnings.setdefault(segment.pieces[0].ids[0], []).append(segment)
+    losses: dict[str, float] = {}
+    for first, segments in beginnings.items():
+        scores = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
+        for segment, logprobs in zip(segments, scores, strict=True):
+            losses |= _of_turns(segment, logprobs)
+    return losses
+
+
+def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
+    """Return the mean loss of each turn of a segment from the log-probs of all its tokens but the first."""
+    losses, position = {}, -1
+    for piece in segment.pieces:
+        stop = position + len(piece.ids)
+        if piece.turn is not None and piece.ids:
+            losses[piece.turn.id] = -sum(logprobs[position:stop]) / len(piece.ids)
+        position = stop
+    return losses
+
+
+async def mean_loglikelihoods(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], target: Sequence[int]
+) -> list[float]:
+    """Return the mean log-probability (nats a token) of ``target`` after each prompt.
+
+    The prompts' common prefix (at least one token) is computed once. Raises ``EngineError``, and ``ValueError`` for an
+    empty target.
+    """
+    if not target:
+        raise ValueError("an empty target has no likelihood")
+    if not prompts:
+        return []
+    shared = len(commonprefix(prompts))  # noqa: RUF071
+    rest = [[*prompt[shared:], *target] for prompt in prompts]
+    scores = await engine.logprobs(list(prompts[0][:shared]), rest)
+    return [math.fsum(one[-len(target) :]) / len(target) for one in scores]
+
+
+def perplexity(mean_loglikelihood: float) -> float:
+    """Return the perplexity for a mean log-probability; infinity on overflow."""
+    try:
+        return math.exp(-mean_loglikelihood)
+    except OverflowError:
+        return math.inf

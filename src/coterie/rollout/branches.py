@@ -1,12 +1,15 @@
 """Branches of one task's tree: the position of each, the turns of its actors, and its continuation.
 
 If the session of a branch was closed, the branch is **replayed**: a new session receives the recorded turns, nothing is
-sampled again, and the environment must repeat its recorded observations. A replay that differs fails only its branch.
+sampled again, and the environment must repeat its recorded observations. Invalid values, timeouts and a replay that
+differs fail only the branch that met them.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
@@ -14,9 +17,11 @@ from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
     Grade,
+    Observation,
     Shared,
     Shortens,
     State,
+    Syntax,
     Transition,
     check_return,
     faults_of,
@@ -24,21 +29,133 @@ from coterie.environments.protocol import (
     messages_of,
     wrong_return,
 )
-from coterie.record.tree import CONTEXT, Task, Tree
-from coterie.record.turn import Finish, Speaker, Tool, ToolCall, Turn, check_calls
+from coterie.errors import UserError
+from coterie.record.tree import CONTEXT, TURNS, Ending, Task, Tree
+from coterie.record.turn import (
+    Finish,
+    Part,
+    Speaker,
+    Tool,
+    ToolCall,
+    Turn,
+    check_calls,
+    digest,
+    in_order,
+    make_turn,
+)
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import ManagedSession, SessionError, SessionKey, Sessions
-from coterie.rollout.transitions import (
-    Position,
-    StepResult,
-    check_grade,
-    environment_seed,
-    left_after,
-    make_step_result,
-)
 from coterie.tools.calls import NativeCalls, check_tools, template_tools, validate_calls
 
 Reply = TypeVar("Reply")
+CALLS = Ending("calls", truncated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Position of a branch after a whole transition."""
+
+    node: str
+    """Id of the last turn, or of the tree's root."""
+    state: State
+    contexts: Mapping[str, AgentContext] = field(default_factory=dict)
+    """Running prompt of each actor, which its next request is stored as a delta on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of one transition."""
+
+    position: Position
+    observations: tuple[Turn, ...]
+    rewards: Mapping[tuple[str, str], float]
+    """Rewards by (last of the simultaneous turns, actor), since they may depend on all of these turns."""
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Everything that a replay has to repeat."""
+        state = self.position.state
+        return (self.position.node, self.observations, self.rewards, state.answer, state.end)
+
+
+def make_step_result(
+    node: str,
+    state: State,
+    actions: Sequence[Turn],
+    transition: Transition,
+    contexts: Mapping[str, AgentContext],
+    syntax: Syntax | None,
+) -> StepResult:
+    """Apply a transition after ``node``. Raises ``TypeError`` or ``ValueError`` if it is invalid."""
+    data = transition.data
+    _check_frozen(data)
+    rewards = _rewards(actions, transition.rewards)
+    observations = _observation_turns(node, transition.seen, syntax)
+    end = _limit(state.left) if transition.end is None else transition.end
+    answer = state.answer if transition.answer is None else transition.answer
+    turns = (*state.turns, *observations)
+    state = State(state.task, state.seed, state.variant, turns, data, answer, state.left, end)
+    last = observations[-1].id if observations else node
+    return StepResult(Position(last, state, contexts), observations, rewards)
+
+
+def left_after(left: Mapping[str, int], actions: Sequence[Turn]) -> Mapping[str, int]:
+    """Count actions against the limits."""
+    now = dict(left)
+    for turn in actions:
+        used = {"turns": 1, f"turns:{turn.speaker.name}": 1, "calls": len(turn.calls)}
+        for key in now.keys() & used.keys():
+            now[key] = max(0, now[key] - used[key])
+    return MappingProxyType(now)
+
+
+def _observation_turns(
+    parent: str, observations: Iterable[Observation], syntax: Syntax | None
+) -> tuple[Turn, ...]:
+    """Chain observations as turns. Results without parts are rendered by the syntax."""
+    turns: list[Turn] = []
+    for one in observations:
+        parts, results = one.parts, in_order(one.results) if one.results else ()
+        if results and not parts and syntax is not None and (text := syntax.show(results)):
+            parts = (Part(text, source="results"),)
+        try:
+            turn = make_turn(parent, one.speaker, parts, results=results, author="environment")
+        except UserError as error:  # invalid text: the fault of this item alone
+            raise ValueError(error.what) from error
+        turns.append(turn)
+        parent = turn.id
+    return tuple(turns)
+
+
+def _rewards(actions: Sequence[Turn], rewards: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Key rewards by last turn and actor. Each must be finite and for an actor who acted."""
+    names = {turn.speaker.name for turn in actions}
+    for name, reward in rewards.items():
+        if name not in names:
+            raise ValueError(f"a reward is for {name!r}, who did not act")
+        if not math.isfinite(reward):
+            raise ValueError(f"the reward of {name!r} is {reward}")
+    return {(actions[-1].id, name): float(reward) for name, reward in rewards.items()}
+
+
+def _check_frozen(data: object) -> None:
+    """Refuse mutable data (without a hash, or with the identity hash), which would leak changes between branches."""
+    kind, fix = type(data), "give a tuple or a frozen dataclass, or keep it in a session"
+    try:
+        hash(data)
+    except TypeError as error:
+        raise TypeError(f"the state's data is not frozen ({error}): {fix}") from error
+    if data is not None and kind.__hash__ is object.__hash__:
+        params = getattr(kind, "__dataclass_params__", None)
+        if params is None or not params.frozen:
+            raise TypeError(f"the state's data is not frozen (a {kind.__name__}): {fix}")
+
+
+def _limit(left: Mapping[str, int]) -> Ending | None:
+    exhausted = [key for key, count in left.items() if count <= 0]
+    if not exhausted:
+        return None
+    return CALLS if exhausted == ["calls"] else TURNS
 
 
 async def sample_in_context(
@@ -47,11 +164,7 @@ async def sample_in_context(
     prompt: Prompt,
     sample: Callable[[Prompt], Awaitable[Reply]],
 ) -> Reply:
-    """Call ``sample`` with the prompt, or with the longest shorter prompt that fits.
-
-    Raises:
-        OutOfContext: None fits, or the environment can't shorten prompts.
-    """
+    """Call ``sample`` with the prompt, or with the longest shorter prompt that fits; else raise ``OutOfContext``."""
     try:
         return await sample(prompt)
     except OutOfContext:
@@ -104,8 +217,7 @@ def _calls(
 
 
 def context_at(at: Position, actor: str) -> AgentContext:
-    """Return a copy of an actor's context."""
-    return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
+    return at.contexts.get(actor) or AgentContext()
 
 
 T = TypeVar("T", StepResult, Grade)
@@ -115,45 +227,36 @@ class ReplayMismatch(EngineError):
     """A replayed environment returned observations that differ from the recorded observations."""
 
 
+@dataclass(eq=False)
 class Branches:
-    """All branches of one tree, with a sampler for each actor.
+    """All branches of one tree, with a sampler for each actor."""
 
-    ``sessions`` are shared with other trees; ``seconds`` is the time limit of each call of the environment.
-    """
+    environment: Environment
+    samplers: Mapping[str, Sampler]
+    task: Task
+    tree: Tree
+    sessions: Sessions
+    """Sessions, also of other trees."""
+    seed: int
+    """Seed of the run; then the environment's, which all samples and branches of a task share."""
+    shared: Shared
+    seconds: float
+    variant: str | None = None
+    replays: int = 0
+    """Number of sessions that were brought to a node by replay."""
+    rewards: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Rewards from the environment, by (last of the simultaneous turns, actor)."""
+    _tools: dict[str, tuple[Tool, ...]] = field(default_factory=dict)
+    _positions: dict[str, Position] = field(default_factory=dict)
+    _cut: set[str] = field(default_factory=set)
+    """Nodes whose next prompt did not fit the context."""
+    _steps: dict[str, StepResult] = field(default_factory=dict)
+    """Result of the environment's step after each turn, and after the root."""
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        environment: Environment,
-        samplers: Mapping[str, Sampler],
-        task: Task,
-        tree: Tree,
-        *,
-        seed: int,
-        shared: Shared,
-        sessions: Sessions,
-        seconds: float,
-        variant: str | None = None,
-    ) -> None:
-        self.environment = environment
-        self.samplers = samplers
-        self.tree = tree
-        self.task = task
-        self.seed = environment_seed(seed, task)
-        self.shared = shared
-        self.sessions = sessions
-        self.seconds = seconds
-        self.variant = variant
-        self._tools: dict[str, tuple[Tool, ...]] = {}
-        self.rewards: dict[tuple[str, str], float] = {}
-        """Rewards from the environment, by (last of the simultaneous turns, actor)."""
-        self.replays = 0
-        """Number of sessions that were brought to a node by replay."""
-        self._positions: dict[str, Position] = {}
-        self._cut: set[str] = set()
-        """Nodes whose next prompt did not fit the context."""
-        self._steps: dict[str, StepResult] = {}
-        """Result of the environment's step after each turn, and after the root."""
-        self._locks: dict[str, asyncio.Lock] = {}
+    def __post_init__(self) -> None:
+        self.seed = int(digest("environment", self.seed, self.task.id)[:15], 16)
+        self._faults = faults_of(self.environment)
 
     async def start(self) -> Position:
         """Begin the task, or return its first position."""
@@ -174,10 +277,7 @@ class Branches:
     async def position(self, node: str) -> Position:
         """Return the position after a node of the tree and the observations that follow it.
 
-        In a tree that was read from the store, the position is computed by running the environment again.
-
-        Raises:
-            ReplayMismatch: The environment now returns other observations.
+        In a tree from the store the environment runs again; raises ``ReplayMismatch`` if it returns other observations.
         """
         here = await self._find_position(node)
         outcome = self.tree.outcomes.get(here.node)
@@ -204,11 +304,7 @@ class Branches:
         return here
 
     def cut(self, at: Position, error: OutOfContext) -> Position:
-        """End a branch at its position because its next prompt does not fit the context.
-
-        Raises:
-            OutOfContext: No agent has spoken yet, so the branch has nothing to keep.
-        """
+        """End a branch whose next prompt does not fit the context. Raises ``error`` if no agent has spoken yet."""
         if not any(turn.speaker.kind == "agent" for turn in at.state.turns):
             raise error
         self._cut.add(at.node)
@@ -224,31 +320,30 @@ class Branches:
 
     def acting(self, at: Position) -> tuple[str, ...]:
         """Return who acts now, in the order of recording. A state that has not ended has at least one actor."""
-        with faults_of(self.environment):
+        with self._faults:
             names: Any = self.environment.acting(at.state)
-            actors = self.environment.actors
-        if (
-            not isinstance(names, tuple | list)
-            or not names
-            or any(name not in actors for name in names)
-            or len(set(names)) < len(names)
-        ):
+        actors, acting = self.environment.actors, tuple[str, ...]()
+        if isinstance(names, tuple | list):
+            acting = tuple(name for name in actors if name in names)
+        if not acting or len(acting) < len(names):
             expected = f"a tuple of one or more different actors of {', '.join(actors)}"
             raise wrong_return(self.environment, "acting", names, expected)
-        return tuple(name for name in actors if name in names)
+        return acting
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
         """Build the prompt of an actor."""
-        syntax = self.environment.syntax
-        with faults_of(self.environment):
+        syntax, stop, offered = self.environment.syntax, tuple[str, ...](), tuple[Tool, ...]()
+        with self._faults:
             messages = messages_of(self.environment, at.state, actor)
             tools = tuple(self.environment.tools(at.state, actor))
-        if tools != self._tools.get(actor, ()):
-            check_tools(tools)
-            self._tools[actor] = tools  # equal tools are one object, which the store writes once
-        tools = self._tools.get(actor, ())
-        stop = syntax.stop if syntax is not None and tools else ()
-        offered = template_tools(syntax, tools)
+        if tools:
+            if tools != self._tools.get(actor):
+                check_tools(tools)
+                self._tools[actor] = (
+                    tools  # equal tools are one object, which the store writes once
+                )
+            stop = syntax.stop if syntax is not None else ()
+            offered = template_tools(syntax, self._tools[actor])
         return Prompt(self.tree, at.node, actor, messages, seed, draw, offered, stop, self.task)
 
     async def respond(
@@ -302,7 +397,11 @@ class Branches:
 
         grade = await self._run(at, work)
         try:
-            check_grade(grade, environment.actors)
+            if grade.score is not None and not math.isfinite(grade.score):
+                raise ValueError(f"the score is {grade.score}; use None for what can't be graded")
+            for name, reward in grade.rewards.items():
+                if name not in environment.actors or not math.isfinite(reward):
+                    raise ValueError(f"the grade gives {name!r} {reward}")
         except (TypeError, ValueError) as error:
             expected = f"a Grade of finite numbers: {error}"
             raise wrong_return(environment, "grade", grade, expected) from error
@@ -314,16 +413,18 @@ class Branches:
             raise wrong_return(environment, "grade", grade.score, expected)
         return replace(grade, score=(grade.score - low) / (high - low))
 
+    def forget(self) -> None:
+        """Drop the positions so far, which only branches and replays need."""
+        self._steps.clear()
+        self._positions.clear()
+
     async def prune(self, tree: Tree) -> None:
         """Continue with a part of the tree, and close the sessions of dropped branches.
 
         The beginning and the observations after each remaining turn stay.
         """
-        self._steps = {
-            node: step
-            for node, step in self._steps.items()
-            if node == tree.root or node in tree.turns
-        }
+        known = self._steps.items()
+        self._steps = {n: step for n, step in known if n == tree.root or n in tree.turns}
         for step in self._steps.values():
             for turn in step.observations:
                 tree.add(turn)
@@ -350,7 +451,12 @@ class Branches:
         if node not in self._steps:
             async with self._locks.setdefault(node, asyncio.Lock()):
                 if node not in self._steps:
-                    self._add_step(node, await step())
+                    result = await step()
+                    for turn in result.observations:
+                        self.tree.add(turn)
+                    self.rewards |= result.rewards
+                    self._positions[result.position.node] = result.position
+                    self._steps[node] = result
             self._locks.pop(node, None)
         return self._steps[node].position
 
@@ -360,16 +466,15 @@ class Branches:
         contexts = dict(at.contexts)
         for turn in actions:
             if turn.prompt is not None:
-                request, name = self.tree.requests[turn.prompt], turn.speaker.name
-                contexts[name] = context_at(at, name)
-                messages = self.tree.messages(request)
-                contexts[name].add(Response(turn, request, len(turn.ids)), messages)
+                name, request = turn.speaker.name, self.tree.requests[turn.prompt]
+                contexts[name] = context_at(at, name).after(turn, request)
         left = left_after(at.state.left, actions)
-        now = replace(at.state, turns=(*at.state.turns, *actions), left=left)
+        now, turns = at.state, (*at.state.turns, *actions)
+        now = State(now.task, now.seed, now.variant, turns, now.data, now.answer, left, now.end)
         act, syntax = self.environment.act, self.environment.syntax
         transition = await self._timed("an act", act, now, actions, live, recorded=recorded)
         check_return(self.environment, "act", transition, Transition)
-        with faults_of(self.environment):
+        with self._faults:
             return make_step_result(actions[-1].id, now, actions, transition, contexts, syntax)
 
     async def _begin(self, live: Any) -> StepResult:
@@ -392,7 +497,7 @@ class Branches:
     ) -> Reply:
         """Await a call of the environment within the time limit."""
         name = self.environment.name
-        with faults_of(self.environment):
+        with self._faults:
             limit = asyncio.timeout(self.seconds)
             try:
                 async with limit:
@@ -407,13 +512,6 @@ class Branches:
                 if task is None or task.cancelling():
                     raise
                 raise SessionError(f"{name}: {what} awaited a task that was cancelled") from error
-
-    def _add_step(self, node: str, step: StepResult) -> None:
-        for turn in step.observations:
-            self.tree.add(turn)
-        self.rewards |= step.rewards
-        self._positions[step.position.node] = step.position
-        self._steps[node] = step
 
     # -- replay -------------------------------------------------------------------------------
 
@@ -500,12 +598,12 @@ class Branches:
         if at is None:
             return await self._open()
         key = self._session_key(at.node)
-        with faults_of(self.environment):
+        with self._faults:
             idle = await self.sessions.fork(key) if others_follow else self.sessions.take(key)
         return idle or await self._replay(at)
 
     async def _open(self) -> ManagedSession:
-        with faults_of(self.environment):
+        with self._faults:
             context = self.environment.open(self.task, self.seed, self.shared)
         return await self.sessions.open(context)
 

@@ -26,10 +26,9 @@ from pydantic import Field
 from coterie.config.settings import Settings, key
 from coterie.record.tree import Credit, Tree
 from coterie.record.turn import Message, Part, Turn
-from coterie.rollout.branches import Branches
+from coterie.rollout.branches import Position
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
-from coterie.rollout.transitions import Position
-from coterie.rollout.tree_search import PathJudge, Rollout, Search, gather_all
+from coterie.rollout.tree_search import Rollout, Search, gather_all
 
 ValueRule = Literal["rollouts", "children"]
 
@@ -115,22 +114,12 @@ class InstructedSampler:
     better: bool = False
     """Request a better step instead of a worse one."""
 
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Sample one step; the context continues without the instruction."""
-        (response,) = await self.candidates(prompt, context, [prompt.seed])
-        context.add(response, prompt.messages)
-        return response
-
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        draws = list(draws) or [prompt.draw] * len(seeds)
-        return await gather_all(
-            [
-                self._sample(prompt, context, seed, draw)
-                for seed, draw in zip(seeds, draws, strict=True)
-            ]
-        )
+        """Sample one step for each seed."""
+        pairs = zip(seeds, list(draws) or [prompt.draw] * len(seeds), strict=True)
+        return await gather_all([self._sample(prompt, context, *pair) for pair in pairs])
 
     async def _sample(
         self, prompt: Prompt, context: AgentContext, seed: int, draw: int
@@ -237,32 +226,21 @@ class DenseSearchSettings(Settings):
         return float(label > 0)
 
 
+@dataclass(eq=False)
 class DenseSearch(Search):
-    """Search of one task's tree for one agent.
+    """Search of one task's tree for one agent."""
 
-    Args:
-        agent: Name of the agent.
-        samplers: Samplers of the agent, by label.
-        steps: Maximum agent steps of a path.
-    """
+    agent: str
+    samplers: Sequence[CandidateSampler]
+    settings: DenseSearchSettings
+    pairs_among: PairsAmong
+    steps: int
+    """Maximum agent steps of a path."""
 
-    def __init__(
-        self,
-        branches: Branches,
-        agent: str,
-        samplers: Sequence[CandidateSampler],
-        judge: PathJudge,
-        settings: DenseSearchSettings,
-        pairs_among: PairsAmong,
-        rollouts: Sequence[Rollout] = (),
-        *,
-        steps: int,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(branches, judge, settings.runs, rollouts, seed=seed)
-        self.agent, self.samplers, self.steps = agent, samplers, steps
-        self.settings, self.pairs_among = settings, pairs_among
-        self.values = TreeValues(self.tree.root, settings.value)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.searches = self.settings.runs
+        self.values = TreeValues(self.tree.root, self.settings.value)
         self.pairs: dict[str, int] = {}
         """Number of pairs among the children of each node."""
         self._labels: dict[str, tuple[int, ...]] = {self.tree.root: ()}

@@ -5,8 +5,9 @@ concurrent episodes. A failure ends only its own episode, which then has a reaso
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import gc
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
@@ -22,11 +23,10 @@ from coterie.environments.protocol import (
 )
 from coterie.errors import UserError
 from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Task, Tree
-from coterie.record.turn import Message, Tool, Turn, digest
-from coterie.rollout.branches import Branches
-from coterie.rollout.samplers import OutOfContext, Response, Sampler
+from coterie.record.turn import Turn, digest
+from coterie.rollout.branches import Branches, Position
+from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
-from coterie.rollout.transitions import Position
 
 T = TypeVar("T")
 
@@ -65,39 +65,33 @@ async def bounded_gather(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPrompt:
-    """First prompt of an agent."""
-
-    messages: tuple[Message, ...]
-    tree: Tree
-    """Tree of the turns that the messages refer to."""
-    tools: tuple[Tool, ...] = ()
-    """Tools that the chat template renders."""
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect garbage less often: trees keep most objects, and the collector takes half of the time of a step."""
+    young, *older = gc.get_threshold()
+    gc.set_threshold(young and max(young, 500_000), *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, *older)
 
 
 def first_prompts(
     environment: Environment, task: Task, variant: str | None = None
-) -> dict[str, FirstPrompt]:
-    """Run :func:`first_prompts_async` in a new event loop."""
-    return asyncio.run(first_prompts_async(environment, task, variant=variant))
+) -> dict[str, Prompt]:
+    return asyncio.run(first_prompts_async(environment, task, variant))
 
 
 async def first_prompts_async(
-    environment: Environment, task: Task, shared: Shared | None = None, variant: str | None = None
-) -> dict[str, FirstPrompt]:
-    """Return the first prompts of all agents, no matter who acts first.
-
-    Raises:
-        UserError: The environment can't begin the task.
-    """
+    environment: Environment, task: Task, variant: str | None = None
+) -> dict[str, Prompt]:
+    """Return the first prompts of all agents, no matter who acts first. Raises ``UserError``."""
     tree = Tree(task.id, "opening", 0)
     try:
         async with sessions_of(1, SECONDS) as sessions:
             branches = Branches(
-                environment, {}, task, tree,
-                seed=0, shared=shared or Shared(), sessions=sessions, seconds=SECONDS, variant=variant,
-            )  # fmt: skip
+                environment, {}, task, tree, sessions, 0, Shared(), SECONDS, variant
+            )
             at = await branches.start()
             agents = agents_of(environment)
             prompts = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
@@ -106,11 +100,10 @@ async def first_prompts_async(
         raise UserError(
             f"task {task.id} of {environment.name} can't begin: {error}", "correct the environment"
         ) from error
-    return {agent: FirstPrompt(one.messages, tree, one.tools) for agent, one in prompts.items()}
+    return prompts
 
 
 MESSAGES = "messages"
-"""Metric: number of messages of the agents."""
 CUT_OFF = "cut_off"
 """Metric: number of messages cut off at a token limit; over many episodes, their share of all messages."""
 THOUGHT_TOKENS = "thought_tokens"
@@ -150,7 +143,6 @@ class EpisodeResult:
     tokens: int = 0
     """Tokens of all turns of its agents, as their sampler counts."""
     metrics: Metrics = field(default_factory=dict)
-    """Metrics of the grade, and the counts above."""
     credit: tuple[Credit, ...] = ()
     """Rewards from the environment: :data:`REWARD`, :data:`FINAL_REWARD`."""
 
@@ -177,7 +169,6 @@ class Driver:
     seed: int
     shared: Shared
     seconds: float = SECONDS
-    """Time limit of each call of the environment."""
 
     def __post_init__(self) -> None:
         check_parts(self.environment)
@@ -186,9 +177,12 @@ class Driver:
             names = ", ".join(sorted(missing))
             raise ValueError(f"{self.environment.name} needs samplers for {names}")
 
-    def sessions(self) -> AbstractAsyncContextManager[Sessions]:
+    @asynccontextmanager
+    async def sessions(self) -> AsyncIterator[Sessions]:
         """Open the sessions of all branches; the end of the block closes them."""
-        return sessions_of(self.environment.max_sessions, self.seconds)
+        with rare_collections():
+            async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
+                yield sessions
 
     def branches(
         self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
@@ -198,11 +192,11 @@ class Driver:
             self.samplers,
             task,
             tree,
-            seed=self.seed,
-            shared=self.shared,
-            sessions=sessions,
-            seconds=self.seconds,
-            variant=variant,
+            sessions,
+            self.seed,
+            self.shared,
+            self.seconds,
+            variant,
         )
 
     @asynccontextmanager
@@ -211,19 +205,13 @@ class Driver:
     ) -> AsyncIterator[AsyncIterator[EpisodeResult]]:
         """Play all episodes, at most one per session, and yield each result as it finishes.
 
-        The end of the block cancels unfinished episodes.
-
-        Raises:
-            EngineGone: The engine failed for good.
+        The end of the block cancels unfinished episodes. Raises ``EngineGone``.
         """
         limit = len(episodes) if self.environment.pure else self.environment.max_sessions
-        async with (
-            self.sessions() as sessions,
-            bounded_gather(
-                (self._guarded(one, sessions) for one in episodes), max(limit, 1)
-            ) as playing,
-        ):
-            yield playing
+        async with self.sessions() as sessions:
+            work = (self._guarded(one, sessions) for one in episodes)
+            async with bounded_gather(work, max(limit, 1)) as playing:
+                yield playing
 
     async def _guarded(self, episode: Episode, sessions: Sessions) -> EpisodeResult:
         try:
@@ -253,6 +241,8 @@ class Driver:
                     if self.environment.actors[actor] == "agent"
                 ]
                 at = await branches.advance(at, responses)
+                if self.environment.pure:
+                    branches.forget()
             grade = await branches.grade(at)
         finally:
             await branches.close()

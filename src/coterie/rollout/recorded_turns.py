@@ -1,35 +1,66 @@
-"""Turns of another author, placed under the prompts of this run, and the environment's state after them.
+"""Turns of other authors and candidate turns under the prompts of this run, and rows of written conversations.
 
-Such a turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's own
-model would have received, so it can be trained on. It ends with its stop string, or else with the end-of-turn token.
+A written turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's
+own model would have received, so it can be trained on, and rows equal the rows of sampled dialogues. A template that
+changes earlier turns (Qwen 3 drops their thoughts) splits a conversation into several segments.
+
+SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates for every agent turn of a dialogue from the policy that
+played it, and ranks them with a critic. A dialogue and its candidates are one tree (:class:`CandidateSampling`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
 
+from transformers import PreTrainedTokenizerBase
+
+from coterie.datasets.conversations import (
+    ChatMessage,
+    Conversation,
+    Preference,
+    Targets,
+    flaw_of,
+    parse_messages,
+    parse_tools,
+)
 from coterie.engines.protocol import EngineError
-from coterie.environments.protocol import Environment, Shared, State, faults_of, messages_of
+from coterie.environments.protocol import (
+    Environment,
+    Shared,
+    State,
+    agents_of,
+    faults_of,
+    messages_of,
+)
+from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.record.rows import Pair, Row, View, assemble, rows
 from coterie.record.tree import Task, Tree
-from coterie.record.turn import Request, Speaker, Turn, make_turn
-from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.rollout.transitions import left_after, make_step_result
+from coterie.record.turn import (
+    Message,
+    Part,
+    Request,
+    Speaker,
+    Tool,
+    ToolResult,
+    Turn,
+    digest,
+    make_turn,
+)
+from coterie.rollout.branches import (
+    Branches,
+    Position,
+    context_at,
+    left_after,
+    make_step_result,
+    sample_in_context,
+)
+from coterie.rollout.episodes import Driver
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import gather_all
 from coterie.tools.calls import template_tools
-
-
-async def state_after(
-    environment: Environment, state: State, turn: Turn, shared: Shared | None = None
-) -> State:
-    """Return the state of a pure environment after a recorded turn, without the environment's observations.
-
-    The state ends if the environment ends it at this turn, even if the recorded path continues.
-    """
-    left = left_after(state.left or environment.limits, [turn])
-    now = replace(state, turns=(*state.turns, turn), left=left, end=None)
-    with faults_of(environment):
-        transition = await environment.act(now, (turn,), Shared() if shared is None else shared)
-        silent = replace(transition, seen=(), rewards={})
-        return make_step_result(turn.id, now, (turn,), silent, {}, None).position.state
 
 
 def recorded_response(
@@ -41,10 +72,7 @@ def recorded_response(
     *,
     end: bool = True,
 ) -> Response:
-    """Return ``text`` by ``author`` as the agent's next turn, and update ``context``.
-
-    Pass ``end=False`` for a turn that ends with a stop string instead of the end-of-turn token.
-    """
+    """Return ``text`` by ``author`` as the agent's next turn. ``end=False``: it ends with a stop string of its own."""
     prompt_ids = renderer.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     ids = renderer.encode_turn(text, end=end)
@@ -57,9 +85,7 @@ def recorded_response(
         draw=prompt.draw,
         request=request.id,
     )
-    response = Response(turn, request, len(turn.ids))
-    context.add(response, prompt.messages)
-    return response
+    return Response(turn, request, len(turn.ids))
 
 
 EXPERT = "expert"
@@ -76,11 +102,7 @@ class ScriptedSampler:
     author: str = EXPERT
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Return the next message.
-
-        Raises:
-            EngineError: The script has no more messages, or a policy could not have sampled this one.
-        """
+        """Return the next message. Raises ``EngineError`` after the last, and for one that no policy could sample."""
         assert prompt.task is not None, "a script needs a task"
         messages = self.script(prompt.task)
         place = sum(
@@ -128,10 +150,7 @@ def write_path(
     renderers: Mapping[str, ChatRenderer],
     draw: int = 0,
 ) -> list[Turn]:
-    """Add a path of turns to the root of a tree, each with its request, and return them.
-
-    Equal paths with the same ``draw`` are one branch.
-    """
+    """Add a path of turns to the root of a tree and return them. Equal paths with the same ``draw`` are one branch."""
     path: list[Turn] = []
     for one in turns:
         state = State(task, 0, turns=tuple(path))
@@ -154,3 +173,321 @@ def write_path(
         tree.add(turn, request)
         path.append(turn)
     return path
+
+
+FIRST_DRAW = 1000
+"""First draw number of candidates; the draws of played turns are sample numbers below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedDialogue:
+    """A dialogue to sample candidates for."""
+
+    task: Task
+    sample: int
+    path: Sequence[Turn]
+
+    @property
+    def key(self) -> str:
+        return f"{self.sample:04d}"
+
+
+@dataclass(slots=True)
+class CandidateSampling:
+    """Copies a dialogue into a new tree and samples candidates at each agent turn.
+
+    The environment must be pure, with a state that follows from the turns alone.
+    """
+
+    driver: Driver
+    sampler: TokenSampler
+    sessions: Sessions
+    iteration: int
+    stage: str
+    count: int
+
+    async def branch(self, dialogue: PlayedDialogue) -> Tree:
+        """Return the tree of a dialogue with all candidates. Raises ``EngineError`` if sampling fails."""
+        environment, task = self.driver.environment, dialogue.task
+        tree = Tree(task.id, self.stage, self.iteration)
+        branches = self.driver.branches(task, tree, self.sessions)
+        agents, places = agents_of(environment), list[tuple[Position, str, list[int]]]()
+        key = (self.driver.seed, self.iteration, self.stage, task.id, dialogue.sample)
+        first = FIRST_DRAW * (dialogue.sample + 1)
+        at = Position(tree.root, State(task, branches.seed))
+        for turn in dialogue.path:
+            contexts, agent = dict(at.contexts), turn.speaker.name
+            if agent in agents:
+                seeds = [digest("candidate", *key, len(places), n) for n in range(self.count)]
+                places.append((at, agent, [int(seed[:15], 16) for seed in seeds]))
+                prompt = branches.prompt(at, agent, 0, turn.draw)
+                again, request = _repeated(prompt, context_at(at, agent), turn, self.sampler)
+                contexts[agent] = context_at(at, agent).after(again, request)
+                tree.add(again, request)
+            else:
+                who = (turn.speaker, turn.parts)
+                again = make_turn(at.node, *who, author=turn.author, draw=turn.draw)
+                tree.add(again)
+            at = Position(again.id, await _state_after(environment, at.state, again), contexts)
+        work = [self._candidates(branches, *place, first) for place in places]
+        for group in await gather_all(work):
+            for one in group:
+                tree.add(one.turn, one.request)
+        return tree
+
+    async def _candidates(
+        self, branches: Branches, at: Position, agent: str, seeds: Sequence[int], first: int
+    ) -> list[Response]:
+        """Sample all candidates with one pass over the prompt."""
+        context, draws = context_at(at, agent), range(first, first + self.count)
+        return await sample_in_context(
+            branches.environment,
+            at.state,
+            branches.prompt(at, agent, 0, 0),
+            lambda prompt: self.sampler.candidates(prompt, context, seeds, draws),
+        )
+
+
+async def _state_after(environment: Environment, state: State, turn: Turn) -> State:
+    """Return the state of a pure environment after a recorded turn, without the environment's observations.
+
+    The state ends if the environment ends it at this turn, even if the recorded path continues.
+    """
+    left = left_after(state.left or environment.limits, [turn])
+    now = replace(state, turns=(*state.turns, turn), left=left, end=None)
+    with faults_of(environment):
+        transition = await environment.act(now, (turn,), Shared())
+        silent = replace(transition, seen=(), rewards={})
+        return make_step_result(turn.id, now, (turn,), silent, {}, None).position.state
+
+
+def _repeated(
+    prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
+) -> tuple[Turn, Request]:
+    """Copy a turn with its ids to the same prompt in another tree."""
+    prompt_ids = sampler.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
+    request = prompt.request(prompt_ids, context)
+    sample = None if turn.sample is None else replace(turn.sample, request=request.id)
+    prompted = replace(turn, sample=sample, request=None if sample else request.id)
+    return prompted.moved(prompt.parent, turn.speaker, ()), request
+
+
+def candidates(tree: Tree) -> list[list[Turn]]:
+    """Return the candidates of a tree, grouped by the turn and dialogue they are for, in order of draw."""
+    groups: dict[tuple[str, int], list[Turn]] = {}
+    for turn in tree.turns.values():
+        if turn.sample is not None and turn.draw >= FIRST_DRAW:
+            groups.setdefault((turn.parent, turn.draw // FIRST_DRAW), []).append(turn)
+    return [sorted(turns, key=lambda turn: turn.draw) for turns in groups.values()]
+
+
+Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
+
+
+@dataclass(eq=False)
+class BestOfSampler:
+    """Sampler that returns the best of ``count`` candidates, as in SWEET-RL's figure 3a.
+
+    The tree keeps the other candidates as its siblings.
+    """
+
+    sampler: TokenSampler
+    count: int
+    score: Score
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """Return the candidate with the highest score; the first one on ties."""
+        seeds = [int(digest("best of", prompt.seed, n)[:15], 16) for n in range(self.count)]
+        first = FIRST_DRAW * (prompt.draw + 1)
+        draws = range(first, first + self.count)
+        candidates = await self.sampler.candidates(prompt, context, seeds, draws)
+        for candidate in candidates:
+            prompt.tree.add(candidate.turn, candidate.request)
+        scores = await self.score(prompt.tree, [candidate.turn for candidate in candidates])
+        return candidates[max(range(self.count), key=lambda n: scores[n])]
+
+
+ASSISTANT: Literal["assistant"] = "assistant"
+Prompts = list[tuple[tuple[int, ...], Turn]]
+
+
+def rows_from_messages(
+    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    targets: Targets = "all",
+    origin: str = "",
+) -> list[Row]:
+    """Return the training rows of a conversation in OpenAI's format.
+
+    Args:
+        tokenizer: Tokenizer with a chat template, or its renderer.
+        messages: Objects with ``role`` and ``content``, also ``tool_calls`` and ``reasoning_content``.
+        tools: Functions in OpenAI's format that the template shows.
+        targets: Train on all messages of the assistant, or on the last one.
+        origin: Name of the conversation for errors.
+
+    Returns:
+        One row, or several if the template rewrites earlier messages.
+
+    Raises:
+        ValueError: If the messages cannot be trained on.
+        UserError: If the template cannot show them.
+    """
+    parsed, schemas = parse_messages(messages), parse_tools(tools)
+    if flaw := flaw_of(parsed, schemas):
+        raise ValueError(flaw)
+    conversation = Conversation(
+        id="?", question="?", answer="?", messages=parsed, tools=schemas, place=origin
+    )
+    return conversation_rows(_renderer(tokenizer), conversation, targets)
+
+
+def pairs_from_messages(
+    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    prompt: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, Any]],
+    rejected: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    origin: str = "",
+) -> Pair:
+    """Return the preference pair of two continuations of a prompt; see :func:`rows_from_messages`."""
+    before, *sides = map(parse_messages, (prompt, chosen, rejected))
+    schemas = parse_tools(tools)
+    if flaw := next(filter(None, (flaw_of((*before, *side), schemas) for side in sides)), ""):
+        raise ValueError(flaw)
+    preference = Preference(
+        id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
+        start=len(before), tools=schemas, place=origin,
+    )  # fmt: skip
+    return preference_pair(_renderer(tokenizer), preference)
+
+
+def conversation_rows(
+    renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
+) -> list[Row]:
+    """Return the rows of a conversation. Raises ``UserError`` if the template cannot show it."""
+    rows = _rows_after(renderer, conversation, conversation.messages)
+    return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
+
+
+def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
+    """Return the pair of a preference, whose targets are the assistant's messages after the prompt."""
+    prompt = preference.messages[: preference.start]
+    chosen, rejected = (
+        tuple(_rows_after(renderer, preference, messages))
+        for messages in (preference.messages, (*prompt, *preference.rejected))
+    )
+    return Pair(chosen, rejected)
+
+
+def _rows_after(
+    renderer: ChatRenderer, conversation: Conversation, messages: Sequence[ChatMessage]
+) -> list[Row]:
+    place = conversation.place
+    try:
+        prompts = _prompts(renderer, messages, conversation.tools, place)
+    except UserError as error:
+        where = f"{place}: " if place else ""
+        raise UserError(
+            f"{where}{error.what}", "leave the row out, or use another model"
+        ) from error
+    before = sum(one.role == ASSISTANT for one in messages[: conversation.start])
+    trained = {turn.id for _, turn in prompts[before:]}
+    training_rows = []
+    for at, row in enumerate(rows(View(ASSISTANT, "file", assemble(prompts)))):
+        targets = tuple(one for one in row.targets if one.turn in trained)
+        training_rows.append(replace(row, targets=targets, origin=f"{place}/{at}" if at else place))
+    return [row for row in training_rows if row.targets]
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
+    return tokenizer if isinstance(tokenizer, ChatRenderer) else ChatRenderer(tokenizer)
+
+
+def _prompts(
+    renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], origin: str
+) -> Prompts:
+    tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
+    history: list[Message] = []
+    for is_result, group in groupby(messages, lambda one: one.role == "tool"):
+        if is_result:
+            results = tuple(ToolResult(one.results, one.content) for one in group)
+            turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
+            history.append(Message("tool", turn=turn.id))
+            tree.add(turn)
+            last = turn.id
+            continue
+        for message in group:
+            if message.role != ASSISTANT:
+                history.append(Message(message.role, (Part(message.content),)))
+                continue
+            prompt = renderer.render(history, tree, ASSISTANT, tools=tools)
+            ids = _reply_ids(renderer, message, history, tree, last or tree.root, tools, prompt)
+            turn = _turn(renderer, message, last or tree.root, ids)
+            tree.add(turn)
+            last = turn.id
+            history.append(Message(ASSISTANT, turn=turn.id))
+            prompts.append((prompt, turn))
+    return prompts
+
+
+def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
+    text = renderer.format_turn(_whole(renderer, message))
+    whole = ids or message.thought
+    parts = renderer.parts(text, ASSISTANT, "data") if whole else (Part(message.content),)
+    return make_turn(
+        parent, Speaker("agent", ASSISTANT), parts, ids=ids, calls=message.calls, author="data"
+    )
+
+
+def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
+    """Return content with its thought between the template's marks, or without it if the template has none."""
+    marks = renderer.template.thoughts
+    if not message.thought or marks is None:
+        return message.content
+    return f"{marks.open}{message.thought}{marks.close}{message.content}"
+
+
+def _reply_ids(
+    renderer: ChatRenderer,
+    message: ChatMessage,
+    history: Sequence[Message],
+    tree: Tree,
+    parent: str,
+    tools: tuple[Tool, ...],
+    prompt: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the tokens of a message as the model would sample them after its prompt, including the end of turn."""
+    if not message.calls:
+        return renderer.encode_turn(_whole(renderer, message))
+    plain = replace(_turn(renderer, message, parent, ()), draw=1)
+    trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
+    trial.add(plain)
+    chat = (*history, Message(ASSISTANT, turn=plain.id))
+    whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
+    if whole[: len(prompt)] != prompt:
+        raise UserError(
+            "the chat template does not write this call after its prompt",
+            "use a model whose template shows tools",
+        )
+    ids = whole[len(prompt) :]
+    text, names = renderer.decode(ids), [call.name for call in message.calls]
+    if any(text.count(name) < names.count(name) for name in names):
+        raise UserError(
+            "the chat template does not write all calls of a message",
+            "use a model whose template does",
+        )
+    ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
+    ids = ids[: ends[-1] + 1] if ends else ids + (*renderer.tools.ends, *renderer.end)[:1]
+    if renderer.template.thoughts and message.thought.strip() not in text:
+        before = renderer.encode_turn(message.content, end=False)
+        if ids[: len(before)] != before:
+            raise UserError(
+                "the chat template does not write the thought of a message that calls",
+                "use a model whose template does",
+            )
+        ids = renderer.encode_turn(_whole(renderer, message), end=False) + ids[len(before) :]
+    return ids

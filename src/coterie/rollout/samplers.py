@@ -42,7 +42,7 @@ MIN_ROOM = 8
 """Minimum number of free tokens of the context for a turn."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AgentContext:
     """Running prompt of an agent, which its next request is stored as a delta on."""
 
@@ -50,12 +50,12 @@ class AgentContext:
     ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
 
-    def add(self, response: "Response", messages: tuple[Message, ...]) -> None:
-        """Append the prompt's messages and the agent's turn."""
-        assert response.request is not None, "only turns with tokens are stored as deltas"
-        self.turn = response.turn.id
-        self.ids = self.ids[: response.request.keep] + response.request.ids + response.turn.ids
-        self.messages = (*messages, Message("assistant", turn=response.turn.id))
+    def after(self, turn: Turn, request: Request | None) -> "AgentContext":
+        """Return the context with the messages of a request and the agent's turn."""
+        assert request is not None, "only turns with tokens are stored as deltas"
+        own, kept = Message("assistant", turn=turn.id), self.messages[: request.keep_messages]
+        ids = self.ids[: request.keep] + request.ids + turn.ids
+        return AgentContext(turn.id, ids, (*kept, *request.messages, own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,7 @@ class Response:
     turn: Turn
     request: Request | None
     tokens: int
-    """Number of tokens, as the sampler counts."""
     reasoning_tokens: int = 0
-    """Number of thought tokens, as a server counts."""
 
     @property
     def thought_tokens(self) -> int:
@@ -85,7 +83,6 @@ class Prompt:
 
     tree: Tree
     parent: str
-    """Node that the turn is added to."""
     agent: str
     messages: tuple[Message, ...]
     seed: int
@@ -98,16 +95,9 @@ class Prompt:
     """The whole task, for scripts and user simulators."""
 
     def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
-        """Build the request of the rendered messages, as a delta on the agent's context."""
+        ids, old = context.ids, context.messages
         return Request.make(
-            self.agent,
-            self.parent,
-            context.turn,
-            prompt_ids,
-            self.messages,
-            context.ids,
-            context.messages,
-            self.tools,
+            self.agent, self.parent, context.turn, prompt_ids, self.messages, ids, old, self.tools
         )
 
 
@@ -122,17 +112,17 @@ class Sampler(Protocol):
     """Makes turns; raises ``EngineError`` on failure."""
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Return the agent's next turn and update ``context``."""
+        """Return the agent's next turn."""
         ...
 
 
-class CandidateSampler(Sampler, Protocol):
+class CandidateSampler(Protocol):
     """Makes several turns for one prompt, which trees branch with."""
 
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """Return one turn for each seed; ``context`` is unchanged.
+        """Return one turn for each seed.
 
         Equal turns with different ``draws`` are separate nodes; without ``draws`` they are one node.
         """
@@ -164,18 +154,13 @@ class TokenSampler:
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Sample one completion of the rendered messages, within the free context."""
         (response,) = await self.candidates(prompt, context, [prompt.seed])
-        context.add(response, prompt.messages)
         return response
 
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """Sample one turn for each seed with one pass over the prompt.
-
-        ``context`` is unchanged; call :meth:`AgentContext.add` for the turn that the dialogue continues from.
-        """
+        """Sample one turn for each seed with one pass over the prompt, within the free context."""
         prompt_ids = self.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
         room, sampling = self.context_length - len(prompt_ids), self.sampling
@@ -320,11 +305,7 @@ def _arguments(call: ToolCall) -> str:
 
 
 def utterance(message: Message, prompt: Prompt) -> Utterance:
-    """Convert a message to plain text.
-
-    Raises:
-        PrivilegeError: The agent may not see a part of it.
-    """
+    """Convert a message to plain text. Raises ``PrivilegeError`` for a part that the agent may not see."""
     role = "user" if message.role == "tool" or message.role == "inline" else message.role
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
@@ -342,7 +323,6 @@ class UserSampler:
     simulator: UserSimulator
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Return the user's reply to the dialogue."""
         assert prompt.task is not None, "a user simulator needs a task"
         dialogue = [utterance(message, prompt) for message in prompt.messages]
         transcript = [

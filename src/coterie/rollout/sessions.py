@@ -36,11 +36,7 @@ class ManagedSession:
         self._owner = asyncio.create_task(self._own())
 
     async def live(self, seconds: float) -> Session:
-        """Wait until the session is open and return it.
-
-        Raises:
-            SessionError: The session did not open.
-        """
+        """Wait until the session is open and return it. Raises ``SessionError``."""
         done, _ = await asyncio.wait([self._opened], timeout=seconds)
         if not done:
             raise SessionError(f"a session did not open within {seconds:g} seconds")
@@ -86,11 +82,7 @@ class Sessions:
         return self._idle.pop(key, None)
 
     async def open(self, context: SessionContext) -> ManagedSession:
-        """Open a session as soon as there is room.
-
-        Raises:
-            SessionError: The session did not open.
-        """
+        """Open a session as soon as there is room. Raises ``SessionError``."""
         session = await self._admit(context)
         self.opened += 1
         return session
@@ -164,7 +156,6 @@ class Sessions:
 
 @asynccontextmanager
 async def sessions_of(max_sessions: int, seconds: float) -> AsyncIterator[Sessions]:
-    """Provide a pool whose sessions are closed at the end of the block."""
     sessions = Sessions(max_sessions, seconds)
     try:
         yield sessions

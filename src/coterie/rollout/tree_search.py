@@ -13,9 +13,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from random import Random
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
 from rapidfuzz.distance import Levenshtein
@@ -24,9 +22,8 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.record.tree import Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rollout.branches import Branches, chain, context_at, sample_in_context
+from coterie.rollout.branches import Branches, Position, chain, context_at, sample_in_context
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
-from coterie.rollout.transitions import Position
 
 T = TypeVar("T")
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
@@ -37,7 +34,6 @@ Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
 Known = Callable[["Rollout", Position], Turn | None]
 """(rollout, position) -> the existing turn that the rollout takes there, if any."""
 Responses = tuple[Response, ...]
-"""Simultaneous responses of all acting actors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,6 @@ class Rollout:
     search: int
     number: int
     start: str
-    """Start node: a turn's id, or the root."""
     leaf: str | None = None
     """Id of the last turn; ``None`` until the end, and after a failure."""
     reward: float | None = None
@@ -63,47 +58,23 @@ def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
     return None
 
 
+@dataclass(eq=False)
 class TreeGrower:
     """Grower of one tree. ``known`` requires that only one actor acts at a time."""
 
-    def __init__(
-        self,
-        branches: Branches,
-        samplers: Samplers,
-        seed: Seed,
-        merge: Merge = never_merge,
-        known: Known = lambda *_: None,
-    ) -> None:
-        self.branches = branches
-        self.samplers = samplers
-        self.seed = seed
-        self.merge = merge
-        self.known = known
+    branches: Branches
+    samplers: Samplers
+    seed: Seed
+    merge: Merge = never_merge
+    known: Known = lambda *_: None
 
     async def play(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Play rollouts from a node to the end; failed rollouts have a reason.
-
-        Raises:
-            EngineGone: The engine failed for good.
-        """
+        """Play rollouts from a node to the end; failed rollouts have a reason. Raises ``EngineGone``."""
 
         async def work() -> list[Rollout]:
             return await self._play(await self.branches.position(node), rollouts)
 
         return await self._or_failures(work(), rollouts)
-
-    async def sample(
-        self, at: Position, rollouts: Sequence[Rollout], draws: Sequence[int] = ()
-    ) -> list[Responses]:
-        """Sample the next responses of each rollout in one batch, without adding them to the tree.
-
-        Equal turns with different ``draws`` are separate nodes; without ``draws`` they are one node.
-        """
-        actors = enumerate(self.branches.acting(at))
-        columns = await gather_all(
-            [self._responses(at, rollouts, actor, index, draws) for index, actor in actors]
-        )
-        return list(zip(*columns, strict=True))
 
     async def _or_failures(
         self, work: Coroutine[Any, Any, list[Rollout]], rollouts: Sequence[Rollout]
@@ -120,10 +91,14 @@ class TreeGrower:
         if at.state.end is not None:
             return [replace(rollout, leaf=at.node) for rollout in rollouts]
         try:
-            samples = await self.sample(at, rollouts)
+            actors = enumerate(self.branches.acting(at))
+            columns = await gather_all(
+                [self._responses(at, rollouts, actor, index) for index, actor in actors]
+            )
         except OutOfContext as error:  # without an earlier turn of an agent, the rollouts fail
             leaf = self.branches.cut(at, error).node
             return [replace(rollout, leaf=leaf) for rollout in rollouts]
+        samples: list[Responses] = list(zip(*columns, strict=True))
         merged = [self._add(at, responses) for responses in samples]
         groups: dict[str, tuple[Responses, list[Rollout]]] = {}
         for rollout, responses, nodes in zip(rollouts, samples, merged, strict=True):
@@ -144,12 +119,7 @@ class TreeGrower:
         return await self._or_failures(work(), rollouts)
 
     async def _responses(
-        self,
-        at: Position,
-        rollouts: Sequence[Rollout],
-        actor: str,
-        index: int,
-        draws: Sequence[int],
+        self, at: Position, rollouts: Sequence[Rollout], actor: str, index: int
     ) -> list[Response]:
         """Return an actor's response in each rollout: a known turn, or a new sample.
 
@@ -164,7 +134,7 @@ class TreeGrower:
             sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, index)
             seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
             seeds.setdefault(seed, []).append(number)
-        work = [self._candidates(at, actor, *group, draws) for group in groups.values()]
+        work = [self._candidates(at, actor, *group) for group in groups.values()]
         for candidates in await gather_all(work):
             responses |= candidates
         return [responses[number] for number in range(len(rollouts))]
@@ -175,16 +145,13 @@ class TreeGrower:
         actor: str,
         sampler: CandidateSampler,
         seeds: Mapping[int, Sequence[int]],
-        draws: Sequence[int],
     ) -> dict[int, Response]:
-        prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
-        own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
         context = context_at(at, actor)
         candidates = await sample_in_context(
             self.branches.environment,
             at.state,
-            prompt,
-            lambda shorter: sampler.candidates(shorter, context, list(seeds), own),
+            self.branches.prompt(at, actor, next(iter(seeds)), 0),
+            lambda prompt: sampler.candidates(prompt, context, list(seeds)),
         )
         return {
             number: response if number == numbers[0] else replace(response, tokens=0)
@@ -263,7 +230,6 @@ class Value:
 
     mean: float
     visits: int
-    """Number of rollouts through it."""
 
 
 Choose = Callable[[Tree, Sequence[Rollout], Container[str], random.Random], str]
@@ -281,25 +247,21 @@ class GrowthRule:
 
 
 def growth(settings: SearchSettings) -> GrowthRule:
-    """Return Optima's rule."""
+    """Return Optima's rule. Truncated turns are never merged."""
 
     def choose_start(
-        tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: Random
+        tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: random.Random
     ) -> str:
         starts = [rollout.start for rollout in rollouts]
         values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
         return choose(tree, values, starts, settings, rng)
 
-    merge = partial(_near_sibling, settings.merge_distance)
+    def merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+        whole = [one for one in siblings if not one.truncated and not turn.truncated]
+        near = (one for one in whole if _same(turn.text, one.text, settings.merge_distance))
+        return next(near, None)
+
     return GrowthRule(settings.searches, settings.rollouts, choose_start, merge)
-
-
-def _near_sibling(distance: float, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
-    """Return the first sibling with similar text. Truncated turns are never similar."""
-    if turn.truncated:
-        return None
-    near = (s for s in siblings if not s.truncated and _same(turn.text, s.text, distance))
-    return next(near, None)
 
 
 def _same(new: str, old: str, distance: float) -> bool:
@@ -321,7 +283,7 @@ def choose(
     values: Mapping[str, Value],
     starts: Sequence[str],
     settings: SearchSettings,
-    rng: Random,
+    rng: random.Random,
 ) -> str:
     """Choose the start node of the next search.
 
@@ -375,33 +337,24 @@ OnSearch = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
 """Callback after each search: (tree, new rollouts, their credit)."""
 
 
+@dataclass(eq=False)
 class Search(ABC):
-    """Search of one task's tree, which may continue an earlier search.
+    """Search of one task's tree. A subclass decides where rollouts begin, and their samplers and seeds."""
 
-    A subclass decides where rollouts begin, and their samplers and seeds.
+    branches: Branches
+    judge: PathJudge
+    _: KW_ONLY
+    rollouts: list[Rollout] = field(default_factory=list)
+    """Rollouts of finished searches, whose paths are in the tree."""
+    seed: int = 0
+    searches: int = field(init=False)
 
-    Args:
-        rollouts: Rollouts of finished searches, whose paths are in the tree.
-    """
-
-    def __init__(
-        self,
-        branches: Branches,
-        judge: PathJudge,
-        searches: int,
-        rollouts: Sequence[Rollout] = (),
-        merge: Merge = never_merge,
-        *,
-        seed: int = 0,
-    ) -> None:
-        self.branches = branches
-        self.judge = judge
-        self.searches = searches
-        self.rollouts = list(rollouts)
-        self.seed = seed
-        self.grower = TreeGrower(branches, self.samplers_of, self.seed_of, merge, self.known_turn)
+    def __post_init__(self) -> None:
+        self.rollouts = list(self.rollouts)
+        self.grower = TreeGrower(
+            self.branches, self.samplers_of, self.seed_of, self.merge, self.known_turn
+        )
         self.judgments: dict[str, Judgment] = {}
-        """Rewards by leaf."""
 
     @abstractmethod
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
@@ -415,6 +368,9 @@ class Search(ABC):
     def seed_of(self, rollout: Rollout, at: Position, index: int) -> int:
         """Return the seed of a rollout's next turn; ``index`` is the actor's among the acting ones."""
 
+    def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+        return never_merge(turn, siblings)
+
     def known_turn(self, rollout: Rollout, at: Position) -> Turn | None:
         """Return the existing turn that a rollout takes at a position, if any."""
         return None
@@ -427,9 +383,6 @@ class Search(ABC):
         """Run the remaining searches; ``record`` is called after each.
 
         Rollouts that fail are recorded with the reason.
-
-        Raises:
-            EngineGone: The engine failed for good.
         """
         for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
             assert reward is not None, "a rollout with a leaf has a reward"
@@ -476,7 +429,12 @@ class Search(ABC):
             if leaf is None or leaf in self.judgments or leaf in new or leaf in failures:
                 continue
             try:
-                new[leaf] = await self._outcome(leaf, rollout)
+                at = await self.branches.position(leaf)
+                assert at.state.end is not None, "a rollout is played to the end"
+                if (score := (await self.branches.grade(at)).score) is None:
+                    raise EngineError("the dialogue could not be graded")
+                sample = len(self.rollouts) + rollout.number
+                new[leaf] = Outcome(leaf, sample, at.state.end, at.state.answer, score)
             except EngineGone:
                 raise
             except EngineError as error:
@@ -501,17 +459,7 @@ class Search(ABC):
             for rollout in rollouts
         ], credit
 
-    async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
-        at = await self.branches.position(leaf)
-        assert at.state.end is not None, "a rollout is played to the end"
-        score = (await self.branches.grade(at)).score
-        if score is None:
-            raise EngineError("the dialogue could not be graded")
-        sample = len(self.rollouts) + rollout.number
-        return Outcome(leaf, sample, at.state.end, at.state.answer, score)
-
     def key(self, *parts: object) -> str:
-        """Return a hash of the tree's key and of ``parts``."""
         tree = self.tree
         return digest("tree", self.seed, tree.iteration, tree.stage, tree.task, *parts)
 
@@ -527,22 +475,19 @@ def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
     return result
 
 
+@dataclass(eq=False)
 class TreeSearch(Search):
     """Search by a rule, with the same samplers for all rollouts and a separate seed for each turn of each."""
 
-    def __init__(
-        self,
-        branches: Branches,
-        samplers: Mapping[str, CandidateSampler],
-        judge: PathJudge,
-        rule: GrowthRule,
-        rollouts: Sequence[Rollout] = (),
-        *,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(branches, judge, rule.searches, rollouts, rule.merge, seed=seed)
-        self.samplers = samplers
-        self.rule = rule
+    samplers: Mapping[str, CandidateSampler]
+    rule: GrowthRule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.searches = self.rule.searches
+
+    def merge(self, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+        return self.rule.merge(turn, siblings)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)

@@ -132,20 +132,16 @@ def benchmark_settings(
     if is_environment_spec or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
         words_choice = replace(words_choice, environment=absolute_name(benchmark))
     else:
-        _check_one_set(benchmark, words_choice.dataset)
+        if words_choice.dataset not in (None, absolute_name(benchmark)):
+            raise UserError(
+                f"{benchmark} and dataset={words_choice.dataset} are different data sets",
+                f"name one of them, or replace {benchmark} with an environment, such as code_maths",
+            )
         words_choice = replace(words_choice, dataset=absolute_name(benchmark))
     choice = words_choice.over(Choice())
     own = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
     return resolve(played_type(base, choice), values, own, where=where)
-
-
-def _check_one_set(benchmark: str, dataset: str | None) -> None:
-    if dataset is not None and dataset != absolute_name(benchmark):
-        raise UserError(
-            f"{benchmark} and dataset={dataset} are different data sets",
-            f"name one of them, or replace {benchmark} with an environment, such as code_maths",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +188,9 @@ async def evaluate(
         tasks = draw_tasks(environment, split, settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
-        while again and _keys(episodes) <= store.finished_keys(attempt, EVALUATION):
+        while again and {(e.key.task, e.key.sample) for e in episodes} <= store.finished_keys(
+            attempt, EVALUATION
+        ):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
         fresh = not store.finished_keys(attempt, EVALUATION)
@@ -214,10 +212,6 @@ async def evaluate(
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
     """Return the episodes. Samples of a task are adjacent, so that they share the prefill of their prompt."""
     return [Episode(task, i, attempt, EVALUATION) for task in tasks for i in range(samples)]
-
-
-def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
-    return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
 async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "heldout") -> str:

@@ -26,7 +26,7 @@ from coterie.engines.protocol import POLICY
 from coterie.errors import UserError
 from coterie.record.store import ItemKey, Store
 from coterie.record.tree import Metrics, Selection
-from coterie.training.trackers import Tracker, TrackerName, make_tracker
+from coterie.training.settings import Tracker, TrackerName, make_tracker
 
 FINISHED = "finished"
 """Sample name of the item that marks a stage as finished."""
@@ -60,7 +60,6 @@ class RunTracker:
             self.log(named, self._steps() + updates)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics by full name after ``step`` optimizer steps of the run."""
         if self._tracker is None:
             folder, config = self._folder / "tracking", self._settings.model_dump()
             self._tracker = make_tracker(self._name, folder, self._folder.absolute().name, config)
@@ -88,7 +87,8 @@ class _RoleTracker(Tracker):
 
 COMMANDS = "commands.txt"
 CREATED = "made"
-"""Key of the date of creation in a config."""
+STARTED = ("store.sqlite", ".config.yaml.partial", "report.html", ".report.html.partial")
+"""Beginnings of the names of files in the folder of a run that stopped at its start."""
 MIN_FREE = 256 * 2**20
 """Free disk space in bytes that a run needs to start."""
 
@@ -123,7 +123,6 @@ class Run:
     created: date
     """Date that chat templates write, constant during the run."""
     tracker: RunTracker
-    """Experiment tracker."""
 
     @property
     def report(self) -> Path:
@@ -135,7 +134,6 @@ class Run:
         return tuple(file.read_text().splitlines()) if file.is_file() else ()
 
     def note_command(self, command: str) -> None:
-        """Append a command to the log, unless it equals the last command."""
         if command and self.commands()[-1:] != (command,):
             with (self.folder / COMMANDS).open("a", encoding="utf-8") as file:
                 file.write(command.replace("\n", " ") + "\n")
@@ -161,11 +159,11 @@ class Run:
         self.tracker.stage(step.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
-        if not self.store.finished(ItemKey(iteration, "select", "")):
-            self.store.select(iteration, "select", selections)
+        key = ItemKey(iteration, "select", "")
+        if not self.store.finished(key):
+            self.store.finish(key, selections=selections)
 
     def metrics(self, step: Step) -> Metrics:
-        """Return the metrics of a finished step; empty for an unfinished step."""
         return self.store.metrics_at(step.key) or {}
 
 
@@ -193,7 +191,9 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     has_training = any(folder.glob("training/*/iteration-*"))
     if has_training and not path.is_file():
         raise _without_record(path, "is gone")
-    created = _creation_date(folder)
+    config = folder / "config.yaml"
+    created = read_yaml(config).get(CREATED) if config.is_file() else None
+    created = created if isinstance(created, date) else today()
     with Store.open(path, read_only=not write) as store, pinned(created):
         if has_training and store.is_empty():
             raise _without_record(path, "is empty")
@@ -236,13 +236,6 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
     return str(values.pop("recipe")), values
 
 
-def _creation_date(folder: Path) -> date:
-    """Return the date of creation in the config; today for a new folder."""
-    path = folder / "config.yaml"
-    created = read_yaml(path).get(CREATED) if path.is_file() else None
-    return created if isinstance(created, date) else today()
-
-
 def differences(old: dict[str, object], new: Settings) -> list[str]:
     before, after = flatten(old), flatten(new.model_dump(mode="json"))
     return [
@@ -260,7 +253,9 @@ def _check_folder(folder: Path, recipe: str) -> None:
                 f"{folder} is a run of {name}, not of {recipe}",
                 "use another --folder or the right recipe",
             )
-    elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
+    elif folder.is_file() or (
+        folder.is_dir() and not all(one.name.startswith(STARTED) for one in folder.iterdir())
+    ):
         raise UserError(
             f"{folder} exists and is not a run folder", "use another --folder or an empty one"
         )
@@ -273,9 +268,3 @@ def _without_record(path: Path, how: str) -> UserError:
         f"{path}, the record of the run, {how}, but {folder / 'training'} has its trainings",
         f"restore {path.name} from a copy; to start over, remove {folder} or use another --folder",
     )
-
-
-def _only_beginnings(folder: Path) -> bool:
-    """Return True if a folder has only files of a run that stopped at its start."""
-    ours = ("store.sqlite", ".config.yaml.partial", "report.html", ".report.html.partial")
-    return all(entry.name.startswith(ours) for entry in folder.iterdir())

@@ -41,7 +41,6 @@ from coterie.rollout.episodes import (
     MESSAGES,
     Driver,
     Episode,
-    EpisodeResult,
     bounded_gather,
     dialogue_tokens,
 )
@@ -79,7 +78,13 @@ async def open_actors(
     async with AsyncExitStack() as stack:
         persons: dict[str, Sampler] = {}
         for name in persons_of(environment):
-            simulator = await _simulator(environment, user_simulator, logs, stack)
+            simulator: UserSimulator
+            user = user_simulator
+            if user is None or (user.url is None and user.model == SCRIPT):
+                simulator = check_script(getattr(environment, "script", None))
+            else:
+                chat = await stack.enter_async_context(open_chat(user, logs))
+                simulator = ModelUserSimulator(chat, user)
             persons[name] = UserSampler(simulator)
         known = {**openers_of(environment, logs), **(openers or {})}
         opened = [
@@ -88,17 +93,6 @@ async def open_actors(
             if need in known
         ]
         yield Actors(environment, persons, Shared(*opened))
-
-
-async def _simulator(
-    environment: Environment,
-    settings: UserSimulatorSettings | None,
-    logs: Path,
-    stack: AsyncExitStack,
-) -> UserSimulator:
-    if settings is None or (settings.url is None and settings.model == SCRIPT):
-        return check_script(getattr(environment, "script", None))
-    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +118,6 @@ class Evaluation:
     """Lower bound of the score's 95% bootstrap interval."""
     high: float
     tokens: float
-    """Mean tokens per dialogue."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Means of the other metrics of grades, such as turns and the share of tests passed."""
     fresh: bool = False
@@ -207,7 +200,6 @@ class Done:
     tree: Tree | None = None
     credit: tuple[Credit, ...] = ()
     failure: str | None = None
-    """Reason of a permanent failure."""
 
 
 async def do_items(
@@ -331,10 +323,7 @@ async def play(
     progress: Progress,
     sampled_tokens: Callable[[], int],
 ) -> None:
-    """Play the unfinished episodes of one iteration and stage.
-
-    Raises :class:`UserError` if all of them fail.
-    """
+    """Play the unfinished episodes of one iteration and stage. Raises :class:`UserError` if all of them fail."""
     iteration, stage = episodes[0].iteration, episodes[0].stage
     finished = {key for key in store.finished_keys(iteration, stage) if key[0]}
     store.put_tasks({e.task.id: e.task for e in episodes}.values())
@@ -343,9 +332,11 @@ async def play(
     before = sampled_tokens()
     with going_on(f"{stage} {iteration}", progress):
         async with driver.play_all(left) as playing:
-            await record(
-                *(store, _items(playing), progress, "dialogues"), lambda: sampled_tokens() - before
+            done = (
+                Done(e.episode.key, {"tokens": e.tokens, **e.metrics}, e.tree, e.credit, e.failure)
+                async for e in playing
             )
+            await record(store, done, progress, "dialogues", lambda: sampled_tokens() - before)
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
@@ -370,16 +361,9 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
     }
 
 
-async def _items(playing: AsyncIterator[EpisodeResult]) -> AsyncIterator[Done]:
-    async for one in playing:
-        metrics = {"tokens": one.tokens, **one.metrics}
-        yield Done(one.episode.key, metrics, one.tree, one.credit, one.failure)
-
-
 def totals(
     store: Store, iteration: int, stage: str, names: Iterable[str]
 ) -> dict[str, float | int | str]:
-    """Sum counts of a stage over its tasks."""
     items = [metrics for key, metrics in store.metrics(iteration, stage).items() if key.task]
     return {name: sum(int(one.get(name, 0)) for one in items) for name in names}
 
@@ -490,12 +474,12 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
     for item in items:
         if not item.key.task:
             continue
-        search, number = _number(item.key)
+        search, _, number = item.key.sample.partition("/")
         leaf, reward = item.metrics.get("leaf"), item.metrics.get("reward")
         labels = str(item.metrics.get("labels", ""))
         one = Rollout(
-            search,
-            number,
+            int(search),
+            int(number),
             str(item.metrics["start"]),
             None if leaf is None else str(leaf),
             None if reward is None else float(reward),
@@ -507,11 +491,6 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
     for task_rollouts in by_task.values():
         task_rollouts.sort(key=lambda one: (one.search, one.number))
     return by_task
-
-
-def _number(key: ItemKey) -> tuple[int, int]:
-    search, _, number = key.sample.partition("/")
-    return int(search), int(number)
 
 
 def _metrics(one: Rollout, path: Tree | None) -> Metrics:

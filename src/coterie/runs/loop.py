@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress, StagePlace
@@ -40,31 +39,20 @@ class Stage:
 
 
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:
-    """Raise :class:`UserError` unless ``stages`` is a list of stages in an order that can run."""
-    value: object = stages
-    if not isinstance(value, (list, tuple)) or not all(isinstance(stage, Stage) for stage in value):
-        raise _refused(
-            recipe, "a stages() that does not return a list of Stage", "make each with self.stage"
-        )
+    """Raise ``UserError`` unless stages have unique names and follow the stages that they need."""
     before: set[Step] = set()
-    known = {stage.step for stage in stages}
     for stage in stages:
-        if stage.step in before:
-            raise _refused(recipe, f"two stages called {stage.step}", "give each a unique name")
-        for required in stage.after:
-            if required == stage.step:
-                raise _refused(recipe, f"a stage after itself: the {stage.step}", "correct `after`")
-            if required not in known:
-                what = f"the {stage.step} after the {required}, which it does not have"
-                raise _refused(recipe, what, "add that stage, or correct `after`")
-            if required not in before:
-                what = f"the {stage.step} before the {required}, which it needs"
-                raise _refused(recipe, what, "put them in the order in which they run")
-        before.add(stage.step)
-
-
-def _refused(recipe: str, what: str, do: str) -> UserError:
-    return UserError(f"the recipe {recipe} has {what}", do)
+        step, missing = stage.step, [one for one in stage.after if one not in before]
+        if step in before:
+            raise UserError(
+                f"the recipe {recipe} has two stages called {step}", "give each a unique name"
+            )
+        if missing:
+            raise UserError(
+                f"the recipe {recipe} has the {step} without the {missing[0]} before it",
+                "correct `after`, or put the stages in the order in which they run",
+            )
+        before.add(step)
 
 
 EVALUATION = "evaluate"
@@ -75,7 +63,9 @@ REINFORCE = "reinforce"
 
 def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
     iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
-    seconds_by_kind = _seconds(run, stages)
+    done = [s for s in stages if run.is_finished(s.step)]
+    seconds = {s.kind: run.metrics(s.step).get("seconds") for s in done}
+    seconds_by_kind = {kind: float(one) for kind, one in seconds.items() if one is not None}
     left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]
     later = [seconds_by_kind.get(s.kind) for s in left if s.kind != stage.kind]
     here = stage.step.iteration
@@ -89,14 +79,6 @@ def stage_place(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
         else sum(seconds or 0.0 for seconds in later),
         sum(s.kind == stage.kind for s in left),
     )
-
-
-def _seconds(run: Run, stages: Sequence[Stage]) -> dict[str, float]:
-    seconds_by_kind = {stage.kind: run.metrics(stage.step).get("seconds") for stage in stages
-             if run.is_finished(stage.step)}  # fmt: skip
-    return {
-        kind: float(seconds) for kind, seconds in seconds_by_kind.items() if seconds is not None
-    }
 
 
 UNSEEN = "(a file named in the settings has changed, or engine.device=auto selects another device)"
@@ -161,22 +143,10 @@ def check_finished(recipe: Any, run: Run) -> None:
             done = "finished" if run.is_finished(step) else "started"
             raise UserError(
                 f"the {step} in {run.folder} was {done} under other settings:\n    "
-                + "\n    ".join(changed or _changed_files(run) or [UNSEEN]),
+                + "\n    ".join(changed or [UNSEEN]),
                 "keep the settings, or add --fork FOLDER for a new run with the steps that these settings do not "
                 "change",
             )
-
-
-def _changed_files(run: Run) -> list[str]:
-    """Return the files named by settings that were written after the run was last started."""
-    started = (run.folder / "config.yaml").stat().st_mtime
-    named = []
-    for key, value in flatten(run.settings.model_dump(mode="json")).items():
-        for text in value if isinstance(value, list) else [value]:
-            names = (text, text.rpartition(":")[0]) if isinstance(text, str) else ()
-            files = [Path(name) for name in names if name and Path(name).is_file()]
-            named += [f"{key}: {one} has changed" for one in files if one.stat().st_mtime > started]
-    return named
 
 
 def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[Step]:

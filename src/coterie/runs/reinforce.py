@@ -20,7 +20,7 @@ from coterie.progress import Pace, Progress, duration
 from coterie.record.rows import Row
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
-from coterie.rewards.path_reward import PathReward
+from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
@@ -40,7 +40,6 @@ from coterie.runs.roles import Learner, LearnerConfig, Roles, learner, saved_upd
 from coterie.training.checkpoint import weight_hash
 
 STEP = "step-"
-"""Prefix of the items with the metrics of a step."""
 DRAWS = "draws"
 """Metric of a step that counts draws of tasks over all steps so far."""
 TOTALS = frozenset({"seconds_left", "step", "rows_dropped"})
@@ -222,7 +221,6 @@ class Reinforcement:
         return not known or _all_equal([*before, *known])
 
     def _check_learning_signal(self, step: int, records: Mapping[int, Metrics]) -> None:
-        """Raise ``UserError`` if the last ``patience`` steps had no learning signal."""
         patience = self.settings.steps.patience
         last = [records[n] for n in range(max(0, step + 1 - patience), step + 1)]
         if len(last) < patience:
@@ -365,7 +363,6 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
 
 
 def left_out(steps: Sequence[Metrics]) -> str:
-    """Describe the paths and rows left out of steps, or return an empty text."""
     sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
     return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
 
@@ -413,5 +410,4 @@ def step_records(store: Store, iteration: int, stage: str) -> dict[int, Metrics]
 
 
 def updates_of(role: str) -> str:
-    """Return the name of the metric that counts a role's optimizer steps so far."""
     return f"{role}/updates"

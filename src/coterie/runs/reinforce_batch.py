@@ -19,7 +19,7 @@ from coterie.rewards.advantages import (
     with_advantage,
     with_advantages,
 )
-from coterie.rewards.path_reward import GradedPath, PathReward, total
+from coterie.rewards.dialogue_reward import GradedPath, PathReward, total
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
 from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
 from coterie.runs.roles import Learner
@@ -38,7 +38,6 @@ class AgentPath:
     rows: tuple[Row, ...]
     """Sampled turns of the agent with their prompts, one row per segment."""
     sampled: SampledPath
-    """Rewards and group of the path."""
     thought_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
     """Terms of the reward, without the rewards of acts."""
@@ -72,7 +71,8 @@ def paths_of(
     for task in tasks:
         if task in known:
             tree = store.tree(iteration, stage, task)
-            rewards = _environment_rewards(store, tree)
+            credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
+            rewards = {(one.node, one.name): one.value for one in credit}
             for outcome, path in tree.trajectories():
                 measures = by_sample.get((task, outcome.sample), {})
                 paths += _of_sample(tree, outcome, path, agents, rewards, measures, reward)
@@ -100,11 +100,6 @@ def _of_sample(
         thought = sum(turn.thought_tokens for turn in graded.own_turns)
         count = len(graded.own_turns)
         yield AgentPath(tree.task, agent, outcome, count, agent_rows, sampled, thought, terms or {})
-
-
-def _environment_rewards(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
-    credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
-    return {(one.node, one.name): one.value for one in credit}
 
 
 def _whole(
@@ -143,7 +138,6 @@ class StepBatch:
     paths: tuple[AgentPath, ...]
     """Paths to train on. Their rows have advantages."""
     informative: frozenset[str]
-    """Tasks with a non-zero advantage."""
     counts: Mapping[str, int]
     """Numbers of groups, and of paths left out by reason."""
 
@@ -233,11 +227,9 @@ class StepSamples:
     tasks: list[str] = field(default_factory=list)
     paths: list[AgentPath] = field(default_factory=list)
     sample_count: int = 0
-    """Number of samples, including failed samples."""
 
 
 def step_stage(stage: str, step: int) -> str:
-    """Return the stage name under which the samples of a step are stored."""
     return f"{stage}/{step:05d}"
 
 

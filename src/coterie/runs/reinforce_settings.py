@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.rewards.advantages import Baseline
-from coterie.rewards.path_reward import PathRewardSettings
+from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.training.settings import (
     PolicyLossSettings,
     Schedule,

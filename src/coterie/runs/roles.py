@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,30 +113,24 @@ class Roles:
             return self.run.training_folder(version - 1, name) / "final"
         return self.known[name].model
 
-    def load(self, name: str, version: int, *, merge: bool = True) -> LoadedModel:
-        """Load a version of a role. Merges an adapter; with ``merge=False`` only into float32 weights."""
+    def load(
+        self, name: str, version: int, *, merge: bool = True, trainable: bool = False
+    ) -> LoadedModel:
+        """Load a version of a role.
+
+        Merges an adapter; with ``merge=False`` only into float32 weights. A ``trainable`` adapter stays separate.
+        """
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
-        if adapter and (merge or self.dtype == torch.float32):
+        if adapter and not trainable and (merge or self.dtype == torch.float32):
             reload(loaded, path)
         elif adapter:
-            loaded = replace(loaded, model=load_adapter(loaded.model, Path(path)).eval())
+            model = load_adapter(loaded.model, Path(path), trainable=trainable)
+            loaded = replace(loaded, model=model if trainable else model.eval())
         if role.head and version:
             load_head(loaded.model, Path(path))
-        return loaded
-
-    def load_to_train(self, name: str, version: int) -> LoadedModel:
-        """Load a version of a role for training. An adapter stays separate and trainable."""
-        role, path = self.known[name], self.path(name, version)
-        adapter = is_adapter(path)
-        loaded = self._load(role.model if adapter else path)
-        if adapter:
-            model = load_adapter(loaded.model, Path(path), trainable=True)
-            loaded = replace(loaded, model=model)
-        if role.head and version:
-            load_head(loaded.model, Path(path))
-        elif role.head:
+        elif role.head and trainable:
             add_head(loaded.model)
         return loaded
 
@@ -158,13 +153,8 @@ class Roles:
         role, path = self.known[name], self.path(name, version)
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
-            return await self.engines.speak(
-                version,
-                path,
-                lambda: self.load(name, version, merge=False),
-                role=name,
-                base=role.model,
-            )
+            load = partial(self.load, name, version, merge=False)
+            return await self.engines.speak(version, path, load, role=name, base=role.model)
         shared = self._beside(base, role, version)
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
@@ -197,17 +187,14 @@ class Roles:
             self._shared[base] = self._load(self.known[base].model)
         loaded = self._shared[base]
         if version:
-            model = load_adapter(loaded.model, Path(path), name=role.name)
+            model: Any = load_adapter(loaded.model, Path(path), name=role.name)
         else:
-            model = _fresh_adapter(loaded.model, role.name)
+            model = loaded.model
+            if isinstance(model, PeftModel) and role.name in model.peft_config:
+                remove_adapter(model, role.name)
+            model = add_lora(model, r=1, alpha=1, name=role.name).eval()
         self._shared[base] = replace(loaded, model=model)
         return self._shared[base]
-
-
-def _fresh_adapter(model: Any, name: str) -> Any:
-    if isinstance(model, PeftModel) and name in model.peft_config:
-        remove_adapter(model, name)
-    return add_lora(model, r=1, alpha=1, name=name).eval()
 
 
 def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
@@ -222,7 +209,6 @@ def load_selections(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]
 KEPT = 2
 """Checkpoints per role. With two, all roles share at least one step wherever a run was killed."""
 SERVED = "served-"
-"""Prefix of folders that servers load weights from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,28 +221,22 @@ class LearnerConfig:
     objective: Objective[Row]
     settings: TrainingSettings
     updates: int
-    """Maximum number of optimizer steps, for the learning rate schedule."""
     like: str | None = None
     """Role whose weights a critic starts from, with a new value head. ``None`` for policies."""
 
 
+@dataclass(eq=False)
 class Learner:
     """Open role, made by :func:`learner`."""
 
-    def __init__(
-        self,
-        models: Roles,
-        config: LearnerConfig,
-        loaded: LoadedModel,
-        trainer: Trainer[Row],
-        base: bool,
-    ) -> None:
-        self.config = config
-        self.loaded = loaded
-        self.trainer = trainer
-        self._models, self._base = models, base
-        self._engine: InProcessEngine | None = None
-        self._reference: Any = None
+    _models: Roles
+    config: LearnerConfig
+    loaded: LoadedModel
+    trainer: Trainer[Row]
+    _base: bool
+    """True if the reference is the model without its new adapter."""
+    _engine: InProcessEngine | None = None
+    _reference: Any = None
 
     @property
     def role(self) -> str:
@@ -279,7 +259,7 @@ class Learner:
         else:
             base = self._models.known[self.role].model
             speaking = await self._models.engines.speak(
-                *(self.version, self._served(), lambda: self.loaded), role=self.role, base=base
+                self.version, self._served(), lambda: self.loaded, role=self.role, base=base
             )
             engine, context = speaking.engine, speaking.context_length
         return TokenSampler(
@@ -322,7 +302,7 @@ def learner(
 ) -> Iterator[Learner]:
     """Open a role for training and resume it, at the checkpoint after ``at`` optimizer steps if given."""
     if config.like is None:
-        loaded = models.load_to_train(config.role, config.version)
+        loaded = models.load(config.role, config.version, trainable=True)
     else:
         loaded = models.load(config.like, config.version)
         add_head(loaded.model)

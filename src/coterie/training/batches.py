@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Generic
 
 import torch
@@ -52,7 +51,6 @@ class Prepared:
 
     model: Any
     adapter: str | None
-    """Name of the trained adapter; ``None`` for full training."""
     names: frozenset[str]
     checkpointing: bool
     """True to recompute activations in the backward pass."""
@@ -183,11 +181,6 @@ def max_row_length(model: Any, settings: TrainingSettings) -> int:
     return min(settings.max_length, context_length(model.config) or settings.max_length)
 
 
-def tokenizer_folder(model: Any) -> Path | None:
-    folder = Path(model.config.name_or_path or ".")
-    return folder if (folder / "config.json").is_file() else None
-
-
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
     """Trainable items in their original order, and the number of dropped ones."""
@@ -201,7 +194,6 @@ class Batch(Generic[Item]):
     counts: Sequence[float]
     """Share of each item in the denominator of its step."""
     names: Sequence[str]
-    """Origin of each item, for messages."""
     too_long: int
     """Number of dropped items with a row longer than the limit."""
     empty: int

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def save_checkpoint(
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         tensors[f"weight/{name}"] = whole(weight)
-        for field, value in optimizer.state[weight].items():
-            tensors[f"optimizer/{name}/{field}"] = whole(value)
+        for key, value in optimizer.state[weight].items():
+            tensors[f"optimizer/{name}/{key}"] = whole(value)
     if not write:
         return
     tensors["random/cpu"] = torch.get_rng_state()
@@ -79,17 +79,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(_checkpoints(folder), default=None)
 
 
-def read_facts(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / "state.json"
-    with reading(file, _advice(checkpoint)):
-        facts: dict[str, Any] = json.loads(file.read_text())
-        return facts
-
-
 def load_checkpoint(
     checkpoint: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Restore weights, optimizer state and random number generators in place."""
     file = checkpoint / "state.safetensors"
     with reading(file, _advice(checkpoint)):
         tensors = load_file(file)
@@ -112,7 +104,7 @@ def load_checkpoint(
 
 
 def save_final(model: Any, folder: Path, facts: Mapping[str, Any], *, write: bool = True) -> None:
-    """Save weights and config with ``save_pretrained``, copies of the tokenizer files, and the value head if any.
+    """Save weights and config with ``save_pretrained``, the tokenizer files, and the value head if any.
 
     Every rank calls this; only a rank with ``write`` writes.
     """
@@ -199,7 +191,6 @@ def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def hash_items(items: Sequence[Any]) -> str:
-    """Return the SHA-256 of the items (rows, pairs) in order."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr(item).encode())
@@ -237,7 +228,6 @@ class TrainingReport:
     """Result of a training, also in ``final/training.json``."""
 
     final: Path
-    """Folder of the trained weights (of the adapter, for lora)."""
     steps: int
     rows: int
     """Items of all steps, counted again in each epoch."""
@@ -248,7 +238,6 @@ class TrainingReport:
     tokens: int
     """Tokens of all trained rows, without padding."""
     targets: int
-    """Target tokens."""
     computed_tokens: int
     """Tokens of the forward and backward passes; a shared prefix counts once."""
     first_loss: float
@@ -274,29 +263,23 @@ class Counts:
     computed_tokens: int
 
 
+@dataclass(eq=False)
 class Record:
     """Progress of one training and its files."""
 
-    def __init__(
-        self,
-        model: Any,
-        folder: Path,
-        settings: TrainingSettings,
-        accelerator: Accelerator,
-        total: int | None,
-        identity: Mapping[str, str],
-        keep_last: int = 1,
-    ) -> None:
-        self.total = total
-        self._keep_last = keep_last
-        self.settings = settings
-        self._model, self._folder, self._accelerator = model, folder, accelerator
-        self._identity = identity
-        self.counts = Counts(0, 0, 0, 0, 0, 0)
-        self._losses: list[float] = []
-        self._seconds = self._seconds_before = 0.0
-        self._tokens_before = 0
-        self._saved_at = time.monotonic()
+    _model: Any
+    _folder: Path
+    settings: TrainingSettings
+    _accelerator: Accelerator
+    total: int | None
+    _identity: Mapping[str, str]
+    _keep_last: int = 1
+    counts: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0, 0, 0))
+    _losses: list[float] = field(default_factory=list)
+    _seconds: float = 0.0
+    _seconds_before: float = 0.0
+    _tokens_before: int = 0
+    _saved_at: float = field(default_factory=time.monotonic)
 
     @property
     def done(self) -> int:
@@ -315,18 +298,18 @@ class Record:
     def restore(
         self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
-        """Resume from the newest checkpoint, if there is one."""
         newest = newest_checkpoint(self._folder)
         if newest is not None:
-            facts = read_facts(newest)
-            with reading(newest, _advice(self._folder)):
+            state, advice = newest / "state.json", _advice(self._folder)
+            with reading(state, advice):
+                facts = json.loads(state.read_text())
                 self._check(facts["identity"])
                 self.counts = TypeAdapter(Counts).validate_python(facts["counts"])
             load_checkpoint(newest, weights, optimizer)
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
-            with reading(self._metrics, _advice(self._folder)), self._metrics.open() as file:
-                self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
+            with reading(self._metrics, advice), self._metrics.open() as lines:
+                self._losses = [json.loads(lines.readline())["loss"] for _ in range(facts["step"])]
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:  # remove the metrics of later steps, which run again
             with self._metrics.open("a+b") as file:
@@ -372,11 +355,7 @@ class Record:
         """True if a checkpoint is due by steps or time, the same on all ranks; False at the last step."""
         every = self.settings.save_every_steps
         due = every is not None and self.done % every == 0
-        if (seconds := self.settings.save_every_seconds) is not None:
-            due = due or time.monotonic() - self._saved_at >= seconds
-        if (
-            self._accelerator.num_processes > 1
-        ):  # clocks differ, and all ranks have to save together
+        if self._accelerator.num_processes > 1:  # clocks differ, and all ranks save together
             (due,) = broadcast_object_list([due])
         return due and self.done != self.total
 
@@ -396,7 +375,6 @@ class Record:
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
-        """Save the final weights and remove the checkpoints."""
         tail, final = self._losses[-max(len(self._losses) // 10, 1) :], self._folder / "final"
         report = TrainingReport(
             final=final,

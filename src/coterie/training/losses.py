@@ -121,7 +121,6 @@ class Objective(Generic[Item]):
 
     @property
     def temperature(self) -> float:
-        """Temperature by which logits are divided."""
         return 1.0
 
     def rows(self, item: Any) -> Sequence[Row]:
@@ -211,7 +210,6 @@ class SFT(OnRows):
     name = "sft"
 
     def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return weight * sum of -log p."""
         return -item.weight * read[0].sum()
 
 
@@ -270,7 +268,6 @@ class Classifier(Objective[LabeledTrajectory]):
         return self.weight(item) * sum(len(row.predicted) for row in item.rows)
 
     def loss(self, item: LabeledTrajectory, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return weight * summed cross-entropy of the turns."""
         turns = torch.cat(list(read)).split([len(t) for row in item.rows for t in row.predicted])
         logits = torch.stack([turn[-1] for turn in turns])
         return -item.weight * logsigmoid(logits if item.success else -logits).sum()
@@ -287,7 +284,6 @@ class ValueLoss(OnRows):
         self.settings = settings or ValueLossSettings()
 
     def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return weight * sum over the trained tokens."""
         return item.weight * torch.maximum(*_errors(item, read[0], self.settings.clip)).sum() / 2
 
     def measures(

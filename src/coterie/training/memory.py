@@ -40,11 +40,9 @@ class ModelShape:
     largest: int
     """Elements of the largest weight, mostly of an embedding."""
     layer: int
-    """Weights of one layer."""
     linear: Mapping[str, tuple[int, int]]
     """Linear layers by name, without the output layer: weights, and inputs plus outputs, summed over all layers."""
     output: int
-    """Weights of the output layer."""
     layers: int
     hidden: int
     intermediate: int
@@ -111,7 +109,6 @@ class ModelShape:
 
     @property
     def cache_token(self) -> int:
-        """Number of elements of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_width
 
 
@@ -126,12 +123,10 @@ class TrainedModel:
     rows: int = 1
     """Rows that must be in the same micro-batch, such as the 2 rows of a pair."""
     reads: Reads = "logprobs"
-    """Outputs of the model that the objective reads."""
     attention: str = "sdpa"
 
     @property
     def trained(self) -> int:
-        """Number of trained weights."""
         s, shape = self.settings, self.shape
         return shape.adapter(s) if s.method == "lora" else shape.weights
 
@@ -151,7 +146,6 @@ class TrainedModel:
 
     @property
     def tokens(self) -> int:
-        """Padded tokens of the largest micro-batch."""
         return max(self.settings.tokens_per_microbatch, self.rows * self.length)
 
     def resident(self) -> dict[str, int]:
@@ -232,7 +226,6 @@ class MemoryPlan:
     stage: str
     terms: Mapping[str, int]
     advice: tuple[str, ...] = ()
-    """Settings that lower the memory."""
 
     @property
     def total(self) -> int:
@@ -262,7 +255,6 @@ class MemoryPlan:
             )
 
     def _terms(self) -> list[tuple[str, str]]:
-        """Return all terms in GiB, the largest first."""
         by_size = sorted(self.terms.items(), key=lambda one: -one[1])
         return [(name, in_gib(size)) for name, size in by_size]
 

@@ -60,7 +60,6 @@ def row_count(row: Row, mean: Mean) -> float:
 
 
 def row_scale(row: Row, mean: Mean, constant: int | None) -> float:
-    """Return the factor of the sum over the row's tokens."""
     if mean == "token":
         return row.weight
     return row.weight / ((constant or 1) if mean == "constant" else path_tokens(row))
@@ -125,7 +124,6 @@ class PolicyGradient(OnRows):
         return row_count(item, self.settings.mean)
 
     def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return scale * sum over the trained tokens."""
         scale = row_scale(item, self.settings.mean, self.settings.constant)
         return scale * self._tokens(item, read[0])[0].sum()
 

@@ -43,9 +43,7 @@ class LossModule(nn.Module, Generic[Item]):
         self.objective = objective
         self.rule = rule
         self._no_split_modules = getattr(model, "_no_split_modules", None)
-        """Classes of layers that FSDP shards as units."""
         self.tally = Tally()
-        """Measures of the objective since the last reset."""
 
     def forward(self, items: Sequence[Item], *, counts: bool = True) -> torch.Tensor:
         """Return the summed loss of each item, shape ``(items,)``; measure the items if ``counts``."""

@@ -1,10 +1,16 @@
-"""Settings of a training and of its objective."""
+"""Settings of a training and of its objective, and experiment trackers that receive its metrics."""
 
-from typing import TYPE_CHECKING, Literal, Self
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
 from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -223,3 +229,69 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
     if low or any(weight_dtype(one) == torch.bfloat16 for one in groups):
         return torch.bfloat16
     return torch.float32
+
+
+TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
+PROJECT = "coterie"
+
+
+class Tracker:
+    """Receiver of the metrics of a training. This class discards them."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the metrics of an optimizer step (counted from 1)."""
+
+    def close(self) -> None:
+        """Flush and finish; also called after a failed training."""
+
+
+class _AccelerateTracker(Tracker):
+    def __init__(self, tracker: Any, config: Mapping[str, Any]) -> None:
+        self._tracker = tracker
+        tracker.start()
+        kinds = (bool, int, float, str, type(None))
+        plain = {key: one if isinstance(one, kinds) else str(one) for key, one in config.items()}
+        tracker.store_init_configuration(plain)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._tracker.log({name: n for name, n in metrics.items() if name != "step"}, step=step)
+
+    def close(self) -> None:
+        self._tracker.finish()
+
+
+def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
+    """Return a tracker that writes to ``folder`` under the run name ``run``.
+
+    Nothing leaves the machine by default: ``wandb`` and ``swanlab`` start offline unless ``WANDB_MODE`` or
+    ``SWANLAB_MODE`` is set. ``trackio`` has one local database for all runs (``TRACKIO_DIR`` moves it). Raises
+    ``UserError`` if its package is not installed.
+    """
+    if name == "none":
+        return Tracker()
+    check_tracker(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    from accelerate import tracking
+
+    mode = os.environ.get(f"{name.upper()}_MODE", "offline")
+    if name == "tensorboard":
+        tracker: Any = tracking.TensorBoardTracker(run, folder)
+    elif name == "wandb":
+        id_ = hashlib.sha256(f"{folder.absolute()} {run}".encode()).hexdigest()[:16]
+        resume = {"id": id_, "resume": "allow", "dir": str(folder), "mode": mode}
+        tracker = tracking.WandBTracker(PROJECT, name=run, **resume)
+    elif name == "swanlab":
+        place = {"logdir": str(folder), "mode": mode}
+        tracker = tracking.SwanLabTracker(PROJECT, experiment_name=run, **place)
+    else:
+        tracker = tracking.TrackioTracker(PROJECT, name=run, resume="allow")
+    return _AccelerateTracker(tracker, config)
+
+
+def check_tracker(name: TrackerName, key: str = "tracker") -> None:
+    """Raise ``UserError`` if the tracker's package is not installed; ``key`` is the name of the setting."""
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(
+            f"{key}={name} needs the package {name!r}, which is not installed",
+            f"pip install -e '.[{name}]', or choose {key}=none",
+        )

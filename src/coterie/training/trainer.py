@@ -10,7 +10,7 @@ process the final weights are bitwise the same as without an interruption.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic
 
@@ -39,8 +39,7 @@ from coterie.training.checkpoint import Record, TrainingReport, hash_items, open
 from coterie.training.distributed import open_accelerator, refuse_sharded_head
 from coterie.training.losses import SFT, Item, Objective
 from coterie.training.reference import LossModule
-from coterie.training.settings import TrainingSettings
-from coterie.training.trackers import Tracker
+from coterie.training.settings import Tracker, TrainingSettings
 
 BUCKET = 1 << 24
 """Elements of one fused update: a small model has hundreds of weights, and each kernel takes microseconds to launch."""
@@ -172,41 +171,6 @@ def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
     return settings.learning_rate * shape[settings.schedule]
 
 
-class RngScope:
-    """Thread count and random number generators of one training; the caller's are restored at the end of the block."""
-
-    def __init__(self, threads: int | None, seed: int) -> None:
-        self._threads = threads
-        self._seed = seed
-        self._random: list[torch.Tensor] | None = None
-        """Generator states at the end of the last block: of the CPU, then of the CUDA device."""
-
-    def __enter__(self) -> None:
-        self._outer = torch.get_num_threads(), _random()
-        torch.set_num_threads(self._threads or self._outer[0])
-        if self._random is None:
-            torch.manual_seed(self._seed)
-        else:
-            _set_random(self._random)
-
-    def __exit__(self, *_: object) -> None:
-        self._random = _random()
-        threads, random = self._outer
-        torch.set_num_threads(threads)
-        _set_random(random)
-
-
-def _random() -> list[torch.Tensor]:
-    on_device = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_device]
-
-
-def _set_random(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)
-
-
 class Trainer(Generic[Item]):
     """Training of one model, open until :meth:`finish` or :meth:`close`.
 
@@ -258,8 +222,9 @@ class Trainer(Generic[Item]):
         self.report: TrainingReport | None = None
         """Report of the finished training; if an earlier process finished it, the model has its weights."""
         self._closed = self._torn = False
-        self._scope = RngScope(settings.threads, settings.seed)
-        with ExitStack() as stack, self._scope:
+        self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        """States of the random number generators of the CPU and the CUDA device since the last block of work."""
+        with ExitStack() as stack, self._scope():
             self._prepared = stack.enter_context(
                 prepare_model(model, settings, adapter, objective.reads)
             )
@@ -310,7 +275,7 @@ class Trainer(Generic[Item]):
             )
         start = time.monotonic()
         batch = make_batch(items, self.objective, self._max_length)
-        with self._scope, self._prepared.training():
+        with self._scope(), self._prepared.training():
             splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
             families = splitter.families(range(len(batch.items)))
             rate = rate_at(self.done, self._record.total, self.settings)
@@ -367,7 +332,7 @@ class Trainer(Generic[Item]):
         """Write a checkpoint now."""
         self._refuse_closed()
         if self.done:
-            with self._scope, self._prepared.training():
+            with self._scope(), self._prepared.training():
                 self._record.save(self._weights, self._optimizer)
 
     def publish(self, folder: Path) -> None:
@@ -391,6 +356,25 @@ class Trainer(Generic[Item]):
         """Release the model. Steps since the last checkpoint are lost; a new trainer can resume from it."""
         self._stack.close()
         self._closed = True
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Use the threads and random numbers of the training; restore the caller's at the end of the block."""
+        threads, on_gpu = torch.get_num_threads(), torch.cuda.is_available()
+        with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
+            torch.set_num_threads(self.settings.threads or threads)
+            if self._random is None:
+                torch.manual_seed(self.settings.seed)
+            else:
+                torch.set_rng_state(self._random[0])
+            if self._random is not None and self._random[1] is not None:
+                torch.cuda.set_rng_state(self._random[1])
+            try:
+                yield
+            finally:
+                on_device = torch.cuda.get_rng_state() if on_gpu else None
+                self._random = (torch.get_rng_state(), on_device)
+                torch.set_num_threads(threads)
 
     def _open(self, steps: int | None, identity: Mapping[str, str], keep_last: int) -> None:
         """Wrap the model and restore the state of the folder."""
