@@ -79,7 +79,7 @@ async def open_actors(
     async with AsyncExitStack() as stack:
         persons: dict[str, Sampler] = {}
         for name in persons_of(environment):
-            simulator = await _simulator(environment, user_simulator, logs, stack)
+            simulator = await _simulator(environment, user_simulator, stack)
             persons[name] = UserSampler(simulator)
         known = {**openers_of(environment, logs), **(openers or {})}
         opened = [
@@ -93,12 +93,11 @@ async def open_actors(
 async def _simulator(
     environment: Environment,
     settings: UserSimulatorSettings | None,
-    logs: Path,
     stack: AsyncExitStack,
 ) -> UserSimulator:
     if settings is None or (settings.url is None and settings.model == SCRIPT):
         return check_script(getattr(environment, "script", None))
-    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
+    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings)), settings)
 
 
 @dataclass(frozen=True, slots=True)

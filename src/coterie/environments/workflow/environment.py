@@ -9,6 +9,7 @@ and F1, and optionally by a model.
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -182,8 +183,8 @@ def read_judgement(reply: str) -> bool | None:
 
 
 @asynccontextmanager
-async def open_judge(settings: JudgeSettings, logs: Path) -> AsyncIterator[AnswerJudge]:
-    async with open_chat(settings, logs / "judge") as chat:
+async def open_judge(settings: JudgeSettings) -> AsyncIterator[AnswerJudge]:
+    async with open_chat(settings) as chat:
         yield AnswerJudge(chat)
 
 
@@ -244,7 +245,7 @@ class Workflow(WorkflowAgent):
 
     def openers(self, logs: Path) -> Openers:
         judge = self.settings.judge
-        return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
+        return {AnswerJudge: partial(open_judge, judge)} if judge.judges else {}
 
     def instructions(self) -> str:
         """Return the system prompt; the tools are appended if it is not terse."""
