@@ -177,7 +177,6 @@ def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> N
     ("words", "message"),
     [
         (["iterations=1"], "has no DPO iteration"),
-        (["train.method=lora"], "each training continues from the last one"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:

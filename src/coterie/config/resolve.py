@@ -120,8 +120,8 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
             key=lambda key: (
                 key != path,
                 bool(group) and not key.startswith(f"{group}."),
-                -len(key) * path.endswith(f".{key}"),
-                key.count(".") != path.count("."),
+                -key.count(".") * path.endswith(f".{key}"),
+                abs(key.count(".") - path.count(".")),
                 key.startswith(("evaluate.", "engine.")),
             ),
         )
@@ -339,7 +339,7 @@ class SettingsKey:
 
     path: str
     is_text: bool
-    """True if words take its value unchanged: text or one of several words."""
+    """True for text and literals, whose values are not parsed as YAML."""
     is_optional: bool
     default: str
     meaning: str

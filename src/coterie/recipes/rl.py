@@ -123,7 +123,9 @@ async def reinforce(
 ) -> Metrics:
     """Run the RL stage: train ``roles`` from their newest versions."""
     players, updates = recipe.players(), s.steps.updates
-    update, training = (recipe.seeded(one, iteration) for one in (s.policy_training, s.critic_training))
+    update, training = (
+        recipe.seeded(one, iteration) for one in (s.policy_training, s.critic_training)
+    )
     policies = [
         LearnerConfig(
             role,

@@ -81,7 +81,7 @@ class PathRewardSettings(TermSettings):
         ge=0,
     )
     overlong_limit: int | None = key(
-        None, "DialogueSample tokens of a path from which all of it is taken off.", ge=1
+        None, "Sampled tokens of a path from which all of it is taken off.", ge=1
     )
     overlong_buffer: int | None = key(
         None,
