@@ -42,21 +42,21 @@ CONTROLS = (MORE, EPOCHS, REJECTION)
 REINFORCED = ("method=rl",)
 ONE_DRAW = (
     *REINFORCED,
-    "rl.rollout.rounds=1",
-    "rl.loss.clip_high=0.2",
-    "rl.loss.dual_clip=3",
-    "rl.loss.kl=0.001",
-    "rl.loss.divergence=k3_forward",
+    "rollout.rounds=1",
+    "loss.clip_high=0.2",
+    "loss.dual_clip=3",
+    "loss.kl=0.001",
+    "loss.divergence=k3_forward",
 )
 WORDS: dict[str, tuple[str, ...]] = {
     DAPO: REINFORCED,
     GRPO: ONE_DRAW,
     PPO: (
         *ONE_DRAW,
-        "rl.advantage.baseline=values",
-        "rl.rollout.samples=1",
-        "rl.rollout.tasks=256",
-        "rl.critic.train.learning_rate=1.0e-3",
+        "advantage.baseline=values",
+        "rollout.samples=1",
+        "rollout.tasks=256",
+        "critic.train.learning_rate=1.0e-3",
     ),
     MORE: ("train.learning_rate=2.5e-4",),
     EPOCHS: ("train.learning_rate=2.5e-4",),
@@ -80,11 +80,11 @@ class RejectionFineTuning(Gap):
         """Sample paths of each question instead of the expert's traces."""
         s = self.settings
         samples, tasks = (
-            s.rl.rollout.samples,
+            s.rollout.samples,
             self.environment.tasks("train", s.traces.tasks, s.seed),
         )
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(samples)]
-        await self.play(run, episodes, s.rl.rollout.temperature, 1.0, progress)
+        await self.play(run, episodes, s.rollout.temperature, 1.0, progress)
         return summary(run.store, i, "rollout")
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -100,7 +100,7 @@ class RejectionFineTuning(Gap):
         if not chosen:
             raise UserError(
                 "no sampled path is right, so there is nothing to learn from",
-                "raise rl.rollout.samples or traces.tasks",
+                "raise rollout.samples or traces.tasks",
             )
         run.select(i, chosen)
         return {"selected": len(chosen)}
@@ -160,7 +160,7 @@ def run_method(x: Experiment, method: str, recipe: Gap, training: str) -> list[s
         if training != REINFORCE:
             return []
         records = step_records(run.store, 0, REINFORCE)
-        questions = int(records[max(records)][DRAWS]) * recipe.settings.rl.rollout.draw_count
+        questions = int(records[max(records)][DRAWS]) * recipe.settings.rollout.draw_count
         tokens = int(run.metrics(Step(0, REINFORCE))["trained_tokens"])
     return [f"train.target_tokens={tokens}", f"traces.tasks={questions}"]
 
@@ -178,7 +178,7 @@ def gate(x: Experiment) -> Gate:
     stage = "gate_sampled"
 
     async def sample(run: Run) -> None:
-        sampler = await recipe.sampler(run, 1, recipe.settings.rl.rollout.temperature)
+        sampler = await recipe.sampler(run, 1, recipe.settings.rollout.temperature)
         tasks = recipe.heldout_tasks()
         episodes = [Episode(task, n, 1, stage) for task in tasks for n in range(PATHS)]
         await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)

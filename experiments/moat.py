@@ -85,7 +85,7 @@ class ContinuedSFT(Moat):
         tasks = self.environment.tasks(
             "train", self.counts[role][place], s.seed, [s.start.tasks, *before]
         )
-        train = s.improve.train
+        train = self.trainings()["improve.train"]
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
             whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
             train = train.model_copy(update=whole)

@@ -76,7 +76,8 @@ def test_a_bad_word_is_refused_with_what_to_do(word: str, said: str) -> None:
         ("train.lr", "update.learning_rate"),
         ("temperature", "rollout.temperature"),
         ("num_generations", "rollout.samples"),
-        ("update.lora_rank", "update.lora_r"),
+        ("update.lora_rank", "train.lora_r"),
+        ("critic.train.dtype", "train.dtype"),
     ],
 )
 def test_a_hint_has_the_last_part_of_the_wrong_key(key: str, near: str) -> None:

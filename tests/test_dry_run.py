@@ -88,7 +88,7 @@ def test_a_trial_is_smaller_and_tells_no_tracker(name: str) -> None:
 def test_memory_of_reinforcement_learning_is_that_of_all_models_in_training(
     name: str, models: int
 ) -> None:
-    plan = recipe(settings(name, ["model=tiny-exchange", "update.method=full"])).plan()
+    plan = recipe(settings(name, ["model=tiny-exchange", "train.method=full"])).plan()
     terms, weights = plan.memory[-1].terms, plan.weights["policy"]
     assert terms["weights"] == models * weights * 4
     assert terms["optimizer state"] == models * weights * 8, "two moments"

@@ -125,8 +125,13 @@ def service(*script: Answer) -> Iterator[Service]:
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "BACKOFF", 0.001)
+
+
 def settings(url: str, **more: Any) -> EndpointSettings:
-    return EndpointSettings(**{"url": url, "model": "judge", "backoff": 0.001, **more})
+    return EndpointSettings(**{"url": url, "model": "judge", **more})
 
 
 def chat(one: EndpointSettings, *, count: int = 1, **more: Any) -> tuple[list[Any], EndpointUsage]:

@@ -1,7 +1,7 @@
 """What GAP's agents are rewarded with in reinforcement learning: each row of its table of rewards, as it is played.
 
 A script says the messages; the recipe's own environment, tools and grader answer; the reward is that of the path in the
-store, under the run's ``rl.reward``. The numbers are those of GAP's and AFM's scripts and papers.
+store, under the run's ``reward``. The numbers are those of GAP's and AFM's scripts and papers.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def paths(
 
     with open_run(folder / "run", recipe.name, recipe.settings) as run:
         asyncio.run(work(run.store))
-        reward = PathReward(recipe.settings.rl.reward)
+        reward = PathReward(recipe.settings.reward)
         found = paths_of(run.store, 0, stage, [task.id], [recipe.agent], reward)
     recipe.close()
     assert len(found) == len(scripts), "each script makes one path"
@@ -205,7 +205,7 @@ def test_a_path_out_of_form_is_worth_what_the_run_says(
     corpus: Path, tmp_path: Path, worth: float
 ) -> None:
     """Table: answer times form (codetag: 0); tags that are not paired (toolstar: -1)."""
-    recipe = questions(corpus, f"rl.reward.malformed={worth}")
+    recipe = questions(corpus, f"reward.malformed={worth}")
     gold = gold_of(recipe)
     found = rewards(
         recipe,
@@ -226,8 +226,8 @@ def test_length_costs_from_seven_eighths_of_the_limit_on(corpus: Path, tmp_path:
     half = plain.tokens * 16 // 15 // 8 * 8
     for limit in (2 * plain.tokens // 8 * 8, half, plain.tokens // 2 // 8 * 8):
         least = limit * 7 // 8
-        words = [f"rl.reward.overlong_limit={limit}", f"rl.reward.overlong_buffer={limit // 8}"]
-        recipe = questions(corpus, "rl.reward.overlong=1", *words)
+        words = [f"reward.overlong_limit={limit}", f"reward.overlong_buffer={limit // 8}"]
+        recipe = questions(corpus, "reward.overlong=1", *words)
         (reward,) = rewards(recipe, tmp_path / f"{limit}", script)
         told = max(-1.0, min(0.0, -(plain.tokens - least) / (limit - least)))
         assert reward == pytest.approx(1 + told)

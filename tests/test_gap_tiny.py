@@ -44,7 +44,7 @@ def test_a_task_is_a_question_whose_entries_are_found_by_the_tool() -> None:
 @pytest.mark.slow
 def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path) -> None:
     words = ["traces.tasks=16", "train.epochs=1", "train.batch_rows=8", "evaluate.tasks=2", "method=sft_rl",
-             "rl.steps.count=1", "rl.rollout.tasks=2", "rl.rollout.samples=4", "rl.loss.entropy=0.01"]  # fmt: skip
+             "steps.count=1", "rollout.tasks=2", "rollout.samples=4", "loss.entropy=0.01"]  # fmt: skip
     recipe = recipe_of(settings("gap/tiny", words))
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent())

@@ -256,12 +256,21 @@ def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, wr
     assert f"train.launch={file}" in refusal.value.what
 
 
-def test_an_objective_that_ranks_cannot_load_is_refused(saved, tmp_path):
+class Scaled(SFT):
+    """Has a number outside of settings, which ranks would not be told."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+
+@pytest.mark.parametrize("objective", ["number", "local"])
+def test_an_objective_that_ranks_would_have_otherwise_is_refused(saved, tmp_path, objective):
     class Local(SFT):
         pass
 
+    given = Scaled(2.0) if objective == "number" else Local()
     with pytest.raises(UserError, match=r"ranks can't rebuild"):
-        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", Local(), Silent(), Tracker())
+        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", given, Silent(), Tracker())
 
 
 @pytest.mark.ranks
@@ -269,13 +278,11 @@ def test_ranks_train_by_an_objective_of_a_file_on_rows_with_numbers_of_numpy(sav
     file = tmp_path / "own.py"
     file.write_text(
         "from coterie.training.losses import SFT\n\n"
-        "class Scaled(SFT):\n"
-        "    def __init__(self, scale):\n"
-        "        self.scale = scale\n"
+        "class Doubled(SFT):\n"
         "    def losses(self, items, logprobs):\n"
-        "        return self.scale * super().losses(items, logprobs)\n"
+        "        return 2 * super().losses(items, logprobs)\n"
     )
-    doubled = at_place(f"{file}:Scaled")(2.0)
+    doubled = at_place(f"{file}:Doubled")()
     rows = [replace(row, weight=np.float32(0.5)) for row in some_rows()]
     said = [
         train_on_ranks(saved, rows, TWO, tmp_path / name, objective, Silent(), Tracker())

@@ -17,7 +17,6 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.recipes import plan as plan_of_run
 from coterie.record.rows import Row, Target
-from coterie.runs.reinforce_settings import UpdateSettings
 from coterie.training.losses import SFT, Objective
 from coterie.training.memory import ModelShape, TrainedModel, cache_memory, training_memory
 from coterie.training.policy_gradient import PolicyGradient
@@ -160,7 +159,7 @@ def test_the_plan_of_8b_weights_is_the_peak_of_fake_tensors(layers: int) -> None
     assert 0.9 < live.peak / plan.total < 1.1
 
 
-def qwen3_8b(update: UpdateSettings, ranks: int = 1, *, sharded: bool = False) -> Any:
+def qwen3_8b(update: TrainingSettings, ranks: int = 1, *, sharded: bool = False) -> Any:
     """The plan of GRPO with 8 groups of 8 dialogues of 1,024 tokens, which ranks share."""
     with torch.device("meta"):
         shape = ModelShape.of(AutoModelForCausalLM.from_config(QWEN3_8B))
@@ -181,13 +180,13 @@ def qwen3_8b(update: UpdateSettings, ranks: int = 1, *, sharded: bool = False) -
 
 
 def test_8b_weights_learn_on_eight_sharded_ranks_or_by_an_adapter_and_not_on_one_card() -> None:
-    whole = UpdateSettings()
+    whole = TrainingSettings()
     with pytest.raises(UserError, match=r"optimizer state 61\.0, .*weights 30\.5") as error:
         qwen3_8b(whole).check(CARD, "cuda", "Qwen/Qwen3-8B")
     assert "update.method=lora, update.dtype=bfloat16" in error.value.todo
     assert qwen3_8b(whole, ranks=8, sharded=True).total < CARD
     assert qwen3_8b(whole, ranks=8).certain > CARD, "copies"
-    adapter = UpdateSettings(method="lora", dtype="bfloat16", gradient_checkpointing=True)
+    adapter = TrainingSettings(method="lora", dtype="bfloat16", gradient_checkpointing=True)
     assert qwen3_8b(adapter).total < CARD
 
 

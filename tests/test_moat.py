@@ -199,9 +199,9 @@ def test_an_ablation_takes_over_what_is_the_same_and_no_figure_of_both_halves(
 
 @pytest.mark.slow
 def test_both_may_be_adapters_of_one_base(tmp_path):
-    adapted = ("method=lora", "learning_rate=2e-2", "epochs=4")
+    adapted = ("learning_rate=2e-2", "epochs=4")
     lora = [f"{stage}.train.{one}" for stage in ("start", "align", "improve") for one in adapted]
-    recipe = whole(tmp_path / "run", "share=true", *lora)
+    recipe = whole(tmp_path / "run", "share=true", "train.method=lora", *lora)
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:
         finals = [run.training_folder(1, role) / "final" for role in (PLANNER, GROUNDER)]
         assert all((final / "adapter_config.json").is_file() for final in finals)

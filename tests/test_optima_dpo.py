@@ -68,7 +68,7 @@ def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run:
 
 @pytest.mark.slow
 def test_an_adapter_that_sft_trained_goes_on_under_dpo_and_is_its_reference(tmp_path: Path) -> None:
-    lora = ("train.method=lora", "dpo.train.method=lora", "train.learning_rate=0.01")
+    lora = ("train.method=lora", "train.learning_rate=0.01")
     own = opened((*WORDS, *lora))
     with open_run(tmp_path / "run", own.name, own.settings) as made:
         run_steps(own, made, Silent())
@@ -177,7 +177,6 @@ def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> N
     ("words", "message"),
     [
         (["iterations=1"], "has no DPO iteration"),
-        (["train.method=lora"], "each training continues from the last one"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:

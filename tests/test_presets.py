@@ -52,8 +52,8 @@ TREES: Table = {
     "dpo.reward.leaks_lose_task": True, "dpo.reward.repeats_lose_loss": True, "dpo.reward.short_tokens": 0,
     "dpo.reward.min_loss": 0.1, "dpo.select.rule": "all", "dpo.select.theta_diff": 0.2,
     "dpo.select.top_share": 0.5, "dpo.select.min_score": 0, "dpo.objective.label_smoothing": 0,
-    "dpo.objective.normalise": "none", "dpo.train.method": "full", "dpo.train.learning_rate": 5e-7,
-    "dpo.train.schedule": "cosine", "dpo.train.warmup_ratio": 0.1, "dpo.train.epochs": 1,
+    "dpo.objective.normalise": "none", "dpo.train.learning_rate": 5e-7,
+    "dpo.train.warmup_ratio": 0.1, "dpo.train.epochs": 1,
     "dpo.train.batch_rows": 64, "dpo.train.max_length": 4096,
     "dpo.select.theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
 }  # fmt: skip
@@ -96,11 +96,12 @@ COLBENCH: Table = {
     "candidates.temperature": 1.0, "pairs.count": 4, "pairs.top_share": 0.5, "policy.objective.beta": 0.1,
     "policy.objective.nll": 0.01, "policy.objective.normalise": "none", "multi_turn_dpo.objective.beta": 0.1,
     "multi_turn_dpo.objective.nll": 0.01, "evaluate.tasks": 1000, "evaluate.temperature": 1.0,
+    "train.betas": (0.9, 0.95), "train.gradient_checkpointing": True, "train.weight_decay": 0,
+    "train.max_grad_norm": 1.0, "train.schedule": "cosine",
     **trainings(
         {
-            "learning_rate": 2e-7, "epochs": 4, "batch_rows": 8, "warmup_ratio": 0.03, "betas": (0.9, 0.95),
-            "max_length": 16384, "tokens_per_microbatch": 16384, "gradient_checkpointing": True,
-            "weight_decay": 0, "max_grad_norm": 1.0, "schedule": "cosine",
+            "learning_rate": 2e-7, "epochs": 4, "batch_rows": 8, "warmup_ratio": 0.03,
+            "max_length": 16384, "tokens_per_microbatch": 16384,
         },
         critic={"max_length": 8192}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
     ),
@@ -110,11 +111,11 @@ MOAT: Table = {
     "rollout.ground_temperature": 0.1, "rollout.max_tokens": 512, "pairs.rule": "best_worst", "pairs.margin": 0.1,
     "align.objective.beta": 0.2, "align.objective.label_smoothing": 0, "align.objective.nll": 0,
     "align.objective.normalise": "none", "correct.candidates": "best", "correct.gold": True,
-    "reward.success": 0, "parts": "joint",
+    "reward.success": 0, "parts": "joint", "train.method": "full", "train.schedule": "cosine",
+    "train.weight_decay": 1e-4, "train.gradient_checkpointing": True,
     **trainings(
         {
-            "method": "full", "schedule": "cosine", "warmup_ratio": 0.05, "weight_decay": 1e-4, "epochs": 1,
-            "tokens_per_microbatch": 8192, "gradient_checkpointing": True,
+            "warmup_ratio": 0.05, "epochs": 1, "tokens_per_microbatch": 8192,
         },
         align={"learning_rate": 4e-7, "batch_rows": 96, "max_length": 4096},
         improve={"learning_rate": 2e-5, "batch_rows": 128, "max_length": 1024},
@@ -194,7 +195,7 @@ GAP_WEB: Table = {
 SCRIPTS: Table = {
     "rollout.temperature": 1, "advantage.baseline": "mean_std", "steps.epochs": 1,
     "loss.clip_low": 0.2, "loss.mean": "token", "loss.entropy": 0, "update.learning_rate": 1e-6,
-    "update.schedule": "constant", "update.max_grad_norm": 1,
+    "update.schedule": "constant", "train.max_grad_norm": 1,
 }  # fmt: skip
 """What all scripts of GAP's and AFM's reinforcement learning have."""
 DYNAMIC: Table = {
@@ -249,7 +250,7 @@ def reinforced(table: Table, max_tokens: int) -> dict[str, Any]:
         "rollout.rounds": 8,
         "update.tokens_per_microbatch": table["update.max_length"],
     }
-    return {f"rl.{key}": value for key, value in {**table, **sizes}.items()}
+    return {**table, **sizes}
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -34,11 +34,11 @@ from coterie.runs.reinforce_settings import (
     AdvantageSettings,
     ReinforceSettings,
     StepSettings,
-    UpdateSettings,
 )
 from coterie.runs.roles import LearnerConfig
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import SFT
+from coterie.training.settings import TrainingSettings
 from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
 
 
@@ -93,7 +93,7 @@ def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
     ("method", "own"),
     [
         ("rl/grpo", ()),
-        pytest.param("rl/grpo", ("update.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
+        pytest.param("rl/grpo", ("train.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
         pytest.param(
             "rl/ppo",
             ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2"),
@@ -101,7 +101,7 @@ def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
         ),
         pytest.param(
             "rl/ppo",
-            ("rollout.samples=1", "rollout.tasks=4", "critic.train.method=lora"),
+            ("rollout.samples=1", "rollout.tasks=4", "train.method=lora"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -194,7 +194,7 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
 def test_bfloat16_weights_are_sampled_trained_and_kept(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    own = ["update.dtype=bfloat16", "engine.attention=eager", "steps.count=2", "loss.kl=0.1"]
+    own = ["train.dtype=bfloat16", "engine.attention=eager", "steps.count=2", "loss.kl=0.1"]
     recipe = made("rl/grpo", [*words, *own])
     records = run_whole(recipe, tmp_path / "run")
     assert [record["policy/updates"] for record in records.values()] == [1, 2]
@@ -223,7 +223,6 @@ REFUSED = [
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
     (["reward.overlong=1"], "overlong needs"),
     (["reward.overlong_limit=9"], "need overlong"),
-    (["update.epochs=3"], "have no effect in reinforcement learning"),
     (["policies=each", "advantage.baseline=values"], "does not support a critic"),
     (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten have no effect with"),
     (["loss.importance=truncate"], "set loss.old=recomputed"),
@@ -238,7 +237,6 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
 
 def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
-        (["update.processes=2"], "do not work in reinforcement learning"),
         (["steps.minibatches=3", "rollout.tasks=2"], "minibatches=3 is more than rollout.tasks=2"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
@@ -391,7 +389,7 @@ class Policy:
 
     def __init__(self, agents: Sequence[str], version: str) -> None:
         self.role, self.version, self.has_moved = "policy", version, False
-        self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
+        self.config = LearnerConfig("policy", 0, tuple(agents), SFT(), TrainingSettings(), 1)
 
 
 def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(

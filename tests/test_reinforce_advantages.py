@@ -23,8 +23,8 @@ from coterie.runs.reinforce_batch import (
     group_batch,
     prepare,
 )
-from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings, UpdateSettings
-from coterie.training.settings import PolicyLossSettings
+from coterie.runs.reinforce_settings import AdvantageSettings, ReinforceSettings
+from coterie.training.settings import PolicyLossSettings, TrainingSettings
 
 ENDED = Ending("answered")
 
@@ -57,7 +57,7 @@ def critic() -> Any:
     return model
 
 
-TRAINING = UpdateSettings(max_length=64, tokens_per_microbatch=4096)
+TRAINING = TrainingSettings(max_length=64, tokens_per_microbatch=4096)
 PLAIN = AdvantageSettings(baseline="values", whiten=False)
 
 

@@ -151,10 +151,10 @@ def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -
         made(method, words(tmp_path, *more)).check()
     values = [
         "method=rl",
-        "rl.advantage.baseline=values",
-        "rl.rollout.rounds=1",
+        "advantage.baseline=values",
+        "rollout.rounds=1",
         "evaluate.tasks=2",
     ]
     made("gap/tiny", values).check()
-    with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=12 leaves nothing"):
-        made("gap/tiny", [*values, "rl.critic.train.max_length=12"]).check()
+    with pytest.raises(UserError, match=r"critic\.train\.max_length=12 leaves nothing"):
+        made("gap/tiny", [*values, "critic.train.max_length=12"]).check()

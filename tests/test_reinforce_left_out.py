@@ -19,11 +19,10 @@ from coterie.runs.reinforce_settings import (
     GroupSettings,
     ReinforceSettings,
     StepSettings,
-    UpdateSettings,
 )
 from coterie.training import checkpoint
 from coterie.training.reference import with_old
-from coterie.training.settings import PolicyLossSettings
+from coterie.training.settings import PolicyLossSettings, TrainingSettings
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, made, run_whole, telling_words
 
@@ -166,7 +165,7 @@ def test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with
 
     def watched(self: Any, items: Sequence[Row]) -> dict[str, float]:
         plain = [replace(row, old=None) for row in items]
-        now = with_old(self.model, plain, UpdateSettings(), temperature=1.0)
+        now = with_old(self.model, plain, TrainingSettings(), temperature=1.0)
         moved.append([_apart(row.old, then.old) for row, then in zip(now, items, strict=True)])
         assert max(_apart(row.old, row.logprobs) for row in items) < 1e-4, "old is what sampled"
         return step(self, items)

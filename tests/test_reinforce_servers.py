@@ -24,7 +24,7 @@ from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_w
 from tests.stub_server import served
 
 SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl=0")
-LORA = ("update.method=lora", "update.lora_r=4", "engine.vllm.lora_rank=4")
+LORA = ("train.method=lora", "train.lora_r=4", "engine.vllm.lora_rank=4")
 
 
 class Servers:
@@ -136,7 +136,7 @@ def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers:
     ("own", "message"),
     [
         (LORA[:2], "load at most engine.vllm.lora_rank=0 -> set engine.vllm.lora_rank=4"),
-        ((*LORA, "update.lora_targets=[q_proj, lm_head]"), "lora_targets has lm_head"),
+        ((*LORA, "train.lora_targets=[q_proj, lm_head]"), "lora_targets has lm_head"),
     ],
     ids=["rank", "layers"],
 )

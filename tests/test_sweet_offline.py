@@ -27,8 +27,8 @@ from tests.conftest import Cli, once
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "dataset.source=sample", "engine.device=cpu",
     "user_simulator.url=http://127.0.0.1:9/v1", "user_simulator.model=nobody", "rollout.max_tokens=12",
-    "critic.train.max_length=1024", "critic.train.epochs=1", "critic.train.gradient_checkpointing=false",
-    "policy.train.max_length=1024", "policy.train.gradient_checkpointing=false",
+    "critic.train.max_length=1024", "critic.train.epochs=1", "train.gradient_checkpointing=false",
+    "policy.train.max_length=1024",
     "candidates.count=4", "candidates.share=0.5", "evaluate.tasks=2", "sandbox.workers=1",
 )  # fmt: skip
 REFERENCE_CODE = "def apples(boxes):\n    return boxes * 12"

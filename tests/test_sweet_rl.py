@@ -26,8 +26,7 @@ from tests.conftest import Cli
 SMALL = (
     "rollout.tasks=16", "rollout.max_tokens=96", "candidates.share=0.1", "candidates.count=4",
     "critic.train.epochs=1", "policy.train.batch_rows=16", "evaluate.tasks=4", "engine.device=cpu",
-    "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
-    "policy.train.max_steps=2",
+    "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "train.max_steps=2",
 )  # fmt: skip
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
@@ -144,10 +143,10 @@ def test_a_critic_with_a_value_head_can_be_an_adapter(
     run: Run, tmp_path: Path, kind: str, cli: Cli
 ) -> None:
     lora = (
-        "critic.train.method=lora", "critic.train.lora_r=4", "critic.train.learning_rate=0.01",
-        "critic.train.epochs=4", "critic.train.max_steps=4",
+        "train.method=lora", "train.lora_r=4", "critic.train.learning_rate=0.01",
+        "critic.train.epochs=4", "train.max_steps=4",
     )  # fmt: skip
-    words = [word for word in SMALL if "critic.train" not in word]
+    words = [word for word in SMALL if word != "train.max_steps=2" and "critic.train" not in word]
     own = recipe(settings("sweet_rl/backend", [*words, *lora, f"critic.kind={kind}"]))
     assert isinstance(own, SweetRL)
     fork(own, run.folder, tmp_path / "run", own.settings)

@@ -16,9 +16,12 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import load, reload
+from coterie.recipes.plan import check_training
+from coterie.recipes.registry import settings
 from coterie.record.rows import Row, Target
 from coterie.runs.roles import Learner, Role, Roles
 from coterie.training.reference import with_old
+from coterie.training.settings import TrainingSettings
 from tests.engine_models import CHATML, engine_of, loaded
 from tests.reinforcing import SMALL, made
 from tests.training_models import LOW
@@ -143,15 +146,14 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
     [
         (
             "rl/grpo",
-            "update.method=lora update.lora_targets=[q_proj,no_such]",
+            "train.method=lora train.lora_targets=[q_proj,no_such]",
             "adapter on no_such",
         ),
         (
             "rl/grpo",
-            "update.method=lora update.lora_targets=[norm]",
+            "train.method=lora train.lora_targets=[norm]",
             "adapter on norm does not fit",
         ),
-        ("rl/ppo", "update.dtype=bfloat16", r"critic\.train\.dtype=float32, but another"),
         ("rl/grpo", "engine.attention=flash_attention_2", "cannot train on shared prefixes"),
         ("optima/isft", "train.method=lora train.lora_targets=[no_such]", "adapter on no_such"),
     ],
@@ -164,7 +166,13 @@ def test_weights_that_can_not_be_trained_so_are_refused_before_the_run(
         made(method, [*few, *words.split()]).check()
     assert "\n" not in e.value.what
     if method == "rl/grpo":
-        made(method, [*few, "update.method=lora", "update.lora_targets=[all-linear]"]).check()
+        made(method, [*few, "train.method=lora", "train.lora_targets=[all-linear]"]).check()
+
+
+def test_trainings_of_two_dtypes_are_refused_before_the_run() -> None:
+    own = settings("optima/isft", ["train.dtype=bfloat16"])
+    with pytest.raises(UserError, match=r"coach\.dtype=float32, but another"):
+        check_training("coach", TrainingSettings(), own, own.model)
 
 
 def test_an_adapter_of_another_architecture_is_refused_in_one_line(tmp_path: Path) -> None:

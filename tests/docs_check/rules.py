@@ -50,7 +50,7 @@ TREES = (
 )
 SWEET = (
     f"rollout.tasks=16 rollout.repeats=3 rollout.max_tokens=96 {EVALUATED} candidates.share=0.1 candidates.count=4 "
-    "critic.train.epochs=1 critic.train.max_steps=2 policy.train.max_steps=2 policy.train.batch_rows=16"
+    "critic.train.epochs=1 train.max_steps=2 policy.train.batch_rows=16"
 )
 MOAT = (
     f"model=tiny-exchange dataset=gsm8k_plans dataset.source=sample iterations=1 parts=sft {EVALUATED} rollout.tasks=2 "
@@ -63,11 +63,13 @@ TRACES = (
 )
 BRIEF_TURNS = f"rollout.max_tokens=8 environment.turns=2 user_simulator.max_tokens=4 {EVALUATED}"
 STEPS = (
-    "candidates.count=2 critic.train.max_steps=1 critic.train.batch_rows=2 critic.train.max_length=4096 "
-    "policy.train.max_steps=1 policy.train.batch_rows=2 policy.train.max_length=4096"
+    "candidates.count=2 train.max_steps=1 critic.train.batch_rows=2 critic.train.max_length=4096 "
+    "policy.train.batch_rows=2 policy.train.max_length=4096"
 )
 BRIEF = f"rollout.tasks=2 rollout.repeats=2 {BRIEF_TURNS} {STEPS}"
-TINY_RL = f"{EVALUATED} traces.tasks=16 train.epochs=1 rl.steps.count=1 rl.rollout.tasks=4 rl.rollout.samples=2"
+TINY_RL = (
+    f"{EVALUATED} traces.tasks=16 train.epochs=1 steps.count=1 rollout.tasks=4 rollout.samples=2"
+)
 FEW = "tasks=2 max_tokens=16"
 REINFORCED = (
     "rollout.tasks=2 rollout.samples=2 rollout.rounds=1 rollout.max_tokens=96 steps.count=1 "
@@ -75,8 +77,8 @@ REINFORCED = (
 )
 """With a bonus for entropy there is always something to learn."""
 TWO_STEPS = (
-    "rl.rollout.tasks=2 rl.rollout.draw=2 rl.rollout.rounds=1 rl.rollout.samples=2 rl.rollout.max_tokens=16 "
-    "rl.loss.entropy=0.01 rl.update.max_length=4096 rl.update.tokens_per_microbatch=4096"
+    "rollout.tasks=2 rollout.draw=2 rollout.rounds=1 rollout.samples=2 "
+    "loss.entropy=0.01 update.max_length=4096 update.tokens_per_microbatch=4096"
 )
 ON_ROWS = (
     "dataset=2wiki dataset.source=sample environment=mhqa environment.prompt=closed tools=[] model=tiny-exchange "
@@ -125,7 +127,7 @@ RULES = (
     Rule(
         "coterie run gap/mhqa",
         f"{EVALUATED} {TRACES} {TWO_STEPS}",
-        has="rl.steps.count=2",
+        has="steps.count=2",
         instead={"data": "sample"},
     ),
     Rule(

@@ -76,7 +76,12 @@ METHODS = {
 BEFORE = {"moat/complex_qa": "data index pages.jsonl pages"}
 """A command that comes before a run."""
 
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    " rl.rollout.max_tokens=16": "",
+    " rl.": " ",
+    "critic.train.max_steps=2": "train.max_steps=2",
+    " policy.train.max_steps=2": "",
+}
 """What HEAD calls otherwise, in commands and YAML inputs: {text at the base: text at HEAD}, such as
 ``{"rollout.tasks=": "sample.tasks="}``. A command that is left empty is left out."""
 

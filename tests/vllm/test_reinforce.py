@@ -18,8 +18,8 @@ from coterie.record.store import Store
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import paths_of
-from coterie.runs.reinforce_settings import UpdateSettings
 from coterie.training.reference import with_old
+from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 from tests.reinforcing import Killed, Killing, run_whole, telling_words
 from tests.vllm.conftest import MODEL
@@ -31,7 +31,7 @@ VLLM = (
 )  # fmt: skip
 FULL = ("update.learning_rate=1e-3",)
 LORA = (
-    "update.method=lora", "update.lora_r=4", "update.learning_rate=1e-2", "engine.vllm.lora_rank=4",
+    "train.method=lora", "train.lora_r=4", "update.learning_rate=1e-2", "engine.vllm.lora_rank=4",
 )  # fmt: skip
 STEPS, TEMPERATURE = 3, 0.9
 
@@ -111,5 +111,5 @@ def _difference(rows: list[Row], version: Path | None) -> float:
         model = replace(model, model=load_adapter(model.model, version))
     elif version:
         model = load(str(version))
-    known = with_old(model.model, rows, UpdateSettings(), temperature=TEMPERATURE)
+    known = with_old(model.model, rows, TrainingSettings(), temperature=TEMPERATURE)
     return max(apart(row.logprobs or (), row.old or ()) for row in known)

@@ -1,13 +1,8 @@
 r"""Atomic writes of files and folders, coterie's home folder, valid text in JSON, and the date of a run.
 
-A file or folder is complete on disk or absent. In the home folder, data sets are in ``data`` and converted models in
-``models``.
-
 JSON and YAML can contain a lone surrogate (``"\ud800"``), half of a character, which tokenizers, files and servers
-reject.
-
-A run may take several days and be resumed. Everything that is loaded while it is open uses the date on which its
-folder was made.
+reject. A run may take several days. Everything that is loaded while it is open uses the date on which its folder was
+made.
 """
 
 import errno

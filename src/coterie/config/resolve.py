@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from pathlib import Path
-from types import GenericAlias
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -28,8 +28,6 @@ from coterie.errors import UserError, nearest
 
 WORDS = {
     "missing": "is missing",
-    "missing_argument": "is missing",
-    "missing_keyword_only_argument": "is missing",
     "extra_forbidden": "is not known here",
     "unexpected_keyword_argument": "is not known here",
     "invalid_key": "is not known here",
@@ -43,11 +41,6 @@ WORDS = {
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} items, and has {actual_length}",
     "too_long": "must have at most {max_length} items, and has {actual_length}",
-}
-"""Descriptions by type of validation error; braces are filled from its context."""
-SOME_TEXT = r"\S"
-"""Pattern of text that isn't blank."""
-KINDS = {
     "int": "must be a whole number",
     "float": "must be a number",
     "bool": "must be true or false",
@@ -58,25 +51,27 @@ KINDS = {
     "model": "must be an object with named values",
     "dataclass": "must be an object with named values",
 }
-"""Descriptions of wrong types by the first word of the type of validation error."""
+"""Descriptions by type of validation error, or by its first word; braces are filled from its context."""
+SOME_TEXT = r"\S"
+"""Pattern of text that isn't blank."""
+OWN_CHECKS = ("value_error", "assertion_error")
 
 
 def wrong(error: ErrorDetails) -> str:
     """Describe an error, such as ``must be a whole number``. Keep messages of coterie's own checks."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind in WORDS:
-        return WORDS[kind].format(**{name: _short(value) for name, value in context.items()})
-    if kind in ("value_error", "assertion_error"):
+    if kind in OWN_CHECKS:
         return str(context["error"])
     if kind in ("literal_error", "enum"):
         return f"must be {str(context['expected']).replace(chr(39), '')}"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return f"must be one of {str(context.get('expected_tags', 'those known')).replace(chr(39), '')}"
     if kind == "string_pattern_mismatch" and context["pattern"] != SOME_TEXT:
         return "is not of the form that is needed"
     if kind in ("string_too_short", "string_pattern_mismatch"):
         return "must hold some text"
-    return KINDS.get(kind.partition("_")[0], f"can't be read ({kind.replace('_', ' ')})")
+    words = WORDS.get(kind) or WORDS.get(kind.partition("_")[0])
+    if words is None:
+        return f"can't be read ({kind.replace('_', ' ')})"
+    return words.format(**{name: _short(value) for name, value in context.items()})
 
 
 def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
@@ -102,7 +97,6 @@ SYNONYMS = {
     "max_completion_length": "max_tokens",
 }
 """Training keys by their names in other libraries."""
-OWN_CHECKS = ("value_error", "assertion_error")
 
 
 def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
@@ -126,7 +120,8 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
             key=lambda key: (
                 key != path,
                 bool(group) and not key.startswith(f"{group}."),
-                key.count(".") != path.count("."),
+                -key.count(".") * path.endswith(f".{key}"),
+                abs(key.count(".") - path.count(".")),
                 key.startswith(("evaluate.", "engine.")),
             ),
         )
@@ -329,11 +324,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in values.items():
-        *groups, name = key.split(".")
-        inside = tree
-        for group in groups:
-            inside = inside.setdefault(group, {})
-        inside[name] = value
+        _put(tree, key, value)
     return tree
 
 
@@ -347,7 +338,9 @@ class SettingsKey:
     """Key of a recipe's settings, as shown by ``coterie config``."""
 
     path: str
-    type: str
+    is_text: bool
+    """True for text and literals, whose values are not parsed as YAML."""
+    is_optional: bool
     default: str
     meaning: str
     source: str
@@ -402,12 +395,15 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
         if isinstance(kind, type) and issubclass(kind, Settings):
             yield from keys(kind, f"{prefix}{name}.")
             continue
+        kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = NEEDED if field.is_required() else _display(field.get_default())
+        value = None if field.is_required() else field.get_default()
+        default = "none" if value is None else f"{value}"
         yield SettingsKey(
             f"{prefix}{name}",
-            _type_name(kind),
-            default,
+            kinds[0] is str or get_origin(kinds[0]) is Literal,
+            NoneType in kinds,
+            NEEDED if field.is_required() else default,
             field.description or "",
             str(extra.get("source", "")),
             bool(extra.get("quiet")),
@@ -461,9 +457,9 @@ def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> Non
 def _value(key: SettingsKey, text: str) -> Any:
     """Parse the text of a value. Keys of text or literals take it unchanged."""
     encoded(text, f"the value of {key.path}")
-    if key.type.endswith("| None") and text in ("none", "null"):
+    if key.is_optional and text in ("none", "null"):
         return None
-    if key.type.startswith(("str", "[")):
+    if key.is_text:
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     try:
@@ -477,22 +473,3 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     for group in groups:
         values = values.setdefault(group, {})
     values[name] = value
-
-
-def _display(value: object) -> str:
-    return "none" if value is None else f"{value}"
-
-
-def _type_name(kind: Any) -> str:
-    kind = _plain_type(kind)
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    return text.replace("typing.Literal", "").replace("typing.", "")
-
-
-def _plain_type(kind: Any) -> Any:
-    """Remove constraints on values from a type, such as the bounds inside ``tuple[float, ...]``."""
-    inside = get_args(kind)
-    if get_origin(kind) is Annotated:
-        return _plain_type(inside[0])
-    plain = tuple(map(_plain_type, inside))
-    return GenericAlias(tuple, plain) if get_origin(kind) is tuple else kind

@@ -2,7 +2,7 @@
 
 Example::
 
-    async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
+    async with open_chat(ChatModelSettings(model="smollm2")) as chat:
         answer = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
@@ -23,13 +23,13 @@ from coterie.engines.endpoint import (
     find_key,
 )
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.settings import EngineSettings
+from coterie.engines.settings import DEVICE, device_name
 from coterie.errors import UserError, did_you_mean
 from coterie.record.tree import Tree
 from coterie.record.turn import Message
 
 if TYPE_CHECKING:
-    from coterie.engines.run_engines import Speaking
+    from coterie.engines.inprocess import InProcessEngine
 
 
 class ChatModelSettings(RequestSettings):
@@ -47,7 +47,11 @@ class ChatModelSettings(RequestSettings):
     )
     temperature: float = key(0.0, "Sampling temperature; 0 is greedy.", ge=0, le=2)
     max_tokens: int = key(128, "Maximum number of tokens of a reply.", ge=1)
-    engine: EngineSettings = EngineSettings()
+    device: str = key(
+        "auto",
+        "Device of a model that coterie loads: `auto`, `cpu`, `cuda`, `cuda:1`, ...",
+        pattern=DEVICE,
+    )
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
@@ -127,16 +131,16 @@ class EndpointChat:
         return Answer(reply.text, reply.finish == "length")
 
 
-class ServedChat:
-    """Chat model on an engine of coterie."""
+class LoadedChat:
+    """Chat model in this process."""
 
-    def __init__(self, speaking: "Speaking", settings: ChatModelSettings) -> None:
-        self.speaking = speaking
+    def __init__(self, engine: "InProcessEngine", settings: ChatModelSettings) -> None:
+        self.engine = engine
         self.settings = settings
         self.name = f"model:{settings.model}"
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        s, model = self.settings, self.speaking
+        s, model = self.settings, self.engine.loaded
         messages = [Message.of(one.role, one.text) for one in chat]
         prompt = model.renderer.render(messages, Tree("", "chat", 0), "")
         room = model.context_length - len(prompt)
@@ -145,31 +149,21 @@ class ServedChat:
                 f"the prompt has {len(prompt)} tokens, but the context of {s.model} is {model.context_length}"
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
-        (completion,) = await model.engine.sample(prompt, [seed], sampling)
+        (completion,) = await self.engine.sample(prompt, [seed], sampling)
         content = model.renderer.parts(completion.text, "", "")[-1].text
         return Answer(content, completion.finish == "length")
 
 
 @asynccontextmanager
-async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatModel]:
-    """Open a chat model; servers write logs to ``logs``. Raises ``UserError`` for a missing key or model."""
+async def open_chat(settings: ChatModelSettings) -> AsyncIterator[ChatModel]:
+    """Open a chat model. Raises ``UserError`` for a missing key or model."""
     if settings.endpoint is not None:
         async with Endpoint(settings.endpoint) as endpoint:
             yield EndpointChat(endpoint, settings)
         return
-    from coterie.engines.run_engines import RunEngines
+    from coterie.engines.inprocess import InProcessEngine
     from coterie.models.loading import load
 
-    engines = RunEngines(settings.engine, settings.model, logs)
-    device = settings.engine.device_name
-    args = settings.template_args or settings.engine.template_args
-    try:
-        speaking = await engines.speak(
-            0,
-            settings.model,
-            lambda: load(settings.model, device=device, template_args=args),
-            template_args=args,
-        )
-        yield ServedChat(speaking, settings)
-    finally:
-        await engines.end()
+    device = device_name(settings.device)
+    loaded = load(settings.model, device=device, template_args=settings.template_args)
+    yield LoadedChat(InProcessEngine(loaded), settings)

@@ -374,8 +374,12 @@ def estimate(text: str) -> int:
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
+BACKOFF = 1.0
+"""Maximum seconds before the first retry."""
+
+
 class RequestSettings(Settings):
-    """Key, limits, retries and prices of requests to a chat server."""
+    """Key, limits and retries of requests to a chat server."""
 
     key_variable: str | None = key(
         None,
@@ -391,9 +395,6 @@ class RequestSettings(Settings):
     concurrency: int = key(16, "Maximum number of concurrent requests.", ge=1)
     timeout: float = key(120.0, "Timeout of one try, in seconds.", gt=0)
     retries: int = key(5, "Number of retries after a transient failure.", ge=0, le=20)
-    backoff: float = key(
-        1.0, "Seconds before the first retry (randomly up to half less); doubles each time.", gt=0
-    )
     limit_name: Literal["max_tokens", "max_completion_tokens"] = key(
         "max_tokens", "The server's name of the token limit; newer models of OpenAI differ."
     )
@@ -402,11 +403,6 @@ class RequestSettings(Settings):
         "Arguments of the model's chat template, such as `enable_thinking: false`, sent to a server as "
         "`chat_template_kwargs`.",
     )
-    prompt_price: float | None = key(None, "Price of a million prompt tokens.", ge=0)
-    cached_price: float | None = key(
-        None, "Price of a million cached prompt tokens; none: same as uncached.", ge=0
-    )
-    completion_price: float | None = key(None, "Price of a million completion tokens.", ge=0)
 
 
 class EndpointSettings(RequestSettings):
@@ -418,6 +414,11 @@ class EndpointSettings(RequestSettings):
         quiet=True,
     )
     model: str = key(..., "Name of the model on the server.", min_length=1)
+    prompt_price: float | None = key(None, "Price of a million prompt tokens.", ge=0)
+    cached_price: float | None = key(
+        None, "Price of a million cached prompt tokens; none: same as uncached.", ge=0
+    )
+    completion_price: float | None = key(None, "Price of a million completion tokens.", ge=0)
 
     @field_validator("url")
     @classmethod
@@ -546,7 +547,7 @@ class Endpoint:
             self._limits.pause(fault.retry_after or 0.0)
             if attempt < s.retries:
                 self.usage.retries += 1
-                await asyncio.sleep(backoff(attempt, s.backoff))
+                await asyncio.sleep(backoff(attempt, BACKOFF))
         tries = f"after {s.retries + 1} tries" if s.retries else "at once"
         raise EngineError(f"{where}: {fault} ({tries})") from fault
 

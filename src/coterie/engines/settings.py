@@ -68,6 +68,7 @@ class VLLMSettings(Settings):
         return self
 
 
+DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
 
@@ -95,7 +96,7 @@ class EngineSettings(Settings):
         "auto",
         "Device of the embedded engine and of training: `auto` (a GPU if there is one), `cpu`, `cuda`, "
         "`cuda:1`, ...",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        pattern=DEVICE,
     )
     attention: Attention | None = key(
         None,
@@ -127,8 +128,13 @@ class EngineSettings(Settings):
 
     @property
     def device_name(self) -> str:
-        if self.device != "auto":
-            return self.device
-        import torch
+        return device_name(self.device)
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+
+def device_name(device: str) -> str:
+    """Resolve ``auto`` to ``cuda`` if there is a GPU, else to ``cpu``."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

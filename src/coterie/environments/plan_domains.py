@@ -294,7 +294,7 @@ class Questions(Domain):
         self.needs = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)
 
     def openers(self, logs: Path) -> Openers:
-        return {ChatReader: partial(open_reader, self.reader, logs / "reader")}
+        return {ChatReader: partial(open_reader, self.reader)}
 
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -372,8 +373,8 @@ def read_judgement(reply: str) -> bool | None:
 
 
 @asynccontextmanager
-async def open_judge(settings: JudgeSettings, logs: Path) -> AsyncIterator[AnswerJudge]:
-    async with open_chat(settings, logs / "judge") as chat:
+async def open_judge(settings: JudgeSettings) -> AsyncIterator[AnswerJudge]:
+    async with open_chat(settings) as chat:
         yield AnswerJudge(chat)
 
 
@@ -427,7 +428,7 @@ class Workflow(WorkflowAgent):
 
     def openers(self, logs: Path) -> Openers:
         judge = self.settings.judge
-        return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
+        return {AnswerJudge: partial(open_judge, judge)} if judge.judges else {}
 
     def instructions(self) -> str:
         if self.settings.prompt == "closed":

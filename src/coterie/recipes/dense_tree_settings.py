@@ -9,7 +9,7 @@ from coterie.datasets.conversations import MixedPreferences
 from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection import BudgetSettings, DensePairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
@@ -78,9 +78,7 @@ class MixSettings(Settings):
 class DenseTreeSettings(RecipeSettings):
     """Settings that all methods of ``dense_tree`` share."""
 
-    model: str = key(
-        "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
-    )
+    model: str = key("smollm2", MODEL)
     iterations: int = key(
         1, "Iterations of growing trees and training on them.", source="DensePolicy: 1", ge=1
     )
@@ -97,14 +95,6 @@ class DenseTreeSettings(RecipeSettings):
     objective: DPOSettings = DPOSettings()
     train: PairTrainingSettings = PairTrainingSettings()
     sandbox: SandboxSettings = SandboxSettings()
-
-    @property
-    def rounds(self) -> int:
-        return self.iterations
-
-    @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from coterie.config.settings import key
 from coterie.datasets.conversations import FileSettings, Targets
-from coterie.recipes.settings import EvaluateSettings, RecipeSettings
+from coterie.recipes.settings import MODEL, EvaluateSettings, RecipeSettings
 from coterie.training.settings import DPOSettings, TrainingSettings
 
 
@@ -31,10 +31,7 @@ class FileTrainingSettings(RecipeSettings):
 
     questions: ClassVar[str | None] = "conversation"
 
-    model: str = key(
-        "smollm2",
-        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
-    )
+    model: str = key("smollm2", MODEL)
     dataset: FileSettings = FileSettings()
     evaluate: SampleSettings = SampleSettings()
     train: TrainingSettings = TrainingSettings()

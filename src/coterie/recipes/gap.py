@@ -9,7 +9,7 @@ Notation of the paper: question q, trace tau, plan G = (V, E), where sub-task j 
     train     L = -sum_{t not in observations} log pi(tau_t | tau_<t, q)                                   (equation 4)
     evaluate  the policy on the same held-out questions
     -- RL (section 4.2)
-    reinforce DAPO by default (``rl.*`` selects GRPO or PPO, see :mod:`coterie.recipes.rl`): a group of rollouts
+    reinforce DAPO by default (its settings select GRPO or PPO, see :mod:`coterie.recipes.rl`): a group of rollouts
               per question with answer reward R, advantage A from the group, and the token mean of
               max(-rho A, -clip(rho, 1 - eps_low, 1 + eps_high) A) on the agent's tokens, rho = pi / pi_old
     evaluate  the policy on the same held-out questions
@@ -106,7 +106,7 @@ class Gap(Recipe):
 
     def sections(self, run: Run) -> list[Section]:
         rl = [0, 1] if self.settings.reinforces else []
-        steps = [one for i in rl for one in step_sections(self, self.settings.rl, run, i)]
+        steps = [one for i in rl for one in step_sections(self, self.settings, run, i)]
         return [_traces(self, run), *steps]
 
     def _imitation(self) -> list[Stage]:
@@ -118,7 +118,7 @@ class Gap(Recipe):
         return [rollout, select, train, self.evaluation(1, [train])]
 
     def _reinforcement(self, after: list[Stage]) -> list[Stage]:
-        i, uses = len(after), [*reinforce_uses(self.settings.rl, "rl."), "tools"]
+        i, uses = len(after), [*reinforce_uses(self.settings), "tools"]
         stage = self.stage(i, REINFORCE, self.reinforce, after, uses=uses, trains=self.main_role)
         return [stage, self.evaluation(i + 1, [stage])]
 
@@ -148,7 +148,7 @@ class Gap(Recipe):
         return {"selected": len(selections), **left_out}
 
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
-        return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.main_role])
+        return await reinforce(self, self.settings, run, i, progress, roles=[self.main_role])
 
     def _check_calls(self) -> None:
         syntax = self.environment.syntax
@@ -183,7 +183,7 @@ class Gap(Recipe):
         return self.settings.traces.source == EXPERT
 
     def roles(self) -> tuple[Role, ...]:
-        critic = self.settings.reinforces and self.settings.rl.has_critic
+        critic = self.settings.reinforces and self.settings.has_critic
         own = super().roles()
         return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
 
@@ -194,20 +194,20 @@ class Gap(Recipe):
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
         if s.reinforces:
-            return plan_reinforcement(s.rl, s, super().plan, "rl.")
+            return plan_reinforcement(s, super().plan)
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
         return {"train": self.settings.train} if self.settings.imitates else {}
 
     def training_tasks(self) -> int:
-        s, rl = self.settings, self.settings.rl
+        s = self.settings
         traces = s.traces.tasks if s.imitates and self.from_expert else 0
-        return max(traces, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
+        return max(traces, s.rollout.tasks * s.steps.count if s.reinforces else 0)
 
     def dialogues(self) -> int:
         s = self.settings
-        return s.traces.tasks * s.imitates + s.rl.paths * s.reinforces
+        return s.traces.tasks * s.imitates + s.paths * s.reinforces
 
     # -- traces ---------------------------------------------------------------------------------
 

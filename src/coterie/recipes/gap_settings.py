@@ -1,16 +1,15 @@
 """Settings of ``gap``."""
 
-from typing import ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import ClassVar, Literal
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.traces import TraceForm
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.rl_settings import ReinforceRecipeSettings
+from coterie.recipes.settings import MODEL
 from coterie.record.turn import digest
-from coterie.runs.reinforce_settings import ReinforceSettings
+from coterie.runs.reinforce_settings import GroupSettings
 from coterie.training.settings import TrainingSettings
 
 EXPERT = "expert"
@@ -43,8 +42,8 @@ class TracesSettings(Settings):
     )
 
 
-class MessageSettings(Settings):
-    """Messages of the agent."""
+class PathSettings(GroupSettings):
+    """Sampling of paths, for reinforcement learning and evaluation."""
 
     max_tokens: int = key(1024, "Maximum tokens per message.", ge=1)
 
@@ -75,21 +74,18 @@ class ImitationSettings(TrainingSettings):
         return own if self.target_tokens is None else digest(own, self.target_tokens)
 
 
-class GapSettings(RecipeSettings):
+class GapSettings(ReinforceRecipeSettings):
     """Settings that all methods of ``gap`` share."""
 
-    model: str = key(
-        "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
-    )
+    model: str = key("smollm2", MODEL)
     method: Literal["sft", "rl", "sft_rl"] = key(
         "sft",
         "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning of the initial model. `sft_rl`: both, "
         "in this order.",
     )
     traces: TracesSettings = TracesSettings()
-    rollout: MessageSettings = MessageSettings()
+    rollout: PathSettings = PathSettings()
     train: ImitationSettings = ImitationSettings()
-    rl: ReinforceSettings = ReinforceSettings()
 
     @property
     def imitates(self) -> bool:
@@ -102,19 +98,6 @@ class GapSettings(RecipeSettings):
     @property
     def rounds(self) -> int:
         return self.imitates + self.reinforces
-
-    @model_validator(mode="after")
-    def _refuse_what_cannot_work(self) -> Self:
-        if self.method == "sft_rl" and self.train.method != self.rl.update.method:
-            raise ValueError(
-                f"train.method={self.train.method} and rl.update.method={self.rl.update.method} differ, and "
-                "reinforcement learning continues from the fine-tuned weights; use the same method for both"
-            )
-        return self
-
-    @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
 
 
 class MhqaSettings(GapSettings):

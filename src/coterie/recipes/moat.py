@@ -123,7 +123,7 @@ class Moat(Recipe):
     def stages(self) -> list[Stage]:
         """Return the stages of all iterations. Success and J are also measured before the first one."""
         first = int(self.settings.start.enabled)
-        stages = self.supervised(0, (), ("start.tasks", "start.train")) if first else []
+        stages = self.supervised(0, (), ("start.tasks", "start.train", "train")) if first else []
         stages += self.measurement(first, stages)
         for i in range(first, self.settings.rounds):
             stages += self.iteration(i, [stage for stage in stages if stage.trains])
@@ -133,20 +133,22 @@ class Moat(Recipe):
         """Return the stages of one iteration: both halves, the half that ``parts`` keeps, or the control."""
         s, draws = self.settings, [self.draws(i)]
         if s.parts == "sft":
-            stages = self.supervised(i, before, ["improve.train"], draws)
+            stages = self.supervised(i, before, ["improve.train", "train"], draws)
             return [*stages, *self.measurement(i + 1, stages)]
         rollout = self.stage(i, "rollout", self.sample, before, draws, uses=("rollout", "engine"))
         reward = self.stage(i, "reward", self.reward, [rollout], uses=["reward"], alone=True)
         stages = [rollout, reward]
         if s.parts != "grounder":  # planning agent alignment
             select = self.stage(i, "select", self.select, [reward], uses=["pairs"])
-            align = self.stage(i, "align", self.align, [select], uses=["align"], trains=PLANNER)
+            align = self.stage(
+                *(i, "align", self.align, [select]), uses=["align", "train"], trains=PLANNER
+            )
             half = self.stage(i, HALF, self.measure_half, [align], uses=self.measured)
             stages += [select, align, half]
         if s.parts != "planner":  # grounding agent improving
             correct = self.stage(i, "correct", self.correct, [reward], uses=["correct"])
             improve = self.stage(
-                *(i, "improve", self.improve, [correct]), uses=["improve"], trains=GROUNDER
+                *(i, "improve", self.improve, [correct]), uses=["improve", "train"], trains=GROUNDER
             )
             stages += [correct, improve]
         return [*stages, *self.measurement(i + 1, [stage for stage in stages if stage.trains])]
@@ -264,7 +266,8 @@ class Moat(Recipe):
                 f"pairs.margin={self.settings.pairs.margin:g}",
                 "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
             )
-        return prefer(self, run, i, pairs, s.objective, s.train, progress, role=PLANNER)
+        train = self.trainings()["align.train"]
+        return prefer(self, run, i, pairs, s.objective, train, progress, role=PLANNER)
 
     # -- grounding agent improving --------------------------------------------------------------
 
@@ -326,7 +329,7 @@ class Moat(Recipe):
             yield f"critic:{SCRIPT}", compare
             return
         tools = describe(self.environment.domain.name)
-        async with open_chat(s, run.folder / "critic") as chat:
+        async with open_chat(s) as chat:
 
             async def ask(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
                 seed = int(digest("critic", self.settings.seed, actions.id)[:15], 16)
@@ -366,7 +369,7 @@ class Moat(Recipe):
             f"iteration {i} has no training rows for the grounder",
             "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
         )
-        train = self.settings.improve.train
+        train = self.trainings()["improve.train"]
         return imitate(self, run, i, train, progress, role=GROUNDER, empty=empty)
 
     # -- J --------------------------------------------------------------------------------------
@@ -486,7 +489,8 @@ class Moat(Recipe):
     def teach(self, run: Run, iteration: int, progress: Progress, role: str) -> Metrics:
         """Train a role by SFT on gold plans, or on gold actions for gold plans."""
         s = self.settings
-        train = s.start.train if s.start.enabled and iteration == 0 else s.improve.train
+        phase = "start" if s.start.enabled and iteration == 0 else "improve"
+        train = self.trainings()[f"{phase}.train"]
         tasks, seeded = self.train_tasks(iteration), self.seeded(train, iteration)
         training_rows = [row for task in tasks for row in self.gold_rows(task, role)]
         model = self.load_newest(run, role, iteration)

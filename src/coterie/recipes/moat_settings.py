@@ -8,7 +8,13 @@ from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.training.settings import DPOSettings, TrainingSettings
+from coterie.training.settings import (
+    DPOSettings,
+    EpochSettings,
+    SharedTrainingSettings,
+    TrainingSettings,
+    combine,
+)
 
 Parts = Literal["joint", "planner", "grounder", "sft"]
 SCRIPT = "script"
@@ -107,13 +113,13 @@ class AlignmentSettings(Settings):
     """DPO of the planner."""
 
     objective: DPOSettings = DPOSettings(beta=0.2)
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
 
 
 class ImprovementSettings(Settings):
     """SFT of the grounder."""
 
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
 
 
 class StartSettings(Settings):
@@ -126,7 +132,7 @@ class StartSettings(Settings):
         source="MOAT: false, from Lumos' agents",
     )
     tasks: int = key(1000, "Training tasks.", ge=1)
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
 
 
 class MeasureSettings(Settings):
@@ -152,7 +158,7 @@ class MoatSettings(RecipeSettings):
     iterations: int = key(2, "Iterations of alternating alignment.", source="MOAT's code: 2", ge=1)
     grounder: str | None = key(None, "Initial grounder. Default: `model`, like the planner.")
     share: bool = key(
-        False, "Keep both agents as adapters of one base in memory. Requires method=lora."
+        False, "Keep both agents as adapters of one base in memory. Requires train.method=lora."
     )
     sandbox: SandboxSettings = SandboxSettings()
     rollout: PlanSettings = PlanSettings()
@@ -162,6 +168,7 @@ class MoatSettings(RecipeSettings):
     correct: CorrectionSettings = CorrectionSettings()
     improve: ImprovementSettings = ImprovementSettings()
     start: StartSettings = StartSettings()
+    train: SharedTrainingSettings = SharedTrainingSettings()
     measure: MeasureSettings = MeasureSettings()
 
     @property
@@ -170,25 +177,20 @@ class MoatSettings(RecipeSettings):
         return self.iterations + self.start.enabled
 
     @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
-
-    @property
     def trainings(self) -> dict[str, TrainingSettings]:
-        trainings = {"start.train": self.start.train} if self.start.enabled else {}
+        phases = {"start.train": self.start.train} if self.start.enabled else {}
         if self.parts in ("joint", "planner"):
-            trainings["align.train"] = self.align.train
+            phases["align.train"] = self.align.train
         if self.parts != "planner":
-            trainings["improve.train"] = self.improve.train
-        return trainings
+            phases["improve.train"] = self.improve.train
+        return {name: combine(self.train, phase) for name, phase in phases.items()}
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.parts in ("joint", "planner") and self.rollout.samples < 2:
             raise ValueError("rollout.samples=1 gives no pair of plans; use at least 2")
-        full = [name for name, one in self.trainings.items() if one.method != "lora"]
-        if self.share and full:
-            raise ValueError(f"share=true trains adapters: add {full[0]}.method=lora")
+        if self.share and self.train.method != "lora":
+            raise ValueError("share=true trains adapters: add train.method=lora")
         if self.share and self.grounder is not None:
             raise ValueError("share=true uses one base for both agents; remove grounder")
         return self

@@ -240,7 +240,7 @@ class Optima(Recipe):
             *("dpo.temperature", "dpo.probe", "dpo.percentile", "dpo.search", "dpo.reward"),
             *("rollout.top_p", "rollout.max_tokens", "engine"),
         )
-        training = ("dpo.objective", "dpo.train")
+        training = ("dpo.objective", "dpo.train", "train")
         rollout = self.stage(i, "rollout", self.search, before, [self.draws(i)], uses=sampling)
         reward = self.stage(i, "reward", self.value, [rollout], uses=["dpo.reward"], alone=True)
         select = self.stage(i, "select", self.pair, [reward], uses=["dpo.select"])
@@ -325,7 +325,8 @@ class Optima(Recipe):
                 f"more than dpo.select.theta_diff={s.select.theta_diff}",
                 "lower them with --fork FOLDER, or grow larger trees (dpo.search)",
             )
-        return prefer(self, run, i, pairs, s.objective, s.train, progress)
+        train = self.trainings()["dpo.train"]
+        return prefer(self, run, i, pairs, s.objective, train, progress)
 
     # -- settings and size ----------------------------------------------------------------------
 
@@ -341,10 +342,7 @@ class Optima(Recipe):
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        trainings = {"train": self.settings.train}
-        if isinstance(self.settings, OptimaDPOSettings):
-            trainings["dpo.train"] = self.settings.dpo.train
-        return trainings
+        return self.settings.trainings
 
     def training_tasks(self) -> int:
         return max(self.settings.draws())

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.rewards.dialogue_reward import RewardSettings
 from coterie.rollout.tree_search import SearchSettings
 from coterie.selection import PairSettings, SelectSettings
-from coterie.training.settings import DPOSettings, TrainingSettings
+from coterie.training.settings import DPOSettings, EpochSettings, TrainingSettings, combine
 
 TrainingKind = Literal["sft", "dpo"]
 """Kind of an iteration: SFT on the best dialogues, or DPO on pairs from trees."""
@@ -50,10 +50,7 @@ class OptimaSettings(RecipeSettings):
     questions: ClassVar[str | None] = "debate"
     summary: ClassVar[str] = "Optima: SFT on the best dialogues of each iteration."
 
-    model: str = key(
-        "tiny-exchange",
-        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
-    )
+    model: str = key("tiny-exchange", MODEL)
     iterations: int = key(
         3, "Iterations of rollout, reward, select and train.",
         source="Optima: 6", ge=1,
@@ -69,12 +66,8 @@ class OptimaSettings(RecipeSettings):
     train: TrainingSettings = TrainingSettings()
 
     @property
-    def rounds(self) -> int:
-        return self.iterations
-
-    @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.train}
 
     def kinds(self) -> list[TrainingKind]:
         return ["sft"] * self.iterations
@@ -121,8 +114,8 @@ class RPOSettings(DPOSettings):
     )
 
 
-class PairTrainingSettings(TrainingSettings):
-    """DPO training on pairs."""
+class PairTrainingSettings(EpochSettings):
+    """DPO training on pairs. `train` has the keys that it shares with SFT."""
 
     learning_rate: float = key(5e-7, "peak learning rate", source="Optima's code", gt=0)
     warmup_ratio: float = key(
@@ -161,25 +154,13 @@ class OptimaDPOSettings(OptimaSettings):
 
     dpo: DPORoundSettings = DPORoundSettings()
 
+    @property
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {**super().trainings, "dpo.train": combine(self.train, self.dpo.train)}
+
     def draws(self) -> list[int]:
         counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
         return [counts[kind] for kind in self.kinds()]
-
-    @model_validator(mode="after")
-    def _refuse_two_kinds_of_adapters(self) -> Self:
-        one, other = self.train, self.dpo.train
-        for name, mine, theirs in (
-            ("method", one.method, other.method),
-            ("lora_r", one.rank, other.rank),
-            ("lora_alpha", one.alpha, other.alpha),
-            ("lora_targets", one.lora_targets, other.lora_targets),
-        ):
-            if mine != theirs:
-                raise ValueError(
-                    f"train.{name}={mine} and dpo.train.{name}={theirs} differ, and each training continues from the "
-                    "last one; use the same value for both"
-                )
-        return self
 
     @model_validator(mode="after")
     def _refuse_no_pairs(self) -> Self:

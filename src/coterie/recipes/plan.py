@@ -52,7 +52,12 @@ from coterie.training.memory import (
     cache_memory,
     training_memory,
 )
-from coterie.training.settings import TrainingSettings, check_tracker, weight_dtype
+from coterie.training.settings import (
+    TrainingSettings,
+    check_tracker,
+    shared_group,
+    weight_dtype,
+)
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
@@ -164,7 +169,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(shortest_prompt(environment, renderer, train or heldout))
         for name, training in trainings.items():
             check_length(name, training, context, shortest[-1])
-            check_training(name, training, s, role.model)
+            check_training(shared_group(s, name), training, s, role.model)
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest = max(longest, prompt)
@@ -221,10 +226,12 @@ def _sampling_memory(
 
 def _training_memory(s: RecipeSettings, name: str, model: TrainedModel) -> MemoryPlan:
     """Plan the memory of a training in this process or on ranks of its own."""
-    config = accelerate_config(model.settings, name) if launches(model.settings) else {}
+    shared = shared_group(s, name)
+    config = accelerate_config(model.settings, shared) if launches(model.settings) else {}
     return training_memory(
         name,
         [model],
+        shared=shared,
         device=s.engine.device_name,
         ranks=config.get("num_processes", 1),
         sharded=config.get("distributed_type") == "FSDP",
@@ -239,9 +246,13 @@ def _check_services(
     head: bool,
 ) -> None:
     """Raise ``UserError`` for unavailable servers, ranks, tracker, sandbox or user simulator."""
-    check_served(s.engine, {key: one for key, one in trainings.items() if key != CRITIC_TRAINING})
+    sampled = {
+        shared_group(s, key): one for key, one in trainings.items() if key != CRITIC_TRAINING
+    }
+    check_served(s.engine, sampled)
     for key, training in trainings.items():
-        check_launch(training, s.engine.device_name, key, head=head and key == CRITIC_TRAINING)
+        has_head, group = head and key == CRITIC_TRAINING, shared_group(s, key)
+        check_launch(training, s.engine.device_name, group, head=has_head)
     check_tracker(s.tracker)
     if Sandbox in environment.needs:
         make_jail(getattr(s, "sandbox", SandboxSettings()))

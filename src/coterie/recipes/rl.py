@@ -28,8 +28,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
-from coterie.recipes.rl_settings import GrpoSettings
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.rl_settings import GrpoSettings, ReinforceRecipeSettings
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
@@ -42,7 +41,6 @@ from coterie.runs.reinforce import Reinforcement, step_records
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
-from coterie.training.distributed import launches
 from coterie.training.losses import Reads, ValueLoss
 from coterie.training.memory import MemoryPlan, TrainedModel, cache_memory, training_memory
 from coterie.training.policy_gradient import PolicyGradient
@@ -52,69 +50,62 @@ CRITIC = "critic"
 """Role of the value function."""
 
 
-def reinforce_uses(s: ReinforceSettings, prefix: str = "") -> list[str]:
-    """Return the settings that the RL stage depends on; keys of ``s`` start with ``prefix``."""
-    own = ["rollout", "reward", "advantage", "steps", "loss", "update"]
-    return ["engine", *(f"{prefix}{name}" for name in own + ["critic"] * s.has_critic)]
+def reinforce_uses(s: ReinforceSettings) -> list[str]:
+    """Return the settings that the RL stage depends on."""
+    own = ["engine", "rollout", "reward", "advantage", "steps", "loss", "policy_training"]
+    return own + ["critic.loss", "critic_training"] * s.has_critic
 
 
-def plan_reinforcement(
-    s: ReinforceSettings, run_settings: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
-) -> Plan:
-    """Check the settings ``s`` of the stage, whose keys start with ``prefix``, and add its memory to a run's plan.
+def plan_reinforcement(s: ReinforceRecipeSettings, plan: Callable[[], Plan]) -> Plan:
+    """Check the settings of the stage, and add its memory to a run's plan.
 
     Raises ``UserError`` if the settings cannot work.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
-            f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
+            f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}, "
             "and the group of a task is not split",
             f"use at most {s.rollout.tasks} minibatches",
         )
-    trainings = {f"{prefix}update": s.update}
-    check_served(run_settings.engine, trainings)
+    trainings = {"update": s.policy_training}
+    check_served(s.engine, {"train": s.policy_training})
     if s.has_critic:
-        trainings[f"{prefix}critic.train"] = s.critic.train
-    for name, training in trainings.items():
-        if launches(training):
-            raise UserError(
-                f"{name}.processes and {name}.launch do not work in reinforcement learning, where the engine and the "
-                "trainer share a model",
-                f"remove {name}.processes and {name}.launch",
-            )
-        check_training(name, training, run_settings, run_settings.model)
+        trainings["critic.train"] = s.critic_training
+    for training in trainings.values():
+        check_training("train", training, s, s.model)
     result = plan()
     for name, training in trainings.items():
         check_room(name, training, result.context, result.shortest_prompt)
-    memory = _training_memory(s, run_settings, result, f"{prefix}update")
-    memory.check(result.available, result.device, run_settings.model)
+    memory = _training_memory(s, result)
+    memory.check(result.available, result.device, s.model)
     return replace(result, memory=(*result.memory, memory))
 
 
-def _training_memory(
-    s: ReinforceSettings, run_settings: RecipeSettings, plan: Plan, key: str
-) -> MemoryPlan:
+def _training_memory(s: ReinforceRecipeSettings, plan: Plan) -> MemoryPlan:
     turns = plan.turns or plan.context
     longest = max_dialogue_tokens(plan.longest_prompt, turns, s.rollout.max_tokens)
-    length, engine = min(plan.context, longest), run_settings.engine
+    length, engine = min(plan.context, longest), s.engine
     attention = engine.attention or "sdpa"
     reads: Reads = "entropies" if s.loss.entropy else "shown entropies"
     policies, critics, sampling = [], [], Counter[str]()
     for role, shape in plan.shapes.items():
         if role == CRITIC:
-            critics.append(TrainedModel(shape, s.critic.train, length, 1, "states", attention))
+            training = s.critic_training
+            critics.append(TrainedModel(shape, training, length, 1, "states", attention))
             continue
-        policies.append(TrainedModel(shape, s.update, length, 1, reads, attention))
+        policies.append(TrainedModel(shape, s.policy_training, length, 1, reads, attention))
         if engine.kind == "inprocess":
-            size = weight_dtype(run_settings).itemsize
             dialogues = max(plan.heldout, s.rollout.draw_count * s.rollout.samples)
-            sampling.update(cache_memory(shape, engine, size, dialogues, length))
+            sampling.update(
+                cache_memory(shape, engine, weight_dtype(s).itemsize, dialogues, length)
+            )
     # An adapter's base is its reference.
-    copied = (s.loss.kl or s.reward.kl) and s.update.method == "full"
+    copied = (s.loss.kl or s.reward.kl) and s.train.method == "full"
     return training_memory(
-        key,
+        "update",
         [*policies, *critics],
+        shared="train",
         device=engine.device_name,
         references=len(policies) if copied else 0,
         sampling=sampling,
@@ -132,7 +123,9 @@ async def reinforce(
 ) -> Metrics:
     """Run the RL stage: train ``roles`` from their newest versions."""
     players, updates = recipe.players(), s.steps.updates
-    update, training = (recipe.seeded(one, iteration) for one in (s.update, s.critic.train))
+    update, training = (
+        recipe.seeded(one, iteration) for one in (s.policy_training, s.critic_training)
+    )
     policies = [
         LearnerConfig(
             role,
@@ -187,7 +180,7 @@ class Reinforce(Recipe):
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
-        return plan_reinforcement(self.settings, self.settings, super().plan)
+        return plan_reinforcement(self.settings, super().plan)
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count

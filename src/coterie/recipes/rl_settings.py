@@ -5,30 +5,27 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.runs.reinforce_settings import ReinforceSettings
 
 
-class GrpoSettings(ReinforceSettings, RecipeSettings):
+class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
+    """Settings of a recipe with a stage of reinforcement learning."""
+
+
+class GrpoSettings(ReinforceRecipeSettings):
     """Settings of ``rl/grpo``."""
 
     recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
     summary: ClassVar[str] = "GRPO: advantages relative to a group of rollouts of the same task."
 
-    model: str = key(
-        "tiny-exchange",
-        "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
-    )
+    model: str = key("tiny-exchange", MODEL)
     policies: Literal["one", "each"] = key(
         "one",
         "`one` policy plays all agents of the environment, or `each` agent has its own policy, trained on its own "
         "turns.",
     )
-
-    @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:

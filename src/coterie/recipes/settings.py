@@ -21,6 +21,8 @@ from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import PlayedSettings
 from coterie.runs.folder import RunSettings
 
+MODEL = "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
+
 
 class EvaluateSettings(Settings):
     """Evaluation of a policy."""
@@ -38,20 +40,21 @@ class RecipeSettings(RunSettings, PlayedSettings):
     summary: ClassVar[str] = ""
     """One line for ``coterie list``."""
 
-    model: str = key(
-        ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
-    )
+    model: str = key(..., MODEL)
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
 
     @property
     def rounds(self) -> int:
-        return 1
+        """Number of iterations."""
+        own: int = getattr(self, "iterations", 1)
+        return own
 
     @property
     def max_tokens(self) -> int:
-        return 256
+        own: int = getattr(getattr(self, "rollout", None), "max_tokens", 256)
+        return own
 
 
 @dataclass(frozen=True, slots=True)

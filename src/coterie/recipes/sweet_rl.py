@@ -63,7 +63,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan
 from coterie.recipes.report import selected_examples
 from coterie.recipes.sweet_rl_offline import play_offline
-from coterie.recipes.sweet_rl_settings import FIRST, SECOND, PolicySettings, SweetSettings
+from coterie.recipes.sweet_rl_settings import FIRST, SECOND, SweetSettings
 from coterie.recipes.trainings import imitate, prefer, train_role
 from coterie.record.rows import (
     LabeledTrajectory,
@@ -88,7 +88,7 @@ from coterie.runs.roles import Role, load_selections
 from coterie.selection import ranked_pairs, trajectory_pairs
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import Classifier, Objective, Regression
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import DPOSettings, TrainingSettings
 
 PRIVILEGED = "with_reference"
 """Recontext rule of the critic's rows, whose prompts contain the reference."""
@@ -132,7 +132,9 @@ class SweetRL(Recipe):
             )
             role, training = (CRITIC, "critic") if self.has_critic else (POLICY, s.method)
             critic = [
-                self.stage(FIRST, "train", self.train, [select], uses=[training], trains=role)
+                self.stage(
+                    *(FIRST, "train", self.train, [select]), uses=[training, "train"], trains=role
+                )
             ]
             stages += [select, *critic]
         if self.has_critic:
@@ -150,7 +152,7 @@ class SweetRL(Recipe):
         reward = self.stage(SECOND, "reward", self.reward, inputs, uses=scoring, alone=True)
         select = self.stage(SECOND, "select", self.select_turns, [reward], uses=["pairs"])
         train = self.stage(
-            SECOND, "train", self.train_turns, [select], uses=["policy"], trains=POLICY
+            *(SECOND, "train", self.train_turns, [select]), uses=["policy", "train"], trains=POLICY
         )
         return [branching, reward, select, train]
 
@@ -186,18 +188,19 @@ class SweetRL(Recipe):
         """Train the critic (equations 2 and 3), or the policy of a baseline, from the base model."""
         s = self.settings
         if s.method == "rejection_ft":
-            return imitate(self, run, FIRST, s.rejection_ft.train, progress, role=POLICY)
+            training = self.trainings()["rejection_ft.train"]
+            return imitate(self, run, FIRST, training, progress, role=POLICY)
         if s.method == "multi_turn_dpo":
-            return self.prefer(run, FIRST, s.multi_turn_dpo, progress)
+            return self.prefer(run, FIRST, "multi_turn_dpo", progress)
         classifier = s.critic.kind == "classifier"
         items: list[Any] = (
             self.labeled_dialogues(run) if classifier else self.pairs(run, FIRST, CRITIC)
         )
         if s.critic.kind == "likelihood":
-            own = (s.critic.objective, s.critic.train)
+            own = (s.critic.objective, self.trainings()["critic.train"])
             return prefer(self, run, FIRST, items, *own, progress, role=CRITIC)
         model = self.models(run).load(CRITIC, 0, trainable=True)
-        seeded = self.seeded(s.critic.train, FIRST)
+        seeded = self.seeded(self.trainings()["critic.train"], FIRST)
         head: Objective[Any] = Classifier() if classifier else Regression()
         return train_role(run, FIRST, model, items, seeded, progress, objective=head, role=CRITIC)
 
@@ -263,7 +266,7 @@ class SweetRL(Recipe):
 
     def train_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Train the policy by DPO with an NLL term on these turns, without c (equation 4)."""
-        return self.prefer(run, SECOND, self.settings.policy, progress)
+        return self.prefer(run, SECOND, "policy", progress)
 
     # -- settings, size and tasks ---------------------------------------------------------------
 
@@ -292,7 +295,7 @@ class SweetRL(Recipe):
             settings = s.judge
             if settings.url is None and settings.model == POLICY:
                 settings = settings.model_copy(update={"model": self.settings.model})
-            async with open_chat(settings, run.folder / "judge") as chat:
+            async with open_chat(settings) as chat:
 
                 async def say(messages: list[Utterance]) -> str:
                     return (await chat.ask(messages, 0)).text
@@ -379,10 +382,12 @@ class SweetRL(Recipe):
             return trajectory_pair(chosen, rejected, group=tree.task)
         return turn_pair(chosen, rejected, group=tree.turns[one.leaf].parent)
 
-    def prefer(self, run: Run, iteration: int, s: PolicySettings, progress: Progress) -> Metrics:
+    def prefer(self, run: Run, iteration: int, phase: str, progress: Progress) -> Metrics:
         """Train the policy by DPO on the selected pairs, starting from the base model."""
         pairs = self.pairs(run, iteration, POLICY)
-        return prefer(self, run, iteration, pairs, s.objective, s.train, progress)
+        objective: DPOSettings = getattr(self.settings, phase).objective
+        train = self.trainings()[f"{phase}.train"]
+        return prefer(self, run, iteration, pairs, objective, train, progress)
 
     def pairs(self, run: Run, iteration: int, role: str | None = None) -> list[Pair]:
         """Return the selected pairs. Raises ``UserError`` without any."""

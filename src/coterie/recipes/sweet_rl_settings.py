@@ -7,10 +7,16 @@ from pydantic import model_validator
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
 from coterie.environments.user_simulator import UserSimulatorSettings
-from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.settings import MODEL, RecipeSettings
 from coterie.selection import RankedPairSettings
 from coterie.tools.sandbox.worker import SandboxSettings
-from coterie.training.settings import DPOSettings, TrainingSettings
+from coterie.training.settings import (
+    DPOSettings,
+    EpochSettings,
+    SharedTrainingSettings,
+    TrainingSettings,
+    combine,
+)
 
 SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]
 CriticKind = Literal["likelihood", "regression", "classifier", "judge"]
@@ -81,7 +87,7 @@ class CriticSettings(Settings):
         source="SWEET-RL section 4.2; table 3",
     )
     objective: CriticObjective = CriticObjective()
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
     judge: JudgeSettings = JudgeSettings()
 
     @property
@@ -113,13 +119,13 @@ class PolicySettings(Settings):
     """Training of the policy on pairs."""
 
     objective: PairObjective = PairObjective()
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
 
 
 class ImitationSettings(Settings):
     """Training of the policy on successful dialogues."""
 
-    train: TrainingSettings = TrainingSettings()
+    train: EpochSettings = EpochSettings()
 
 
 class SweetSettings(RecipeSettings):
@@ -130,10 +136,7 @@ class SweetSettings(RecipeSettings):
         "SWEET-RL: a turn-level critic that sees the reference, then DPO on turns."
     )
 
-    model: str = key(
-        "tiny-persona",
-        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
-    )
+    model: str = key("tiny-persona", MODEL)
     method: SweetMethod = key(
         "sweet",
         "`sweet`. Baselines on the same dialogues: `rejection_ft` (SFT on successful dialogues), `multi_turn_dpo` "
@@ -158,6 +161,7 @@ class SweetSettings(RecipeSettings):
         gt=0,
         le=1,
     )
+    train: SharedTrainingSettings = SharedTrainingSettings()
     critic: CriticSettings = CriticSettings()
     candidates: CandidateSettings = CandidateSettings()
     pairs: RankedPairSettings = RankedPairSettings()
@@ -171,17 +175,15 @@ class SweetSettings(RecipeSettings):
         return 2 if self.method == "sweet" else 1
 
     @property
-    def max_tokens(self) -> int:
-        return self.rollout.max_tokens
-
-    @property
     def trainings(self) -> dict[str, TrainingSettings]:
         if self.method == "rejection_ft":
-            return {"rejection_ft.train": self.rejection_ft.train}
-        if self.method == "multi_turn_dpo":
-            return {"multi_turn_dpo.train": self.multi_turn_dpo.train}
-        critic = {} if self.critic.kind == "judge" else {"critic.train": self.critic.train}
-        return {**critic, "policy.train": self.policy.train}
+            phases = {"rejection_ft.train": self.rejection_ft.train}
+        elif self.method == "multi_turn_dpo":
+            phases = {"multi_turn_dpo.train": self.multi_turn_dpo.train}
+        else:
+            critic = {} if self.critic.kind == "judge" else {"critic.train": self.critic.train}
+            phases = {**critic, "policy.train": self.policy.train}
+        return {name: combine(self.train, phase) for name, phase in phases.items()}
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:

@@ -371,7 +371,7 @@ async def score_best_of_n(
     A task without dialogues scores 0. Raises ``EngineError`` if a request fails, and ``UserError`` like
     :func:`~coterie.engines.chat_model.open_chat`.
     """
-    async with open_chat(settings, file.parent / "picker") as chat:
+    async with open_chat(settings) as chat:
         picker = Picker(chat, digest(settings.identity()), file)
         requests = [
             picker.score(tree.task, question_of(store.task(tree.task)), tries(tree, samples))

@@ -83,8 +83,9 @@ async def open_actors(
             if user is None or (user.url is None and user.model == SCRIPT):
                 simulator = check_script(getattr(environment, "script", None))
             else:
-                chat = await stack.enter_async_context(open_chat(user, logs))
-                simulator = ModelUserSimulator(chat, user)
+                simulator = ModelUserSimulator(
+                    await stack.enter_async_context(open_chat(user)), user
+                )
             persons[name] = UserSampler(simulator)
         known = {**openers_of(environment, logs), **(openers or {})}
         opened = [

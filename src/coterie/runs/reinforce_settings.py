@@ -8,14 +8,14 @@ from coterie.config.settings import Settings, key
 from coterie.rewards.advantages import Baseline
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.training.settings import (
+    PhaseSettings,
     PolicyLossSettings,
     Schedule,
+    TrainerSettings,
     TrainingSettings,
     ValueLossSettings,
+    combine,
 )
-
-UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
-"""Training settings that reinforcement learning does not use."""
 
 
 class GroupSettings(Settings):
@@ -118,7 +118,7 @@ class StepSettings(Settings):
         return self.model_copy(update=same).fingerprint()
 
 
-class UpdateSettings(TrainingSettings):
+class UpdateSettings(PhaseSettings):
     """Optimizer settings. ``steps`` has the number of optimizer steps."""
 
     learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
@@ -128,16 +128,7 @@ class UpdateSettings(TrainingSettings):
         source="GAP's scripts",
     )
     warmup_ratio: float = key(0.0, "share of steps with a rising learning rate", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _refuse_unused(self) -> Self:
-        fields = type(self).model_fields
-        if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
-            raise ValueError(
-                f"{', '.join(changed)} have no effect in reinforcement learning; use steps.minibatches, steps.epochs "
-                "and steps.save_every"
-            )
-        return self
+    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
 
 
 class CriticSettings(Settings):
@@ -157,6 +148,15 @@ class ReinforceSettings(Settings):
     loss: PolicyLossSettings = PolicyLossSettings()
     update: UpdateSettings = UpdateSettings()
     critic: CriticSettings = CriticSettings()
+    train: TrainerSettings = TrainerSettings()
+
+    @property
+    def policy_training(self) -> TrainingSettings:
+        return combine(self.train, self.update)
+
+    @property
+    def critic_training(self) -> TrainingSettings:
+        return combine(self.train, self.critic.train)
 
     @property
     def has_critic(self) -> bool:

@@ -1,24 +1,24 @@
 """Launch of a training with Accelerate, in this process or on several ranks, and the entry point of a rank.
 
-``accelerate launch`` starts this module under the child-process guard. The ranks read their job from the subfolder
-``job`` of the training's folder, and write their progress and log there.
+``accelerate launch`` starts this module under the child-process guard, so that the ranks end with this process. They
+read their job from the subfolder ``job`` of the training's folder, and write their progress and log there.
 """
 
 import atexit
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import yaml
@@ -27,9 +27,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from peft import PeftModel
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 from safetensors.torch import save_file
 
 from coterie.config.plugins import at_place, place_of
+from coterie.config.settings import Settings
 from coterie.engines.child_guard import guarded
 from coterie.errors import UserError
 from coterie.models.adapters import (
@@ -101,7 +104,10 @@ def open_accelerator(settings: TrainingSettings, device: torch.device) -> Iterat
 
 
 def refuse_sharded_head(kind: str) -> None:
-    """Raise ``UserError`` for a value head under FSDP, which does not gather it; ``kind`` is Accelerate's."""
+    """Raise ``UserError`` for a value head under FSDP, which does not gather it.
+
+    ``kind`` is Accelerate's ``distributed_type``.
+    """
     if kind == DistributedType.FSDP:
         raise UserError(
             "a model with a value head can't be trained under FSDP",
@@ -147,9 +153,11 @@ def _read(file: Path, key: str) -> dict[str, Any]:
     return config
 
 
-JOB, PROGRESS, ERROR = "job.pickle", "progress.jsonl", "error.json"
+JOB, ITEMS, HELDOUT, PROGRESS = "job.json", "items.json", "heldout.json", "progress.jsonl"
+ERROR = "error.json"
 ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"
 JOIN_SECONDS = 300.0
+"""Time limit for all ranks to start and connect."""
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others within a step."""
 GRACE = 5.0
@@ -159,29 +167,30 @@ LAST_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work that the ranks read."""
+    """Specification that the ranks read. Classes are import paths from :func:`~coterie.config.plugins.place_of`."""
 
     model: str
+    """Folder or hub name of the base."""
     adapter: str | None
     """Name of the adapter to train further, saved in the job's folder."""
     head: bool
     """True if the model has a value head, saved in the job's folder."""
     attention: str
+    """Name of the attention implementation in Transformers."""
     settings: TrainingSettings
-    arguments: Mapping[str, Any]
-    """Other arguments of :func:`~coterie.training.trainer.train`."""
+    objective: str
+    objective_settings: tuple[str, str] | None
+    """Class and JSON of the objective's settings."""
+    item: str
+    measure_every: int | None
 
-
-class _Pickler(pickle.Pickler):
-    """Pickler that stores classes by location, so that ranks can load those of a file."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, type):
-            return NotImplemented
-        place = place_of(value)
-        if place.startswith("__main__:") or "." in value.__qualname__:
-            raise pickle.PicklingError(f"{place} is not at the top level of an importable module")
-        return at_place, (place,)
+    def make_objective(self) -> Objective[Any]:
+        arguments = []
+        if self.objective_settings:
+            kind, text = self.objective_settings
+            arguments.append(at_place(kind).model_validate_json(text))
+        objective: Objective[Any] = at_place(self.objective)(*arguments)
+        return objective
 
 
 def launches(settings: TrainingSettings) -> bool:
@@ -191,7 +200,10 @@ def launches(settings: TrainingSettings) -> bool:
 def check_launch(
     settings: TrainingSettings, device: str, key: str = "train", *, head: bool = False
 ) -> None:
-    """Raise ``UserError`` if the ranks can't be started; ``key`` is the name of the settings."""
+    """Raise ``UserError`` if the ranks can't be started; ``key`` is the name of the settings.
+
+    A model with a value ``head`` can't be trained sharded.
+    """
     if not launches(settings):
         return
     config = accelerate_config(settings, key)
@@ -223,28 +235,15 @@ def train_on_ranks(
     """
     if not items:
         raise UserError("there are no rows to train", "give rows with targets")
-    model, device = loaded.model, loaded.model.device.type
+    device = loaded.model.device.type
     job = folder / "job"
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir(parents=True)
     config = accelerate_config(settings)
-    adapter = model.active_adapter if isinstance(model, PeftModel) else None
-    if adapter is not None:
-        save_adapter(model, job / ADAPTER, adapter)
-    head = find_head(model) is not None
-    if head:
-        save_file(split_head(model.state_dict())[1], job / HEAD_FILE)
-    arguments: dict[str, Any] = {"rows": items, "objective": objective, "heldout": heldout}
-    arguments["measure_every"] = measure_every
-    attention = model.config._attn_implementation
-    try:
-        with (job / JOB).open("wb") as file:
-            _Pickler(file).dump(Job(loaded.source, adapter, head, attention, settings, arguments))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"ranks can't rebuild the objective or its items: {error}",
-            "define their classes at the top level of an importable module, or train in one process",
-        ) from error
+    spec = _write_model(job, loaded, items, settings, objective, measure_every)
+    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(spec))
+    (job / ITEMS).write_bytes(to_json(items, fallback=_plain_number))
+    (job / HELDOUT).write_bytes(to_json(heldout, fallback=_plain_number))
     (job / CONFIG).write_text(yaml.safe_dump(config))
     if device == "cuda":
         loaded.model.to("cpu")  # the ranks need the room
@@ -256,6 +255,56 @@ def train_on_ranks(
         loaded.model.to(device)
     shutil.rmtree(job)
     return read_report(folder / "final")[1]
+
+
+def _write_model(
+    job: Path,
+    loaded: LoadedModel,
+    items: Sequence[Any],
+    settings: TrainingSettings,
+    objective: Objective[Any],
+    measure_every: int | None,
+) -> Job:
+    """Save adapter and head, and return a specification from which ranks can rebuild objective and items."""
+    kinds = {place_of(type(item)) for item in items}
+    if len(kinds) > 1:
+        raise UserError(
+            f"ranks train items of one class, but these have several: {', '.join(sorted(kinds))}",
+            "use one class, or train in one process",
+        )
+    model = loaded.model
+    adapter = model.active_adapter if isinstance(model, PeftModel) else None
+    if adapter is not None:
+        save_adapter(model, job / ADAPTER, adapter)
+    head = find_head(model) is not None
+    if head:
+        save_file(split_head(model.state_dict())[1], job / HEAD_FILE)
+    own = getattr(objective, "settings", None)
+    saved = (place_of(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
+    spec = Job(
+        model=loaded.source,
+        adapter=adapter,
+        head=head,
+        attention=loaded.model.config._attn_implementation,
+        settings=settings,
+        objective=place_of(type(objective)),
+        objective_settings=saved,
+        item=kinds.pop(),
+        measure_every=measure_every,
+    )
+    try:
+        rebuilt = vars(spec.make_objective()) == vars(objective)
+        is_class = isinstance(at_place(spec.item), type)
+    except (ImportError, AttributeError, TypeError):
+        rebuilt = is_class = False
+    in_main = any(name.startswith("__main__:") for name in (spec.objective, spec.item))
+    if in_main or not is_class or not rebuilt:
+        raise UserError(
+            f"ranks can't rebuild the objective {spec.objective} from its class and settings, or the items {spec.item}",
+            "define the class at the top level of an importable module and put all its numbers into `settings`, or "
+            "train in one process",
+        )
+    return spec
 
 
 @contextmanager
@@ -338,6 +387,13 @@ def _advice(job: Path) -> str:
     )
 
 
+def _plain_number(value: Any) -> Any:
+    """Convert a NumPy scalar for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"items for ranks are sent as JSON, which has no {type(value).__name__}")
+
+
 class ToFile(Silent):
     """Progress in a file that the launching process reads."""
 
@@ -359,11 +415,12 @@ def main(folder: Path) -> None:
     """Load the model and the items of a job, and train them with the other ranks."""
     from coterie.training.trainer import train
 
-    with (folder / JOB).open("rb") as file:
-        job: Job = pickle.load(file)  # written by the launching process
+    job = TypeAdapter(Job).validate_json((folder / JOB).read_bytes())
     on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
     state = PartialState(on_cpu, timeout=timedelta(seconds=TIMEOUT))
     (folder / f"{JOINED}{state.process_index}").touch()
+    kind: Any = list.__class_getitem__(at_place(job.item))
+    items: TypeAdapter[Any] = TypeAdapter(kind)
     try:
         dtype = getattr(torch, job.settings.dtype)
         model = load(job.model, dtype=dtype, device=state.device, attention=job.attention).model
@@ -371,8 +428,16 @@ def main(folder: Path) -> None:
             model = load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
         if job.head:
             load_head(model, folder)
-        own, progress = folder.parent, ToFile(folder / PROGRESS)
-        train(model, settings=job.settings, folder=own, progress=progress, **job.arguments)
+        train(
+            model,
+            items.validate_json((folder / ITEMS).read_bytes()),
+            job.settings,
+            folder.parent,
+            objective=job.make_objective(),
+            progress=ToFile(folder / PROGRESS),
+            heldout=items.validate_json((folder / HELDOUT).read_bytes()),
+            measure_every=job.measure_every,
+        )
     except UserError as error:
         partial = folder / f"{ERROR}.partial-{state.process_index}"
         partial.write_text(json.dumps([error.what, error.todo]))

@@ -263,31 +263,35 @@ def in_gib(size: int) -> str:
     return f"{size / 2**30:.{1 if size >= 2**30 else 2}f}"
 
 
-def advice(key: str, settings: TrainingSettings, *, ranks: bool) -> tuple[str, ...]:
-    """Return settings that lower the memory of a training. ``ranks`` is True if it may have several ranks."""
+def advice(key: str, shared: str, settings: TrainingSettings, *, ranks: bool) -> tuple[str, ...]:
+    """Return settings that lower the memory of a training. ``ranks`` is True if it may have several ranks.
+
+    ``key`` is the group of its settings, ``shared`` the group of those that trainings share.
+    """
     values = {
-        "method=lora": settings.method == "full",
-        "dtype=bfloat16": settings.dtype == "float32",
-        "gradient_checkpointing=true": not settings.gradient_checkpointing,
-        f"tokens_per_microbatch={settings.max_length}": (
+        f"{shared}.method=lora": settings.method == "full",
+        f"{shared}.dtype=bfloat16": settings.dtype == "float32",
+        f"{shared}.gradient_checkpointing=true": not settings.gradient_checkpointing,
+        f"{key}.tokens_per_microbatch={settings.max_length}": (
             settings.tokens_per_microbatch > settings.max_length
         ),
-        "launch=configs/accelerate/fsdp2.yaml": ranks and settings.launch is None,
+        f"{shared}.launch=configs/accelerate/fsdp2.yaml": ranks and settings.launch is None,
     }
-    return tuple(f"{key}.{value}" for value, helps in values.items() if helps)
+    return tuple(value for value, helps in values.items() if helps)
 
 
 def training_memory(
     key: str,
     models: Sequence[TrainedModel],
     *,
+    shared: str = "",
     device: str,
     ranks: int = 1,
     sharded: bool = False,
     references: int = 0,
     sampling: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
-    """Plan the memory of a training on one device; ``key`` is the name of its settings.
+    """Plan the memory of a training on one device; ``key`` and ``shared`` are the groups of its settings.
 
     ``models`` train in turn, and each keeps its weights and moments; the first is the policy. Ranks have a GPU each, or
     share the memory of a CPU. ``references`` is the number of frozen copies of the policy, ``sampling`` the bytes of an
@@ -318,7 +322,8 @@ def training_memory(
         terms["model of the process that starts the ranks"] = policy.resident()["weights"]
     terms.update(sampling or {})
     sizes = {name: size for name, size in terms.items() if size}
-    return MemoryPlan(key, sizes, advice(key, policy.settings, ranks=sampling is None))
+    own = advice(key, shared or key, policy.settings, ranks=sampling is None)
+    return MemoryPlan(key, sizes, own)
 
 
 def cache_memory(

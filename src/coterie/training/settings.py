@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -31,8 +32,8 @@ _WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launc
 """Keys that do not change the weights beyond rounding, so that they may differ when a training is resumed."""
 
 
-class TrainingSettings(Settings):
-    """Settings of a training.
+class TrainerSettings(Settings):
+    """Settings that all trainings of a run share: trained weights, precision, memory.
 
     ``mixed_precision=auto`` is bfloat16 on a CUDA device that supports it, and float32 elsewhere. With
     ``dtype=bfloat16`` all weights of the model are bfloat16, but an adapter is float32. On a CPU ``auto`` stays
@@ -48,26 +49,10 @@ class TrainingSettings(Settings):
         "names of the layers that get an adapter; all-linear: all linear layers but the output layer",
         min_length=1,
     )
-    learning_rate: float = key(2e-5, "peak learning rate", gt=0)
-    schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
-    warmup_ratio: float = key(0.03, "share of the steps for linear warmup", ge=0, le=1)
-    epochs: int = key(1, "number of passes over the rows", ge=1)
-    max_steps: int | None = key(None, "maximum number of optimizer steps", ge=1)
-    batch_rows: int = key(32, "rows (or pairs) of one optimizer step", ge=1)
-    tokens_per_microbatch: int = key(
-        4096, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
-    )
-    max_length: int = key(
-        1024,
-        "longest row in tokens; a row longer than this or the model's context is dropped and counted, never "
-        "truncated",
-        ge=2,
-    )
     packing: Packing = key(
         "auto",
         "auto: compute shared prefixes of rows once where that is cheaper; flat: never",
     )
-    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
     betas: tuple[float, float] = key((0.9, 0.999), "AdamW's decay rates of its two moments")
     max_grad_norm: float = key(1.0, "gradient clipping: maximum norm", gt=0)
     gradient_checkpointing: bool = key(False, "recompute activations: less memory, more time")
@@ -78,31 +63,13 @@ class TrainingSettings(Settings):
     )
     mixed_precision: Precision = key("auto", "bfloat16 autocast; auto: on CUDA only")
     seed: int = key(0, "seed of the row order and of a new adapter", ge=0, le=MOST_SEED)
-    save_every_seconds: float | None = key(300.0, "time between checkpoints; none: never", gt=0)
-    save_every_steps: int | None = key(None, "optimizer steps between checkpoints", ge=1)
-    processes: int | None = key(
-        None,
-        "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
-        "ranks in the launch file",
-        ge=1,
-    )
-    launch: str | None = key(
-        None,
-        "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
-        "on each rank",
-    )
     threads: int | None = key(None, "CPU threads of torch; none: do not change them", ge=1)
 
     @model_validator(mode="after")
-    def _refuse_what_cannot_work(self) -> Self:
+    def _check_lora_and_betas(self) -> Self:
         if self.method == "full" and (self.lora_r is not None or self.lora_alpha is not None):
             raise ValueError(
                 "lora_r and lora_alpha have no effect with method=full; use method=lora, or set both to none"
-            )
-        if self.max_length > self.tokens_per_microbatch:
-            raise ValueError(
-                f"a row of max_length={self.max_length} tokens does not fit "
-                f"tokens_per_microbatch={self.tokens_per_microbatch}; raise tokens_per_microbatch or lower max_length"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={list(self.betas)} are out of range; use values in [0, 1)")
@@ -127,10 +94,79 @@ class TrainingSettings(Settings):
     def identity(self) -> str:
         """Return the hash of all settings that can change the trained weights."""
         fields = type(self).model_fields
-        same = {name: fields[name].default for name in _WITHOUT_EFFECT}
+        same = {name: fields[name].default for name in _WITHOUT_EFFECT if name in fields}
         if self.method == "lora":
             same |= {"lora_r": self.rank, "lora_alpha": self.alpha}
         return self.model_copy(update=same).fingerprint()
+
+
+class SharedTrainingSettings(TrainerSettings):
+    """Settings that several trainings on rows or pairs share."""
+
+    schedule: Schedule = key("cosine", "learning rate after warmup: decay to zero, or constant")
+    weight_decay: float = key(0.0, "AdamW's weight decay of matrices (not norms, biases)", ge=0)
+    max_steps: int | None = key(None, "maximum number of optimizer steps of a training", ge=1)
+    save_every_seconds: float | None = key(300.0, "time between checkpoints; none: never", gt=0)
+    save_every_steps: int | None = key(None, "optimizer steps between checkpoints", ge=1)
+    processes: int | None = key(
+        None,
+        "number of ranks, each a process that coterie starts; none: train in the run's process, or on the number of "
+        "ranks in the launch file",
+        ge=1,
+    )
+    launch: str | None = key(
+        None,
+        "Accelerate configuration file for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the model "
+        "on each rank",
+    )
+
+
+class PhaseSettings(Settings):
+    """Settings of one of several trainings of a run. :class:`TrainerSettings` has the others."""
+
+    learning_rate: float = key(2e-5, "peak learning rate", gt=0)
+    warmup_ratio: float = key(0.03, "share of the steps for linear warmup", ge=0, le=1)
+    max_length: int = key(
+        1024,
+        "longest row in tokens; a row longer than this or the model's context is dropped and counted, never "
+        "truncated",
+        ge=2,
+    )
+    tokens_per_microbatch: int = key(
+        4096, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
+    )
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.max_length > self.tokens_per_microbatch:
+            raise ValueError(
+                f"a row of max_length={self.max_length} tokens does not fit "
+                f"tokens_per_microbatch={self.tokens_per_microbatch}; raise tokens_per_microbatch or lower max_length"
+            )
+        return self
+
+
+class EpochSettings(PhaseSettings):
+    """Settings of one of several trainings on rows or pairs."""
+
+    epochs: int = key(1, "number of passes over the rows", ge=1)
+    batch_rows: int = key(32, "rows (or pairs) of one optimizer step", ge=1)
+
+
+class TrainingSettings(SharedTrainingSettings, EpochSettings):
+    """Settings of a training."""
+
+
+def combine(shared: TrainerSettings, phase: PhaseSettings) -> TrainingSettings:
+    """Return the settings of a training from its own and those that it shares with others."""
+    kind = SharedTrainingSettings if isinstance(phase, EpochSettings) else TrainerSettings
+    values = {name: getattr(shared, name) for name in kind.model_fields}
+    return TrainingSettings.model_validate({**values, **phase.model_dump()})
+
+
+def shared_group(settings: Settings, training: str) -> str:
+    """Return the settings group with the shared keys of a training: its own group, or else ``train``."""
+    return training if isinstance(attrgetter(training)(settings), TrainerSettings) else "train"
 
 
 class DPOSettings(Settings):
@@ -223,7 +259,7 @@ def weight_dtype(settings: Settings) -> "torch.dtype":
     """Return bfloat16 if any training in a run's settings has that dtype, else float32."""
     import torch
 
-    low = isinstance(settings, TrainingSettings) and settings.dtype == "bfloat16"
+    low = isinstance(settings, TrainerSettings) and settings.dtype == "bfloat16"
     inside = (getattr(settings, name) for name in type(settings).model_fields)
     groups = (one for one in inside if isinstance(one, Settings))
     if low or any(weight_dtype(one) == torch.bfloat16 for one in groups):

@@ -208,9 +208,9 @@ class ChatReader:
 
 
 @asynccontextmanager
-async def open_reader(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatReader]:
-    """Open a chat model as a reader; a started server writes its logs to ``logs``."""
-    async with open_chat(settings, logs) as chat:
+async def open_reader(settings: ChatModelSettings) -> AsyncIterator[ChatReader]:
+    """Open a chat model as a reader."""
+    async with open_chat(settings) as chat:
         yield ChatReader(chat)
 
 
