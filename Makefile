@@ -13,10 +13,11 @@ WITH_VLLM := .venv-vllm
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-# Three workers on two cores: some tests wait for servers and sandboxes.
 OTHERS := $(addprefix --ignore tests/,docs_check faults outside test_tiny_rebuild.py test_trl_parity.py vllm)
+
+# Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
-	$(PY) -m pytest --numprocesses 3 --dist loadfile -m "not slow and not vllm and not faults and not ranks" $(OTHERS)
+	$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not faults and not ranks" $(OTHERS)
 
 # Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
 test-ranks: $(VENV)/.dev
