@@ -13,20 +13,22 @@ WITH_VLLM := .venv-vllm
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
+OTHERS := $(addprefix --ignore tests/,docs_check faults outside test_tiny_rebuild.py test_trl_parity.py vllm)
+
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
-	$(PY) -m pytest --numprocesses 3 --dist loadfile -m "not slow and not vllm and not faults and not ranks"
+	$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not faults and not ranks" $(OTHERS)
 
 # Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
 test-ranks: $(VENV)/.dev
-	$(PY) -m pytest -m ranks --numprocesses 2 --dist loadfile
+	$(PY) -m pytest -m ranks --numprocesses 2 --dist loadfile $$(grep -rl "mark.ranks" tests --include "test_*.py")
 
 test-crash: $(VENV)/.dev
 	$(PY) -m pytest -m slow --numprocesses 2 tests/crash
 
 # Tests that take long because whole commands run in them.
 test-long: $(VENV)/.dev
-	$(PY) -m pytest -m slow --numprocesses 2 --dist loadfile --ignore tests/crash --ignore tests/outside --ignore tests/docs_check --ignore tests/test_tiny_rebuild.py
+	$(PY) -m pytest -m slow --numprocesses 2 --dist loadfile $$(grep -l "mark.slow" tests/test_*.py tests/*/test_*.py | grep -v "crash/\|outside/\|docs_check/\|test_tiny_rebuild")
 
 # A plug-in package and coterie's own wheel, installed by pip into a fresh environment.
 test-outside: $(VENV)/.dev
@@ -38,7 +40,7 @@ docs-check: $(VENV)/.dev
 
 # Servers that die, stall and lie, and what becomes of the dialogues on them.
 test-faults: $(VENV)/.dev
-	$(PY) -m pytest -m faults tests/faults
+	$(PY) -m pytest -m faults --numprocesses 3 tests/faults
 
 # Behavioral faults (tests/mutation), each of which must turn a named test red.
 test-mutants: $(VENV)/.dev

@@ -4,15 +4,20 @@ import coterie  # noqa: F401 - before torch: it sets how torch's threads wait on
 
 # isort: split
 
+import asyncio
+import gc
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.worker import SandboxSettings
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell, in the background
@@ -26,11 +31,25 @@ SMALL = (
 """Settings of a run of seconds; everything that is sampled is trained on."""
 
 
+LONG = (
+    "test_evaluate_benchmark", "test_reinforce", "test_mcp", "test_presets", "test_two_roles",
+    "test_sandbox_hostile", "test_moat", "test_tiny_rows", "test_value_head",
+)  # fmt: skip
+"""Files whose tests take longest in all."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse names that differ from process to process: two processes share the tests by their names."""
+    """Begin with long files. Refuse names that differ from process to process: they share the tests by name."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
     moving = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if moving:
         raise pytest.UsageError(f"give these tests ids without addresses: {', '.join(moving)}")
+
+
+def pytest_collection_finish() -> None:
+    """Spare later garbage collections (each training has one) the millions of objects that are imported."""
+    gc.collect()
+    gc.freeze()
 
 
 FEW = tuple("rollout.max_tokens=16" if "max_tokens" in word else word for word in SMALL)
@@ -105,3 +124,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished run, called `run`, in the working folder."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
+    """A sandbox on the loop of `runner`."""
+    pool = Sandbox(SandboxSettings(workers=1))
+    runner.run(pool.__aenter__())
+    yield pool
+    runner.run(pool.__aexit__(None, None, None))

@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import coterie
 from coterie.environments.exchange import Exchange
@@ -139,6 +137,9 @@ def test_a_loop_of_ones_own_is_short_and_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(EXAMPLES / "loop.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()

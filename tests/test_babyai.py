@@ -199,7 +199,8 @@ def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
     assert forks and replays and not none
 
 
-def test_splits_share_no_game_and_none_comes_twice() -> None:
+def test_splits_share_no_game_and_none_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.environments.babyai.PATIENCE", 300)
     level, keys = "GoToObjS4", {}
     for split, count in (("train", 40), ("heldout", 400), ("corpus", 40)):
         found = games(level, split, 3, 0, count)  # type: ignore[arg-type]

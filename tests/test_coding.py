@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -34,7 +34,6 @@ from coterie.record.turn import PrivilegeError
 from coterie.rollout.episodes import Driver, Episode
 from coterie.rollout.samplers import UserSampler
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings
 from tests.played import coding_in
 from tests.playing import Says, converse
 
@@ -63,18 +62,21 @@ def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Tas
     )
 
 
-def play(
-    environment: Coding, task: Task, utterances: Sequence[str], person: Parrot | None = None
-) -> tuple[State, Grade | None]:
-    async def run() -> tuple[State, Grade | None]:
-        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            shared = Shared(sandbox)
-            return await converse(environment, task, utterances, shared, person or Parrot())
-
-    return asyncio.run(run())
+Play = Callable[..., tuple[State, Grade | None]]
 
 
-def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
+@pytest.fixture
+def play(runner: asyncio.Runner, sandbox: Sandbox) -> Play:
+    def run(
+        environment: Coding, task: Task, utterances: Sequence[str], person: Parrot | None = None
+    ) -> tuple[State, Grade | None]:
+        shared = Shared(sandbox)
+        return runner.run(converse(environment, task, utterances, shared, person or Parrot()))
+
+    return run
+
+
+def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight(play: Play) -> None:
     environment, task, person = Persona(), a_task(), Parrot()
     state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], person)
     shown = environment.see(state, AGENT)
@@ -84,7 +86,7 @@ def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
     assert person.heard == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
 
 
-def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
+def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn(play: Play) -> None:
     environment: Coding = Persona()
     task = a_task()
     state, grade = play(environment, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
@@ -100,7 +102,7 @@ def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
     assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
 
 
-def test_the_fraction_of_tests_and_why_each_failed_are_kept() -> None:
+def test_the_fraction_of_tests_and_why_each_failed_are_kept(play: Play) -> None:
     half = f"{MARKER}\ndef double(x):\n    return 2 * x if x < 5 else [][x]"
     _, grade = play(Persona(), a_task(), [half])
     assert grade is not None and (grade.score, grade.metrics["fraction"]) == (0.0, 0.5)
@@ -120,7 +122,7 @@ HELPERS = {
 
 
 @pytest.mark.parametrize("name", HELPERS)
-def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> None:
+def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(play: Play, name: str) -> None:
     said = [f"{MARKER}\n{HELPERS[name]}"]
     _, modern = play(Persona(), a_task(), said)
     _, legacy = play(Persona(PersonaSettings(grading="legacy")), a_task(), said)
@@ -130,31 +132,32 @@ def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> Non
     assert legacy.metrics["fraction"] == (0.1 if name == "recursion" else 0.0)
 
 
-def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn() -> None:
+def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn(
+    runner: asyncio.Runner, sandbox: Sandbox
+) -> None:
     async def seeds(sample: int, *utterances: str) -> list[int]:
         person = Parrot()
-        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            said = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
-            cast = {AGENT: said, PERSON: UserSampler(person)}
-            driver = Driver(Persona(), cast, seed=0, shared=Shared(sandbox))
-            async with driver.play_all([Episode(a_task(), sample, 0, "s")]) as playing:
-                assert [one.failure async for one in playing] == [None]
+        said = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
+        cast = {AGENT: said, PERSON: UserSampler(person)}
+        driver = Driver(Persona(), cast, seed=0, shared=Shared(sandbox))
+        async with driver.play_all([Episode(a_task(), sample, 0, "s")]) as playing:
+            assert [one.failure async for one in playing] == [None]
         return person.seeds
 
     one, again, other = (
-        asyncio.run(seeds(*said))
+        runner.run(seeds(*said))
         for said in ((0, "Which?", "Why?"), (0, "Which?", "Why?"), (1, "How?"))
     )
     assert one == again and len({*one, *other}) == 3
 
 
-def test_legacy_refuses_words_wherever_they_stand() -> None:
+def test_legacy_refuses_words_wherever_they_stand(play: Play) -> None:
     said = [f"{MARKER}\n{REFERENCE_CODE}\n# no sudo needed"]
     assert play(Persona(), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
     assert play(Persona(PersonaSettings(grading="legacy")), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
 
 
-def test_a_reference_that_fails_its_tests_is_a_recorded_failure() -> None:
+def test_a_reference_that_fails_its_tests_is_a_recorded_failure(play: Play) -> None:
     with pytest.raises(EngineError, match="its reference fails on `double\\(0\\)`"):
         play(Persona(), a_task("def double(x):\n    return 1 / x"), [f"{MARKER} x"])
 
@@ -183,7 +186,7 @@ def test_replies_are_cut_at_a_sentence() -> None:
     assert cut_reply("", 400, unfinished=True) == ""
 
 
-def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:
+def test_what_a_reply_quotes_of_the_reference_is_counted(play: Play) -> None:
     assert overlap("It is: return 2 * x, I think", REFERENCE_CODE) == len(":return2*x")
     lines = [
         "def total(prices):",
@@ -229,7 +232,7 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
             persona.secrets[name].reveal(AGENT)
 
 
-def test_values_are_compared_by_type_too_if_so_set() -> None:
+def test_values_are_compared_by_type_too_if_so_set(play: Play) -> None:
     said = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
     for strict, score in ((False, 1.0), (True, 0.0)):
         environment = Persona(PersonaSettings(strict=strict))
@@ -242,7 +245,7 @@ ALWAYS = (
 )
 
 
-def test_a_comparison_in_a_test_does_not_ask_the_answer() -> None:
+def test_a_comparison_in_a_test_does_not_ask_the_answer(play: Play) -> None:
     calls = ["double(1) == 2", "double(1) == 2 and double(2) == 4", "double(1) == double(1) == 2"]
     row = CodeRow(id="r", question="q", answer=REFERENCE_CODE, tests=tuple(calls))
     environment = coding_in("colbench_code")

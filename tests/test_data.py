@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,7 @@ def test_without_a_network_the_repository_and_the_remedy_are_named(
 ) -> None:
     with stub_hub({}, tmp_path / "cache", monkeypatch):
         pass
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
     said = refused(cli, "data", "download", "hotpot_qa")
     assert "distractor/validation-00000-of-00001.parquet of hotpotqa/hotpot_qa" in said
     assert "`coterie data download hotpot_qa` on another machine" in said

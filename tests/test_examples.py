@@ -15,6 +15,7 @@ from coterie.recipes.optima import Optima
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.tools.registry import Toolbox
 from tests.conftest import Cli, once
+from tests.docs_check.terminal import typed
 from tests.games import Script
 from tests.played import environment_of
 
@@ -133,11 +134,9 @@ def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> N
         for n in range(12)
     ]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = [f"{EXAMPLES}/solutions.py", tmp_path / "train.jsonl", "tiny-acts", tmp_path / "out", 4]
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["python", EXAMPLES / "solutions.py", "train.jsonl", "tiny-acts", "out", 4]
+    done = typed([*map(str, words)], tmp_path)
+    assert not done.fault, done.fault
     assert (tmp_path / "out" / "model" / "final" / "model.safetensors").is_file()
     assert len((tmp_path / "out" / "tasks" / "heldout.jsonl").read_text().splitlines()) == 4
 

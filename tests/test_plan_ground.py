@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,20 +36,26 @@ def environment(form: str = "onetime", *words: str) -> PlanGround:
     return found
 
 
-def played(
-    world: PlanGround, task: Task, lines: Mapping[str, Sequence[str]], *, truncated: bool = False
-) -> tuple[State, Grade]:
+@pytest.fixture
+def played(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[..., tuple[State, Grade]]:
     """The end of an episode in which each says its lines."""
-    left = {name: list(some) for name, some in lines.items()}
 
-    async def play() -> tuple[State, Grade]:
-        async with Sandbox() as sandbox:
-            return await talk_out(
+    def play(
+        world: PlanGround,
+        task: Task,
+        lines: Mapping[str, Sequence[str]],
+        *,
+        truncated: bool = False,
+    ) -> tuple[State, Grade]:
+        left = {name: list(some) for name, some in lines.items()}
+        return runner.run(
+            talk_out(
                 world, task, lambda prompt: left[prompt.agent].pop(0),
                 truncated=truncated, shared=Shared(sandbox),
-            )  # fmt: skip
+            )
+        )  # fmt: skip
 
-    return asyncio.run(play())
+    return play
 
 
 def seen(world: PlanGround, state: State, actor: str) -> list[tuple[str, str]]:
@@ -60,7 +66,7 @@ def seen(world: PlanGround, state: State, actor: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_right_actions_for_a_right_plan_are_worth_1():
+def test_right_actions_for_a_right_plan_are_worth_1(played):
     world = environment()
     task = world.tasks("heldout", 1, 0)[0]
     right = gold(task)
@@ -80,14 +86,14 @@ def test_right_actions_for_a_right_plan_are_worth_1():
         ("R1 = Calculator(9^9^9^9)", 0.0),
     ],
 )
-def test_other_actions_are_worth_0_and_are_outcomes(actions, formed):
+def test_other_actions_are_worth_0_and_are_outcomes(played, actions, formed):
     world = environment()
     task = world.tasks("heldout", 1, 0)[0]
     _, grade = played(world, task, {PLANNER: ["Subgoal 1: guess"], GROUNDER: [actions]})
     assert (grade.score, grade.metrics[WELL_FORMED]) == (0.0, formed)
 
 
-def test_an_empty_plan_is_the_end_and_so_is_one_that_is_cut_off():
+def test_an_empty_plan_is_the_end_and_so_is_one_that_is_cut_off(played):
     world = environment()
     task = world.tasks("heldout", 1, 0)[0]
     state, grade = played(world, task, {PLANNER: [" "], GROUNDER: []})
@@ -97,7 +103,7 @@ def test_an_empty_plan_is_the_end_and_so_is_one_that_is_cut_off():
     assert state.end is not None and state.end.truncated
 
 
-def test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools():
+def test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools(played):
     world = environment()
     task = world.tasks("heldout", 1, 0)[0]
     right = gold(task)
@@ -113,7 +119,7 @@ def test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools():
     assert said == ("assistant", right.plan)
 
 
-def test_step_by_step_each_result_is_told_to_the_planner_alone():
+def test_step_by_step_each_result_is_told_to_the_planner_alone(played):
     world = environment("iterative")
     task = world.tasks("heldout", 1, 0)[0]
     first, second = gold(task).steps
@@ -132,7 +138,7 @@ def test_step_by_step_each_result_is_told_to_the_planner_alone():
     assert not any("gave" in text for _, text in seen(world, state, GROUNDER))
 
 
-def test_step_by_step_turns_are_limited():
+def test_step_by_step_turns_are_limited(played):
     world = environment("iterative", "environment.turns=4")
     task = world.tasks("heldout", 1, 0)[0]
     lines = {
@@ -144,7 +150,7 @@ def test_step_by_step_turns_are_limited():
     assert grade.score == 0.0
 
 
-def test_training_tasks_by_steps_are_single_steps_after_the_right_ones():
+def test_training_tasks_by_steps_are_single_steps_after_the_right_ones(played):
     world = environment("iterative")
     tasks = world.tasks("train", 60, 0)
     steps = sorted((t for t in tasks if t.id.startswith("p3/")), key=lambda task: task.id)
@@ -206,7 +212,7 @@ def world(name: str, *words: str) -> PlanGround:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "svamp"])
-def test_word_problems_without_plans_are_played_by_their_answers(name: str) -> None:
+def test_word_problems_without_plans_are_played_by_their_answers(played, name: str) -> None:
     where = world(name)
     task = where.tasks("heldout", 1, 0)[0]
     assert (where.domain.name, where.metric) == ("maths", "success")
@@ -233,7 +239,7 @@ LOOK = (
 )
 
 
-def test_questions_are_answered_from_the_pages_that_come_with_them(tmp_path: Path) -> None:
+def test_questions_are_answered_from_the_pages_that_come_with_them(played, tmp_path: Path) -> None:
     where = world("hotpot_qa", f"dataset.source={hotpot(tmp_path / 'rows')}")
     task = where.tasks("heldout", 1, 0)[0]
     assert where.metric == "exact match" and where.needs == (Sandbox,)

@@ -4,6 +4,8 @@ import asyncio
 import random
 from dataclasses import replace
 
+import pytest
+
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.plan_ground import (
@@ -37,7 +39,6 @@ from coterie.record.tree import Tree
 from coterie.rollout.recorded_turns import WrittenTurn, write_path
 from coterie.tools.actions.grammar import check
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings
 from scripts.tiny.problems import grounder_row
 
 PROBLEMS = generate("heldout", 300, 1)
@@ -70,35 +71,35 @@ def test_careful_plans_are_brief_only_where_that_means_one_thing():
             assert said == clear(fact) or not problem.is_ambiguous(fact)
 
 
-def played(environment: Problems, task, plan: str, said: str):
+@pytest.fixture
+def played(runner: asyncio.Runner, sandbox: Sandbox):
     """The state after a plan and actions that were written, and its grade."""
 
-    async def play():
-        async with Sandbox(SandboxSettings()) as sandbox:
-            shared = Shared(sandbox)
-            tree = Tree(task.id, "test", 0)
-            path = write_path(
-                environment,
-                task,
-                tree,
-                [WrittenTurn(PLANNER, plan, "test"), WrittenTurn(GROUNDER, said, "test")],
-                dict.fromkeys((PLANNER, GROUNDER), renderer()),
-            )
-            state = State(task, 0, turns=(path[0],))
-            done = await environment.act(state, (path[0],), shared)
-            state = State(task, 0, turns=tuple(path), data=done.data)
-            done = await environment.act(state, (path[1],), shared)
-            state = replace(state, data=done.data, answer=done.answer, end=done.end)
-            return state, await environment.grade(state, shared)
+    async def play(environment: Problems, task, plan: str, said: str):
+        shared = Shared(sandbox)
+        tree = Tree(task.id, "test", 0)
+        path = write_path(
+            environment,
+            task,
+            tree,
+            [WrittenTurn(PLANNER, plan, "test"), WrittenTurn(GROUNDER, said, "test")],
+            dict.fromkeys((PLANNER, GROUNDER), renderer()),
+        )
+        state = State(task, 0, turns=(path[0],))
+        done = await environment.act(state, (path[0],), shared)
+        state = State(task, 0, turns=tuple(path), data=done.data)
+        done = await environment.act(state, (path[1],), shared)
+        state = replace(state, data=done.data, answer=done.answer, end=done.end)
+        return state, await environment.grade(state, shared)
 
-    return asyncio.run(play())
+    return lambda *given: runner.run(play(*given))
 
 
 def renderer() -> ChatRenderer:
     return load_renderer("tiny-problems")[0]
 
 
-def test_actions_run_and_the_answer_is_compared():
+def test_actions_run_and_the_answer_is_compared(played):
     environment, task = Problems(), as_task(SMALL)
     plan = plan_text(right_subgoals(SMALL))
     assert gold(task).plan == plan

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,7 +19,6 @@ from coterie.record.tree import Task
 from coterie.rewards.critics import Situation, judge_question, read_verdict
 from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli
 from tests.played import coding_in, environment_of, played, talk_in
 from tests.talking import talk_out
@@ -97,20 +95,6 @@ def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
     (task,) = environment.tasks("heldout", 1, 0)
     state, grade = asyncio.run(ended(environment, task, gold_answer(task), truncated=True))
     assert len(state.turns) == 1 and grade == Grade(0.0, {WELL_FORMED: 0.0})
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
-    pool = Sandbox(SandboxSettings(workers=1))
-    runner.run(pool.__aenter__())
-    yield pool
-    runner.run(pool.__aexit__(None, None, None))
 
 
 def answered(

@@ -172,7 +172,11 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("method", "own"),
-    [("rl/grpo", "reward.kl=0.01"), ("rl/dapo", ""), ("rl/ppo", "critic.train.learning_rate=1e-2")],
+    [
+        ("rl/grpo", "reward.kl=0.01"),
+        ("rl/dapo", "rollout.rounds=1"),
+        ("rl/ppo", "critic.train.learning_rate=1e-2"),
+    ],
 )
 def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     tmp_path: Path, method: str, own: str

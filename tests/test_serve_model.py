@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import openai
 import psutil
 import pytest
 import torch
@@ -29,6 +28,8 @@ ASKED: Any = [{"role": "user", "content": "Who is the mentor of Paula?"}]
 
 def replies(url: str, name: str) -> tuple[Any, Reply]:
     """Replies to OpenAI's client and to ours."""
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     theirs = client.chat.completions.create(model=name, messages=ASKED, max_tokens=20)
 

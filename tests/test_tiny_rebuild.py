@@ -17,7 +17,8 @@ import pytest
 from scripts.tiny.world import load
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
-MOST_TOKENS = 1_400_000
+TOKENS = 200_000
+"""Of the first phase after its drills."""
 MICRO_WORLDS = ("exchange", "persona", "problems", "acts", "encyclopedia")
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def rebuild(micro_world: str) -> Path:
-        tokens = min(MOST_TOKENS, load(micro_world).tokens // 2)
+        tokens = TOKENS + (load(micro_world).drill_tokens or 0)
         folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{micro_world}"
         subprocess.run(
             [sys.executable, "-m", "scripts.tiny", micro_world,

@@ -1,13 +1,9 @@
 """Training on a Llama of some thousand random weights."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +21,16 @@ from coterie.training.losses import SFT, Regression
 from coterie.training.reference import row_logprobs
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import make_optimizer, rate_at, train
-from tests.training_models import LOW, SETTINGS, some_pairs, some_rows, started, tiny_llama
-
-SCRIPT = Path(__file__).with_name("training_models.py")
+from tests.training_models import (
+    LOW,
+    SETTINGS,
+    some_pairs,
+    some_rows,
+    start,
+    started,
+    statuses,
+    tiny_llama,
+)
 
 
 def with_(**changes):
@@ -265,12 +268,11 @@ def test_killed_and_resumed_training_is_bitwise_equal(tmp_path, method):
     model, settings = started(method)
     whole = train(model, some_rows(), settings, tmp_path / "whole")
     folder = tmp_path / "killed"
-    command = [sys.executable, str(SCRIPT), method, str(folder)]
-    process = subprocess.Popen(command, env=os.environ)
-    while process.poll() is None and not (folder / "checkpoint-00000003").exists():
+    process = start(method, folder)
+    while process.is_alive() and not (folder / "checkpoint-00000003").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    assert statuses([process]) == [-signal.SIGKILL]
     assert 3 <= int(checkpoint.newest_checkpoint(folder).name[-8:]) < whole.steps
     resumed = train(started(method)[0], some_rows(), settings, folder)
     assert weight_hash(resumed.final) == weight_hash(whole.final)

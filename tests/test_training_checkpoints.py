@@ -2,11 +2,7 @@
 
 import contextlib
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -15,8 +11,8 @@ from coterie.errors import UserError
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
 from coterie.training.trainer import train
-from tests.test_training import SCRIPT, largest_difference, metrics_of, weights_of, with_
-from tests.training_models import SETTINGS, some_rows, tiny_llama
+from tests.test_training import largest_difference, metrics_of, weights_of, with_
+from tests.training_models import SETTINGS, some_rows, start_ranks, statuses, tiny_llama
 
 
 class Stop(Exception):
@@ -139,19 +135,10 @@ def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
 
 @pytest.mark.ranks
 def test_two_ranks_give_the_weights_of_one(tmp_path):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = [sys.executable, str(SCRIPT), "full", str(tmp_path / "two")]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
-        for rank in ("0", "1")
-    ]
+    ranks = start_ranks("full", tmp_path / "two")
     model = tiny_llama()
     train(model, some_rows(), SETTINGS, tmp_path / "one")
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert statuses(ranks) == [0, 0]
     two = type(model).from_pretrained(tmp_path / "two" / "final")
     assert largest_difference(weights_of(model), weights_of(two)) < 1e-6
     one_losses, two_losses = (

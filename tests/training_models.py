@@ -1,8 +1,10 @@
-"""Tiny random models and rows for tests of training; run as a script, it trains (to be killed)."""
+"""Tiny random models and rows for tests of training, also in processes of their own."""
 
+import os
 import random
-import sys
+import socket
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
+from tests.forking import FORKS
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2,
@@ -123,5 +126,30 @@ def main(method: str, folder: Path) -> None:
     train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll=0.2)))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+def _main_with(variables: dict[str, str], method: str, folder: Path) -> None:
+    os.environ.update(variables)
+    main(method, folder)
+
+
+def start(method: str, folder: Path, **variables: str) -> BaseProcess:
+    """Start :func:`main` in a process with these variables."""
+    process = FORKS.Process(target=_main_with, args=(variables, method, folder))
+    process.start()
+    return process
+
+
+def start_ranks(method: str, folder: Path) -> list[BaseProcess]:
+    """Start :func:`main` on two ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return [start(method, folder, **shared, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+
+
+def statuses(processes: list[BaseProcess]) -> list[int | None]:
+    """Wait for processes to end; their exit statuses."""
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]

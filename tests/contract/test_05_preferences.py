@@ -3,12 +3,7 @@ micro-batch size and any number of ranks."""
 
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +15,8 @@ from coterie.record.rows import Pair, Row
 from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.trainer import train
-from tests.training_models import SETTINGS, main, some_pairs, tiny_llama
+from tests.training_models import SETTINGS, main, some_pairs, start_ranks, statuses, tiny_llama
 
-SCRIPT = Path(__file__).parents[1] / "training_models.py"
 OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll=0.2)
 
 
@@ -108,21 +102,9 @@ def assert_trained_alike(settings, folder):
 
 
 def test_two_ranks_give_the_weights_of_one(tmp_path):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.training_models", "dpo", str(tmp_path / "two")],
-            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
-            cwd=SCRIPT.parents[1],
-        )
-        for rank in ("0", "1")
-    ]
+    ranks = start_ranks("dpo", tmp_path / "two")
     main("dpo", tmp_path / "one")
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert statuses(ranks) == [0, 0]
     one, two = (
         type(tiny_llama()).from_pretrained(tmp_path / name / "final") for name in ("one", "two")
     )

@@ -35,8 +35,8 @@ from coterie.runs.loop import Stage, run_steps
 from coterie.runs.roles import load_selections
 
 WORDS = [
-    "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",
-    "evaluate.tasks=3", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
+    "iterations=2", "rollout.tasks=3", "rollout.samples=2", "rollout.max_tokens=12",
+    "evaluate.tasks=2", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
     "train.batch_rows=4", "train.save_every_steps=1", "engine.device=cpu",
 ]  # fmt: skip
 

@@ -1,6 +1,5 @@
-"""Commands as processes of their own, forked from one in which everything is imported: that saves five seconds each."""
+"""Commands as processes of their own."""
 
-import multiprocessing
 import os
 import runpy
 import signal
@@ -11,15 +10,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.forking import FORKS
+
 SECONDS = 300
 """How long a command may take."""
 HOME = "home"
 """Where coterie keeps data sets and models, in the folder of the commands."""
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["coterie.cli.app", "coterie.cli.execution", "coterie.cli.evaluate", "coterie.engines.inprocess",
-     "coterie.training.trainer", "coterie.recipes.optima", "coterie.recipes.sweet_rl"]
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

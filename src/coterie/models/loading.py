@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from coterie.config.folders import expanded, sha256
+from coterie.config.folders import expanded, sha256, today
 from coterie.errors import UserError
 from coterie.models.catalogue import (
     check_hub_name,
@@ -56,6 +56,8 @@ DAMAGE = (
 )  # fmt: skip
 """Errors from reading a truncated file or an incomplete folder."""
 COPY = "restore it from a backup, or create it again"
+MOST_RENDERERS = 8
+"""Maximum number of shared renderers."""
 TRIES = 2
 TIMEOUT = 5.0
 """Timeout of each try to reach the hub, in seconds."""
@@ -94,7 +96,7 @@ def load(
     """
     source = resolve(name_or_path)
     config = _config(source)
-    renderer, length = load_renderer(source, template_args)
+    renderer, length = _new_renderer(source, template_args)
     check_safetensors(source)
     size = count_weights(Path(source)) * dtype.itemsize
     free, _ = device_memory(torch.device(device))
@@ -115,8 +117,28 @@ def load(
 def load_renderer(
     name_or_path: str | Path, template_args: Mapping[str, Any] | None = None
 ) -> tuple[ChatRenderer, int]:
-    """Return a model's renderer and context length without loading its weights."""
+    """Return a model's renderer and context length without loading its weights.
+
+    The renderer of a local folder is shared until a file in the folder or the day changes.
+    """
     source = resolve(name_or_path)
+    if not Path(source).is_dir():
+        return _new_renderer(source, template_args)
+    with os.scandir(source) as files:
+        stats = sorted((file.name, file.stat()) for file in files if file.is_file())
+    state = [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
+    key = source, repr(template_args), today(), *state
+    if key not in _renderers:
+        if len(_renderers) >= MOST_RENDERERS:
+            _renderers.clear()
+        _renderers[key] = _new_renderer(source, template_args)
+    return _renderers[key]
+
+
+_renderers: dict[tuple[object, ...], tuple[ChatRenderer, int]] = {}
+
+
+def _new_renderer(source: str, template_args: Mapping[str, Any] | None) -> tuple[ChatRenderer, int]:
     config = _config(source)
     renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source), template_args)
     context = context_length(config)

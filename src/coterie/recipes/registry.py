@@ -259,12 +259,16 @@ def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]
 
 
 def _presets(name: str, file: str = "") -> "Presets":
+    return _read_presets(described(name).package, file or name)
+
+
+@cache
+def _read_presets(package: str, name: str) -> "Presets":
     from coterie.recipes.settings import NONE, read_presets
 
-    package = described(name).package
     if not package:
         return NONE
-    table = resources.files(package) / "presets" / f"{file or name}.yaml"
+    table = resources.files(package) / "presets" / f"{name}.yaml"
     return read_presets(table) if table.is_file() else NONE
 
 

@@ -8,10 +8,11 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from coterie.reports.charts import Chart, number, svg
@@ -108,8 +109,8 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def write_page(report: Report, path: Path) -> None:
-    """Write the page. Equal reports give equal bytes."""
+@cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("coterie.reports", "."),
         autoescape=True,
@@ -118,12 +119,15 @@ def write_page(report: Report, path: Path) -> None:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "svg": svg}
+    return environment.get_template("page.html.j2")
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page. Equal reports give equal bytes."""
     style = Markup(resources.files("coterie.reports").joinpath("page.css").read_text("utf-8"))
     # The hash by which a content security policy allows an inline style.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    text = environment.get_template("page.html.j2").render(
-        report=report, style=style, style_hash=f"sha256-{digest}"
-    )
+    text = _template().render(report=report, style=style, style_hash=f"sha256-{digest}")
     partial = path.with_name(f".{path.name}.partial")
     try:
         # A model's text may contain a lone surrogate, which cannot be encoded.
