@@ -135,7 +135,7 @@ def test_an_adapter_on_bfloat16_is_rounded_once_if_merged_and_never_in_reference
     what: Any = SimpleNamespace(role="policy", version=1, settings=LOW)
     trainer: Any = SimpleNamespace(done=0, model=own.model)
     rows = [Row(tuple(range(5, 25)), (Target(8, 20, "policy@1"),))]
-    (known,) = Learner(roles, what, own, trainer, base=False).with_reference(rows, 1.0)
+    (known,) = Learner(roles, what, own, trainer, False).with_reference(rows, 1.0)
     (old,) = with_old(own.model, rows, LOW, temperature=1.0)
     roles.close()
     assert known.reference == old.old
