@@ -117,7 +117,7 @@ def _last_selected(original, rewards, settings):
 
 FAULTS = (
     # Advantages.
-    Fault(f"{A}_standard", around(_biased), [CALCULATOR]),
+    Fault(f"{A}_standardize", around(_biased), [CALCULATOR]),
     Fault(f"{A}STD_FLOOR", becomes(1e-12), [NEARLY_EQUAL]),
     Fault(
         f"{A}group_advantages",

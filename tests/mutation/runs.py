@@ -79,7 +79,7 @@ FAULTS = (
         [STALE],
     ),
     Fault("coterie.runs.reinforce:_has_gradient", returns(True), [FLAT]),
-    Fault("coterie.runs.reinforce:Reinforcement._is_flat", returns(False), [FLAT]),
+    Fault("coterie.runs.reinforce:ReinforcementLoop._is_flat", returns(False), [FLAT]),
     Fault("coterie.runs.reinforce_batch:_masked", returns(False), [PATH_CUT]),
     Fault("coterie.runs.reinforce_batch:informative_tasks", returns([]), [DYNAMIC]),
     Fault(

@@ -215,7 +215,7 @@ def plugin_errors() -> Iterator[None]:
 
 
 def last_line(error: BaseException, modules: Collection[str] = ()) -> str:
-    """Return the first line of an error's message after its place (:func:`error_place`)."""
+    """Return ``FILE, line N: MESSAGE`` of an error; only the message without a place (:func:`error_place`)."""
     place = error_place(error, modules)
     return f"{place}: {error_message(error)}" if place else error_message(error)
 

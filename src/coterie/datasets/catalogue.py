@@ -56,7 +56,7 @@ class DataSet:
 
     @property
     def row(self) -> Any:
-        """Type of the rows; of preferences, the function that yields the pairs of a row."""
+        """Class of the rows; for a preference set, a function from a raw row to its pairs."""
         return resolve_name(f"coterie.datasets.{self.row_name}")
 
     @property

@@ -40,7 +40,7 @@ class CodeRow(QuestionRow):
 
     @property
     def flaw(self) -> str:
-        """Grading needs the reference and its results on the tests."""
+        """Reason why the row can't be graded: no reference or no tests. Empty if it can."""
         return "" if self.answer.strip() and self.tests else "has no reference, or no tests"
 
     @model_validator(mode="before")

@@ -464,7 +464,7 @@ def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 
 
 @njit(cache=True, nogil=True)
-def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
+def attention_group(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
     """Return the end of the tokens from ``begin`` that attend together, and their number of shared blocks.
 
     These are the tokens of one row, or single tokens of rows that share the number of blocks that the first two rows
@@ -502,7 +502,7 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
     begin = 0
     while begin < count:
-        end, shared = company(tokens, first + begin, stop)
+        end, shared = attention_group(tokens, first + begin, stop)
         end -= first
         arguments = first + begin, shared, layer, weights.scaling
         attend(joined[begin:end], tokens, *arguments, mixed[begin:end])

@@ -230,7 +230,7 @@ class Votes(Protocol):
 
 @runtime_checkable
 class Shortens(Protocol):
-    """Shorter prompts for when a prompt exceeds the context of the model."""
+    """Environment that can shorten a prompt that exceeds the context of the model."""
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
         """Return shorter and shorter prompts of an actor."""

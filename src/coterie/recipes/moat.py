@@ -312,7 +312,7 @@ class Moat(Recipe):
 
     @asynccontextmanager
     async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
-        """Open the critic of actions: its name, and a function that reviews a plan, its actions and their score.
+        """Yield the name of the critic, and a function that accepts or corrects the actions of a plan.
 
         The script accepts actions that gave the right answer and replaces all others with the gold actions. A chat
         model sees neither the gold actions nor execution results; its truncated reply is unreadable.

@@ -59,7 +59,7 @@ BUILT_IN = tuple(
         ("gap", "gap", "Gap", "TinySettings MhqaSettings WebSettings CodeSettings"),
         ("moat", "moat", "Moat", "MathsSettings ComplexQASettings WebSettings"),
         ("optima", "optima", "Optima", "OptimaSettings IDPOSettings ISFTDPOSettings"),
-        ("rl", "rl", "Reinforce", "GrpoSettings DapoSettings PpoSettings"),
+        ("rl", "rl", "Reinforce", "RLSettings DapoSettings PpoSettings"),
         ("sft", "file_training", "SFTOnFile", "SFTFileSettings"),
         ("sweet_rl", "sweet_rl", "SweetRL", "SweetSettings"),
     )

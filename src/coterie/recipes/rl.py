@@ -4,11 +4,12 @@
     reinforce  steps, each with the newest policy:
                  sample     G = ``rollout.samples`` rollouts for each of ``rollout.tasks`` tasks
                  reward     R_i of rollout i: the environment's rewards or score, plus the run's own terms
-                 advantage  A_i = (R_i - mean R) / std R over the G rollouts of a task
+                 advantage  A_i = (R_i - mean R) / std R over the G rollouts of a task by an agent (std is unbiased)
                             (GRPO, arXiv 2402.03300; DAPO, arXiv 2503.14476), or GAE (PPO, arXiv 1707.06347):
                             delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1}
                  update     with rho_t = pi(a_t | s_t) / pi_old(a_t | s_t), on the agents' own tokens:
                             L = mean_t max(-rho_t A_t, -clip(rho_t, 1 - eps_low, 1 + eps_high) A_t) + kl D(pi, pi_ref)
+                            (where A_t < 0, the maximum is at most -c A_t with c = ``loss.dual_clip``)
     evaluate   the trained policy on the same held-out tasks
 
 The methods differ only in their settings. GRPO divides advantages by the group's standard deviation and adds the
@@ -28,7 +29,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import Plan, check_room, check_served, check_training, max_dialogue_tokens
-from coterie.recipes.rl_settings import GrpoSettings, ReinforceRecipeSettings
+from coterie.recipes.rl_settings import ReinforceRecipeSettings, RLSettings
 from coterie.record.tree import Metrics
 from coterie.reports.charts import Chart, Point, Series
 from coterie.reports.examples import Example, Shown, described, example
@@ -37,7 +38,7 @@ from coterie.rewards.advantages import group_advantages
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.runs.folder import Run
 from coterie.runs.loop import REINFORCE, Stage
-from coterie.runs.reinforce import Reinforcement, step_records
+from coterie.runs.reinforce import ReinforcementLoop, step_records
 from coterie.runs.reinforce_batch import AgentPath, paths_of, step_stage
 from coterie.runs.reinforce_settings import ReinforceSettings
 from coterie.runs.roles import LearnerConfig, Role
@@ -143,7 +144,7 @@ async def reinforce(
         own = (CRITIC, like.version, like.agents, ValueLoss(s.critic.loss), training, updates)
         critic = LearnerConfig(*own, like=like.role)
     async with recipe.actors(run) as actors:
-        work = Reinforcement(
+        work = ReinforcementLoop(
             *(run, iteration, recipe.environment, actors, recipe.models(run), s),
             *(PathReward(s.reward), recipe.settings.seed, policies, critic),
         )
@@ -153,7 +154,7 @@ async def reinforce(
 class Reinforce(Recipe):
     """The reinforcement learning recipe."""
 
-    settings: GrpoSettings
+    settings: RLSettings
 
     def stages(self) -> list[Stage]:
         before, uses = self.evaluation(0), reinforce_uses(self.settings)
@@ -291,6 +292,7 @@ def _group(
     known: Sequence[float | None] = [None] * len(paths)
     rewards = [total for path in paths if (total := path.sampled.total) is not None]
     if s.advantage.baseline != "values":
+        # Computed again, for the report only.
         known = group_advantages([path.sampled for path in paths], s.advantage.baseline).values
     order = [-1e9 if path.sampled.total is None else path.sampled.total for path in paths]
     samples = []

@@ -13,8 +13,8 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
     """Settings of a recipe with a stage of reinforcement learning."""
 
 
-class GrpoSettings(ReinforceRecipeSettings):
-    """Settings of ``rl/grpo``."""
+class RLSettings(ReinforceRecipeSettings):
+    """Settings of ``rl/grpo``, ``rl/dapo`` and ``rl/ppo``. Their values are in ``presets/rl``."""
 
     recipe: ClassVar[str] = "rl/grpo"
     questions: ClassVar[str | None] = "question"
@@ -36,7 +36,7 @@ class GrpoSettings(ReinforceRecipeSettings):
         return self
 
 
-class DapoSettings(GrpoSettings):
+class DapoSettings(RLSettings):
     """Settings of ``rl/dapo``."""
 
     recipe: ClassVar[str] = "rl/dapo"
@@ -45,7 +45,7 @@ class DapoSettings(GrpoSettings):
     )
 
 
-class PpoSettings(GrpoSettings):
+class PpoSettings(RLSettings):
     """Settings of ``rl/ppo``."""
 
     recipe: ClassVar[str] = "rl/ppo"

@@ -95,7 +95,7 @@ def group_advantages(paths: Sequence[SampledPath], baseline: Baseline) -> GroupA
     for group in compared:
         rewards = [total for total in (totals[index] for index in group) if total is not None]
         flat += max(rewards) == min(rewards)
-        for index, value in zip(group, _against(rewards, baseline), strict=True):
+        for index, value in zip(group, _relative_to_group(rewards, baseline), strict=True):
             values[index] = value
     return GroupAdvantages(
         values=tuple(values),
@@ -149,7 +149,7 @@ def whiten(paths: Sequence[Sequence[float]]) -> list[list[float]]:
     tokens = [value for path in paths for value in path]
     if not tokens:
         return [[] for _ in paths]
-    white = iter(_standard(tokens, WHITEN_FLOOR))
+    white = iter(_standardize(tokens, WHITEN_FLOOR))
     return [[next(white) for _ in path] for path in paths]
 
 
@@ -170,17 +170,17 @@ def _check(paths: Iterable[SampledPath]) -> None:
         keys.add(key)
 
 
-def _against(rewards: Sequence[float], baseline: Baseline) -> list[float]:
+def _relative_to_group(rewards: Sequence[float], baseline: Baseline) -> list[float]:
     if max(rewards) == min(rewards):
         return [0.0] * len(rewards)
     if baseline == "mean_std":
-        return _standard(rewards, STD_FLOOR)
+        return _standardize(rewards, STD_FLOOR)
     mean = math.fsum(rewards) / len(rewards)
     scale = len(rewards) / (len(rewards) - 1) if baseline == "leave_one_out" else 1.0
     return [scale * (reward - mean) for reward in rewards]
 
 
-def _standard(values: Sequence[float], floor: float) -> list[float]:
+def _standardize(values: Sequence[float], floor: float) -> list[float]:
     """(value - mean) / unbiased standard deviation; equal values give exactly 0."""
     if max(values) == min(values):
         return [0.0] * len(values)

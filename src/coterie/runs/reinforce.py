@@ -56,8 +56,8 @@ LEFT_OUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reinforcement:
-    """Reinforcement learning in one stage of a run."""
+class ReinforcementLoop:
+    """Steps of one stage: sample, reward, advantage, update. Can be resumed."""
 
     run: Run
     iteration: int

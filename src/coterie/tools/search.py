@@ -102,7 +102,7 @@ class RetrieverSettings(SearchSettings):
 
 
 class RetrieverTool:
-    """Source of one tool. Raises ``UserError`` if the passages can't be searched or no server answers."""
+    """Source of one search tool. Raises ``UserError`` if passages can't be searched or no server answers."""
 
     settings_type = RetrieverSettings
 

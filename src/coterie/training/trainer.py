@@ -285,9 +285,9 @@ class Trainer(Generic[Item]):
                 loss, norm = self._gradient(batch, splitter, families)
                 measures = self._tally.result()
                 self._torn = True
-                self._stepper.step()
+                self._wrapped_optimizer.step()
             finally:
-                self._stepper.zero_grad()
+                self._wrapped_optimizer.zero_grad()
                 self._tally.parts.clear()
             counts = self._record.counts
             counts.rows += len(batch.items)
@@ -400,7 +400,7 @@ class Trainer(Generic[Item]):
         module = LossModule(self.model, self.objective, self._rule)
         self._tally = module.tally
         self._optimizer = make_optimizer(self._trained(), self.settings)
-        self._wrapped, self._stepper = self._accelerator.prepare(module, self._optimizer)
+        self._wrapped, self._wrapped_optimizer = self._accelerator.prepare(module, self._optimizer)
         self._weights = self._trained()  # sharding has replaced the parameters
         self._record.restore(self._weights, self._optimizer)
 

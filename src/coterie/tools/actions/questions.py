@@ -107,7 +107,7 @@ _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
 class QuestionsExecutor(Executor):
-    """Executor of the domain ``complex_qa``; without a reader rules answer, without a sandbox ``Code`` fails."""
+    """Executor of ``complex_qa``. Without a reader model, rules answer; without a sandbox, ``Code`` fails."""
 
     def __init__(
         self,
