@@ -1,7 +1,8 @@
 """The ``persona`` micro-world: an agent asks a simulated user what a function should do.
 
 Two to four choices fix what a hidden function does with a list of integers. The request names their aspects,
-and the agent must ask for the choices. The user recognizes questions by keywords. A hash of the choices decides the split.
+and the agent must ask for the choices. The user recognizes questions by keywords. A hash of the choices decides the
+split.
 """
 
 import json
