@@ -58,7 +58,9 @@ def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> No
 def test_several_samples_and_baselines_of_a_server(cli: Cli, url: str) -> None:
     """By text: the samples differ, and a server that is asked again is sampled anew."""
     words = ("evaluate", "exchange", f"policy={url}", "endpoint.model=tiny-exchange", "tasks=4")
-    first, second = rows(cli(*words, "samples=2", "temperature=1", "max_tokens=64"))
+    said = cli(*words, "samples=2", "temperature=1", "max_tokens=64")
+    assert "tiny-exchange" in said.out.partition("{")[0], "no name is cut in the table"
+    first, second = rows(said)
     assert (first["k"], second["k"]) == (1, 2)
     assert second["tokens"] > first["tokens"] > 0
     (alone,) = rows(cli(*words, "method=cot", "max_tokens=64"))
@@ -78,6 +80,9 @@ def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
     assert [row["version"] for row in found] == [0, 1]
     (newest,) = rows(cli("evaluate", "exchange", "policy=run", *FEW))
     assert newest == found[-1]
+    best = ("best_of=2", "temperature=1", "tasks=2", "max_tokens=8")
+    said = cli("evaluate", "persona", "policy=tiny-persona", "critic=run", *best)
+    assert said.code == 2 and "has no critic" in said.err and "sweet_rl" in said.err
 
 
 def test_what_cannot_be_evaluated_is_refused(cli: Cli, url: str) -> None:

@@ -532,7 +532,7 @@ def _critic_run(folder: str) -> Iterator[tuple[Recipe, Run]]:
         if not recipe.has_critic:
             raise UserError(
                 f"critic={folder} is a run of {recipe.name}, which has no critic",
-                "give a run of a recipe with a turn-level critic; `coterie list` has it",
+                "give a run of sweet_rl with method=sweet, or of your own recipe with a critic",
             )
         yield recipe, run
 

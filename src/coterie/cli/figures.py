@@ -39,7 +39,7 @@ MOST = 6
 """Maximum number of metrics next to the score."""
 EXAMPLES = 12
 """Number of example tasks on the page."""
-WIDTH = 112
+WIDTH = 120
 """Table width in columns. A narrow terminal wraps its lines instead of hiding columns."""
 
 
@@ -222,7 +222,7 @@ def _cells(point: CurvePoint) -> tuple[str, ...]:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=None)
-    table.add_column("policy", justify="right")
+    table.add_column("policy", justify="right", overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table

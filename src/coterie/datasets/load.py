@@ -457,11 +457,9 @@ class UserFileSettings(DatasetSettings):
     source: str = key(
         "",
         "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
-        "heldout.jsonl. It must be given; `dataset=FILE` gives it too.",
+        "heldout.jsonl. It must be given. `dataset=FILE` gives a file of questions.",
     )
-    heldout: float = key(
-        0.2, "Of one file: the share of its questions that is held out.", gt=0, lt=1
-    )
+    heldout: float = key(0.2, "Of one file: the share of its tasks that is held out.", gt=0, lt=1)
 
 
 class QASettings(UserFileSettings):
