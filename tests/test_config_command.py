@@ -42,6 +42,8 @@ def test_keys_are_found_by_name_by_group_and_by_a_part_of_their_name(cli: Cli) -
     assert keys_of(cli("config", "optima/isft", "rollout.samples").out) == ["rollout.samples"]
     rollout = keys_of(cli("config", "optima/isft", "rollout").out)
     assert "rollout.samples" in rollout and all(key.startswith("rollout.") for key in rollout)
+    dataset = keys_of(cli("config", "optima/isft", "dataset=gsm8k", "dataset").out)
+    assert "dataset.source" in dataset
     found = keys_of(cli("config", "optima/idpo", "learning_rate").out)
     assert found == ["train.learning_rate", "dpo.train.learning_rate"]
     said = refused(cli, "config", "optima/isft", "rolout.sampels")
