@@ -11,7 +11,9 @@ from coterie.training.settings import TrainingSettings
 
 
 class BestOfNSettings(RecipeSettings):
-    tasks: int = key(16, "Training tasks.", ge=1)
+    iterations: int = key(1, "Iterations; each starts from the newest policy.", ge=1)
+    tasks: int = key(16, "Training tasks of an iteration.", ge=1)
+    samples: int = key(4, "Dialogues of a task.", ge=1)
     train: TrainingSettings = TrainingSettings(max_length=1024)
 
 
@@ -19,15 +21,19 @@ class BestOfN(Recipe):
     settings_type = BestOfNSettings
 
     def stages(self):
-        rollout = self.stage(0, "rollout", self.sample, uses=["tasks"])
-        select = self.stage(0, "select", self.choose, [rollout])
-        train = self.stage(0, "train", self.learn, [select], uses=["train"], trains="policy")
-        return [self.evaluation(0), rollout, select, train, self.evaluation(1, [train])]
+        stages = [self.evaluation(0)]
+        for i in range(self.settings.iterations):
+            rollout = self.stage(i, "rollout", self.sample, stages[-1:], uses=["tasks", "samples"])
+            select = self.stage(i, "select", self.choose, [rollout])
+            train = self.stage(i, "train", self.learn, [select], uses=["train"], trains="policy")
+            stages += [rollout, select, train, self.evaluation(i + 1, [train])]
+        return stages
 
     async def sample(self, run, i, progress):
-        tasks = self.environment.tasks("train", self.settings.tasks, self.settings.seed)
-        episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(4)]
-        return await self.play(run, episodes, 1.0, 1.0, progress)
+        s = self.settings
+        tasks = self.environment.tasks("train", s.tasks, s.seed, [s.tasks] * i)  # after earlier ones
+        episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(s.samples)]
+        return await self.play(run, episodes, temperature=1.0, top_p=1.0, progress=progress)
 
     def choose(self, run, i, progress):
         trees = [[(o.score, o.leaf) for o, _ in t.graded()] for t in run.store.trees(i, "rollout")]

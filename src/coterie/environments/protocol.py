@@ -349,7 +349,8 @@ def messages_of(environment: Environment, state: State, actor: str) -> tuple[Mes
     if type(prompt) is tuple and set(map(type, prompt)) <= {Message}:
         return prompt
     if isinstance(prompt, list | tuple):
-        messages = tuple(message for one in prompt if (message := _message(one)) is not None)
+        own = [turn for turn in state.turns if turn.speaker.name == actor]
+        messages = tuple(message for one in prompt if (message := _message(one, own)) is not None)
         if len(messages) == len(prompt):
             return messages
     raise wrong_return(
@@ -382,12 +383,18 @@ def innermost(environment: Any) -> Any:
     return environment
 
 
-def _message(one: object) -> Message | None:
+def _message(one: object, own: list[Turn]) -> Message | None:
+    """Return a message. The text of the next of the actor's ``own`` turns stands for its sampled tokens."""
     if isinstance(one, Message):
         return one
     if not isinstance(one, dict) or one.keys() != {"role", "content"}:
         return None
     role, content = one["role"], one["content"]
+    if role == "assistant":
+        for at, turn in enumerate(own):
+            if turn.text == content:
+                del own[: at + 1]
+                return Message("assistant", turn=turn.id)
     return Message.of(role, content) if role in get_args(Role) and type(content) is str else None
 
 
@@ -417,6 +424,10 @@ def check_parts(environment: Environment) -> None:
         if is_async != inspect.iscoroutinefunction(getattr(environment, name)):
             fix = f"write it with {'async def' if is_async else 'def, without async'}"
             raise _error(kind, f"has a method {name} of the wrong kind", fix)
+    kinds = set(environment.actors.values())
+    if "agent" not in kinds or not kinds <= {"agent", "person"}:
+        fix = 'use "agent" (a policy; at least one) and "person" (a user simulator)'
+        raise _error(kind, f"has actors of the kinds {', '.join(map(str, kinds)) or 'none'}", fix)
     names = ["turns", "calls", *(f"turns:{name}" for name in environment.actors)]
     for name in environment.limits:
         if name not in names:

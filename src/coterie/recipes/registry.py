@@ -227,9 +227,15 @@ def played_choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) ->
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
+    """Return the values that the groups of a method declare, such as ``TrainingSettings(max_length=512)``."""
     default = base.model_fields["environment"].default
     same = default.name is not None and default.name == choice.environment
-    return {"environment": default.model_dump()} if same else {}
+    declared = {
+        name: field.default.model_dump(exclude_unset=True)
+        for name, field in base.model_fields.items()
+        if hasattr(field.default, "model_dump") and name not in ("dataset", "environment")
+    }
+    return {**declared, **({"environment": default.model_dump()} if same else {})}
 
 
 def _values(name: str, choice: "Choice") -> dict[str, Any]:
