@@ -31,7 +31,9 @@ class BestOfN(Recipe):
 
     async def sample(self, run, i, progress):
         s = self.settings
-        tasks = self.environment.tasks("train", s.tasks, s.seed, [s.tasks] * i)  # after earlier ones
+        tasks = self.environment.tasks(
+            "train", s.tasks, s.seed, [s.tasks] * i
+        )  # after earlier ones
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(s.samples)]
         return await self.play(run, episodes, temperature=1.0, top_p=1.0, progress=progress)
 

@@ -11,8 +11,9 @@ import torch
 
 from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine, Runner
-from coterie.engines.llama import CompiledLlama
+from coterie.engines.llama import CompiledLlama, Pages
 from coterie.engines.protocol import Sampling
+from coterie.engines.sequence import BLOCK
 from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
 
 
@@ -103,6 +104,13 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
     assert isinstance(rows := engine._runner._rows, CompiledLlama)
     engine.forget()
     assert rows.pages.used == 0
+
+
+def test_a_table_that_grows_for_a_long_row_keeps_the_pages_of_others() -> None:
+    pages = Pages(1, 1, 8)
+    pages.begin(0, [], 3 * BLOCK)
+    pages.begin(1, [], 70 * BLOCK)
+    assert pages.table[0, :3].tolist() == [pages.page(0, block) for block in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "wide heads that share keys"])

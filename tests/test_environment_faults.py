@@ -15,10 +15,11 @@ from coterie.environments.protocol import (
     Shared,
     State,
     Transition,
+    messages_of,
 )
 from coterie.errors import UserError
 from coterie.record.tree import Ending, Task
-from coterie.record.turn import Finish, Part, Tool, ToolCall, Turn
+from coterie.record.turn import Finish, Part, Speaker, Tool, ToolCall, Turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from tests.games import GAME, Asking, Base, Rounds, Script
@@ -72,6 +73,7 @@ def sync(*_: object, **__: object) -> Transition:
     ("changed", "reason"),
     [
         ({"limits": {"turns:Bob": 3}}, "has a limit of 'turns:Bob'"),
+        ({"actors": {"agent": "policy"}}, "has actors of the kinds policy"),
         ({"limits": {"tokens": 3}}, "has a limit of 'tokens'"),
         ({"needs": (Task,)}, "needs a Task, which this run does not have"),
         ({"act": sync}, "has a method act of the wrong kind"),
@@ -194,6 +196,15 @@ def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None
         def see(self, state: State, actor: str) -> Any:
             return [{"role": "robot", "content": "Count."}]
 
+    class Repeats(Fine):
+        def see(self, state: State, actor: str) -> Any:
+            own = [{"role": "assistant", "content": turn.text} for turn in state.turns
+                   if turn.speaker.name == actor]  # fmt: skip
+            return [{"role": "user", "content": "Count."}, *own]
+
+    turns = (Turn("1", "0", Speaker("agent", "agent"), (Part("one"),)),)
+    shown = messages_of(Repeats(), State(Task("t", {}), 0, turns=turns), "agent")
+    assert shown[1].turn == "1" and not shown[1].parts, "its own text stands for its tokens"
     for one in play(Percent()):
         assert one.failure is None and one.tree is not None
         assert [outcome.score for outcome in one.tree.outcomes.values()] == [0.75]

@@ -141,7 +141,6 @@ SETTINGS = (
     ("rollout runs/x --iteration one", "must be a valid whole number"),
     ("reproduce optima seed=3", "--seeds"),
     ("run", "no recipe is given"),
-    ("run optima/idpo train.method=lora", "each training continues from the last one"),
 )
 
 

@@ -34,7 +34,7 @@ from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.played import environment_of
 from tests.row_files import jsonl
-from tests.test_plan_ground import played, seen
+from tests.test_plan_ground import played_alone, seen
 from tests.web_tasks import CANDIDATES, PAGE, action, one, task, write
 
 Line = dict[str, Any]
@@ -319,7 +319,7 @@ def world(folder: Path, *words: str) -> PlanGround:
 
 
 def done(where: PlanGround, what: Task, actions: str) -> Grade:
-    return played(where, what, {PLANNER: [gold(what).plan], GROUNDER: [actions]})[1]
+    return played_alone(where, what, {PLANNER: [gold(what).plan], GROUNDER: [actions]})[1]
 
 
 def test_a_task_becomes_a_plan_of_a_subgoal_and_an_action_for_each_step() -> None:

@@ -58,6 +58,22 @@ def played(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[..., tuple[Stat
     return play
 
 
+def played_alone(
+    world: PlanGround, task: Task, lines: Mapping[str, Sequence[str]]
+) -> tuple[State, Grade]:
+    """The end of an episode in a sandbox of its own."""
+    left = {name: list(some) for name, some in lines.items()}
+
+    async def play() -> tuple[State, Grade]:
+        async with Sandbox() as sandbox:
+            shared = Shared(sandbox)
+            return await talk_out(
+                world, task, lambda prompt: left[prompt.agent].pop(0), shared=shared
+            )
+
+    return asyncio.run(play())
+
+
 def seen(world: PlanGround, state: State, actor: str) -> list[tuple[str, str]]:
     turns = {turn.id: turn.text for turn in state.turns}
     return [

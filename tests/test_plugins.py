@@ -230,6 +230,14 @@ def test_a_reward_belongs_to_what_its_stage_depends_on(tmp_path: Path) -> None:
     assert prints[0][0] == prints[1][0] and prints[0][1] != prints[1][1]
 
 
+def test_values_of_a_recipes_own_group_stay_when_another_of_it_is_given(tmp_path: Path) -> None:
+    text = (ROOT / "examples/recipe.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace("max_length=1024", "max_length=512"))
+    words = ["environment=exchange", "model=tiny-exchange", "train.epochs=2"]
+    own = settings(f"{tmp_path}/mine.py:BestOfN", words)
+    assert own.model_dump()["train"]["max_length"] == 512
+
+
 def test_a_recipe_trains_its_first_role_whatever_it_is_called(tmp_path: Path, cli: Cli) -> None:
     """The example under a role of another name: it plays all agents and is what `imitate` trains."""
     text = (ROOT / "examples/recipe.py").read_text()

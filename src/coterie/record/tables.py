@@ -223,11 +223,12 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     try:
         text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
+        what = f"public fields of task {task.id!r} are not JSON: {error}"
+        raise UserError(what, "use numbers, strings, lists and dicts") from error
     if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
-        raise ValueError(
-            f"public fields of task {task.id!r} are not plain JSON "
-            "(they may have a tuple, or a key that is not a string)"
+        raise UserError(
+            f"public fields of task {task.id!r} are not plain JSON",
+            "use lists instead of tuples, and strings as keys",
         )
     secrets = [
         (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))

