@@ -21,19 +21,19 @@ class BestOfN(Recipe):
     settings_type = BestOfNSettings
 
     def stages(self):
-        stages = [self.evaluation(0)]
+        stages, trained = [self.evaluation(0)], []
         for i in range(self.settings.iterations):
-            rollout = self.stage(i, "rollout", self.sample, stages[-1:], uses=["tasks", "samples"])
+            rollout = self.stage(i, "rollout", self.sample, trained, uses=["tasks", "samples"])
             select = self.stage(i, "select", self.choose, [rollout])
-            train = self.stage(i, "train", self.learn, [select], uses=["train"], trains="policy")
-            stages += [rollout, select, train, self.evaluation(i + 1, [train])]
+            trained = [
+                self.stage(i, "train", self.learn, [select], uses=["train"], trains="policy")
+            ]
+            stages += [rollout, select, *trained, self.evaluation(i + 1, trained)]
         return stages
 
     async def sample(self, run, i, progress):
-        s = self.settings
-        tasks = self.environment.tasks(
-            "train", s.tasks, s.seed, [s.tasks] * i
-        )  # after earlier ones
+        s = self.settings  # the tasks of an iteration follow those of earlier ones
+        tasks = self.environment.tasks("train", s.tasks, s.seed, [s.tasks] * i)
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(s.samples)]
         return await self.play(run, episodes, temperature=1.0, top_p=1.0, progress=progress)
 
