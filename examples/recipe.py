@@ -1,5 +1,4 @@
-"""A recipe: of each task's dialogues the best one is imitated. It has the plain report.
-coterie run examples/recipe.py:BestOfN environment=exchange model=tiny-exchange"""
+"""A recipe: of each task's dialogues the best one is imitated (docs/howto/bring-your-own.md)."""
 
 from coterie.config.settings import key
 from coterie.recipes.base import Recipe
