@@ -32,10 +32,9 @@ from pathlib import Path
 from coterie.rollout.samplers import UserSampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from coterie.engines.chat_model import ServedChat
+from coterie.engines.chat_model import LoadedChat
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.engines.run_engines import Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
 from coterie.environments.protocol import WELL_FORMED, Shared, agents_of, persons_of
@@ -136,7 +135,7 @@ async def measure(options: Options, end: float) -> dict[str, Found]:
     sampling = Sampling(0.0, 1.0, options.max_tokens)
     sampler = TokenSampler(engine, loaded.renderer.render, sampling, loaded.context_length)
     user_simulator = UserSimulatorSettings(model=options.model)
-    chat = ServedChat(Speaking(engine, loaded.renderer, loaded.context_length), user_simulator)
+    chat = LoadedChat(engine, user_simulator)
     found: dict[str, Found] = {}
     async with Sandbox() as sandbox:
         for place, (name, method) in enumerate(CASES):
