@@ -56,7 +56,7 @@ def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
     assert moved.code == 0 and '"benchmark": "Guess"' in moved.out
     guess.write_text(guess.read_text() + "\n# another one\n")
     said = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
-    assert "has changed" in said
+    assert f"environment.name: {guess}:Guess has changed" in said or f"{guess} has changed" in said
 
 
 def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:

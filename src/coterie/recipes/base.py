@@ -316,10 +316,8 @@ class Recipe(ABC):
 
     def actors(self, run: Run) -> AbstractAsyncContextManager[Actors]:
         """Open the simulated users and resources that the environment needs."""
-        logs, simulator = (
-            run.folder / "user_simulator",
-            getattr(self.settings, "user_simulator", None),
-        )
+        logs = run.folder / "user_simulator"
+        simulator = getattr(self.settings, "user_simulator", None)
         return open_actors(self.environment, logs, simulator, self.openers())
 
     def evaluation(

@@ -231,10 +231,8 @@ class TraceEnvironment:
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         """Return the next observation of the file, or end after the last message."""
-        texts, at = (
-            self.by_task[state.task.id].observations,
-            sum(t.speaker != FILE for t in state.turns),
-        )
+        texts = self.by_task[state.task.id].observations
+        at = sum(t.speaker != FILE for t in state.turns)
         if at <= len(texts):
             part = Part(texts[at - 1], source="file")
             return Transition(seen=(Observation(FILE, (part,)),))

@@ -84,10 +84,8 @@ def imitate(
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
     version = recipe.newest(run, role, iteration) if version is None else version
-    model, seeded = (
-        recipe.models(run).load(role, version, trainable=True),
-        recipe.seeded(settings, iteration),
-    )
+    model = recipe.models(run).load(role, version, trainable=True)
+    seeded = recipe.seeded(settings, iteration)
     return train_role(run, iteration, model, rows, seeded, progress, role=role)
 
 

@@ -117,10 +117,8 @@ def tools(calls: Iterable[tuple[ToolCall, ToolResult]]) -> Section:
         if seconds:
             late = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
             times = f"{statistics.median(seconds):.3f} s", f"{late:.3f} s"
-        errors, short = (
-            sum(result.error for result in results),
-            sum(result.left_out > 0 for result in results),
-        )
+        errors = sum(result.error for result in results)
+        short = sum(result.left_out > 0 for result in results)
         rows.append((name, f"{len(results):,}", f"{errors:,}", f"{short:,}", *times))
     return Section(
         "tools",

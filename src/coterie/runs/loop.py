@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress, StagePlace
@@ -143,10 +144,22 @@ def check_finished(recipe: Any, run: Run) -> None:
             done = "finished" if run.is_finished(step) else "started"
             raise UserError(
                 f"the {step} in {run.folder} was {done} under other settings:\n    "
-                + "\n    ".join(changed or [UNSEEN]),
+                + "\n    ".join(changed or _changed_files(run) or [UNSEEN]),
                 "keep the settings, or add --fork FOLDER for a new run with the steps that these settings do not "
                 "change",
             )
+
+
+def _changed_files(run: Run) -> list[str]:
+    """Return the files named by settings that were written after the run was last started."""
+    started = (run.folder / "config.yaml").stat().st_mtime
+    named = []
+    for key, value in flatten(run.settings.model_dump(mode="json")).items():
+        for text in value if isinstance(value, list) else [value]:
+            names = (text, text.rpartition(":")[0]) if isinstance(text, str) else ()
+            files = [Path(name) for name in names if name and Path(name).is_file()]
+            named += [f"{key}: {one} has changed" for one in files if one.stat().st_mtime > started]
+    return named
 
 
 def fork(recipe: Any, source: Path, target: Path, settings: Settings) -> list[Step]:
