@@ -17,7 +17,18 @@ from coterie.engines.protocol import Completion, Sampling, Stats
 from coterie.environments.protocol import Observation, Shared, State, Syntax, Transition
 from coterie.models.chat import ChatRenderer
 from coterie.record.tree import Ending, Task, Tree
-from coterie.record.turn import Message, Part, Role, Tool, Turn
+from coterie.record.turn import (
+    Message,
+    Part,
+    Role,
+    Sample,
+    Speaker,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.sessions import sessions_of
@@ -160,6 +171,23 @@ def syntax_of(way: str, *, inline: bool = False) -> Syntax:
     if way != "tags":
         return NativeCalls()
     return Tags({"look": Tag("what", "|"), "wait": Tag("what")}, inline=inline)
+
+
+def call_and_result(
+    arguments: str, *results: str, sample: Sample | None = None, text: str = "", result: str = "",
+    name: str = "look",
+) -> tuple[Tree, list[Message]]:  # fmt: skip
+    """Return a question, calls of a tool and their results, as a tree and its messages."""
+    tree, parts = Tree("t", "r", 0), [Part(text)] if text else []
+    calls = tuple(ToolCall(f"c{n}", name, arguments) for n in range(len(results)))
+    asked = make_turn(tree.root, Speaker("agent", "agent"), parts, sample=sample, calls=calls)
+    answers = tuple(ToolResult(f"c{n}", one) for n, one in enumerate(results))
+    shown = [Part(result)] if result else []
+    told = make_turn(asked.id, Speaker("tool", "tools"), shown, results=answers)
+    tree.add(asked)
+    tree.add(told)
+    chat = Message("assistant", turn=asked.id), Message("tool", turn=told.id)
+    return tree, [Message.of("user", "Hello"), *chat]
 
 
 def odd_ids(renderer: ChatRenderer, text: str) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 import json
 import random
+from collections.abc import Sequence
 from copy import copy
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from coterie.record.turn import (
     make_turn,
 )
 from tests.forging import NAMES, control_ids, control_texts, nasty, tokenizer
+from tests.native_games import call_and_result
 from tests.native_templates import NATIVE
 from tests.native_templates import tokenizer as native_tokenizer
 
@@ -52,26 +55,26 @@ class Chat:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def told(self, *texts: str) -> None:
-        """A message of several parts."""
+        """Add a message of several parts."""
         self.messages.append(Message("user", tuple(map(Part, texts))))
 
-    def answers(self, role: Role, name: str, *texts: str) -> None:
-        """Results of calls of a tool with this name, as the model wrote it."""
-        calls = tuple(ToolCall(f"c{n}", name, "{}") for n in range(len(texts)))
-        asked = make_turn(self.last, Speaker("agent", "Alice"), [], calls=calls)
-        results = [ToolResult(f"c{n}", text) for n, text in enumerate(texts)]
-        told = make_turn(asked.id, Speaker("tool", "tools"), [], results=results)
-        self.tree.add(asked)
-        self.tree.add(told)
-        self.last = told.id
-        self.messages.append(Message(role, turn=told.id))
-
-    def says(self, who: str, text: str, ids: tuple[int, ...]) -> None:
-        """A sampled turn; Bob's is shown to Alice as a user's."""
-        sample = Sample("r", ids, (0.0,) * len(ids), "end", "p", "0", 0, 1.0, 1.0)
-        turn = make_turn(self.last, Speaker("agent", who), [Part(text)], sample=sample)
+    def add(self, kind: Any, who: str, parts: Sequence[Part] = (), **more: Any) -> Turn:
+        turn = make_turn(self.last, Speaker(kind, who), parts, **more)
         self.tree.add(turn)
         self.last = turn.id
+        return turn
+
+    def answers(self, role: Role, name: str, *texts: str) -> None:
+        """Add results of calls of a tool with this name, as the model wrote it."""
+        calls = tuple(ToolCall(f"c{n}", name, "{}") for n in range(len(texts)))
+        self.add("agent", "Alice", calls=calls)
+        results = [ToolResult(f"c{n}", text) for n, text in enumerate(texts)]
+        self.messages.append(Message(role, turn=self.add("tool", "tools", results=results).id))
+
+    def says(self, who: str, text: str, ids: tuple[int, ...]) -> None:
+        """Add a sampled turn; Bob's is shown to Alice as a user's."""
+        sample = Sample("r", ids, (0.0,) * len(ids), "end", "p", "0", 0, 1.0, 1.0)
+        turn = self.add("agent", who, [Part(text)], sample=sample)
         self.messages.append(Message("assistant" if who == "Alice" else "user", turn=turn.id))
         if who == "Alice":
             self.own.append(turn)
@@ -249,18 +252,8 @@ def test_tools_without_control_tokens_get_the_tokenizers_own_ids(name: str) -> N
 @pytest.mark.parametrize("name", NATIVE)
 def test_arguments_that_are_broken_or_nest_deep_are_shown(name: str, given: str) -> None:
     own = ChatRenderer(native_tokenizer(name))
-    tree = Tree("t", "r", 0)
-    call = ToolCall("c0", "look", given)
-    said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
-    told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", "no")])
-    for turn in (said, told):
-        tree.add(turn)
-    chat = [
-        Message.of("user", "Hello"),
-        Message("assistant", turn=said.id),
-        Message("tool", turn=told.id),
-    ]
-    ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
+    tree, chat = call_and_result(given, "no")
+    ids = own.render(chat, tree, "agent", tools=[Tool("look", "Looks.", {"type": "object"})])
     assert own.decode(ids).count("[" * 50) >= 1
 
 
@@ -272,18 +265,8 @@ def test_calls_of_a_turn_without_tokens_are_written_by_the_template_and_forge_no
     texts = "".join(token.content for token in own.tokenizer.added_tokens_decoder.values())
     found = []
     for what in (texts, "word"):
-        tree = Tree("t", "r", 0)
-        call = ToolCall("c0", "look", json.dumps({"what": what, what: [what]}))
-        said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
-        told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", what)])
-        for turn in (said, told):
-            tree.add(turn)
-        chat = [
-            Message.of("user", "Hello"),
-            Message("assistant", turn=said.id),
-            Message("tool", turn=told.id),
-        ]
-        ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
+        tree, chat = call_and_result(json.dumps({"what": what, what: [what]}), what)
+        ids = own.render(chat, tree, "agent", tools=[Tool("look", "Looks.", {"type": "object"})])
         found.append([one for one in ids if one in own.control.ids])
         text = own.decode(ids)
     assert found[0] == found[1]

@@ -15,9 +15,9 @@ from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ToolTemplate
 from coterie.record.tree import Tree
-from coterie.record.turn import Message, Speaker, Tool, ToolCall, ToolResult, make_turn
+from coterie.record.turn import Message, Tool, ToolCall
 from coterie.tools.calls import validate_calls
-from tests.native_games import SECTION_END
+from tests.native_games import SECTION_END, call_and_result
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 from tests.published_templates import PUBLISHED, published
 
@@ -78,10 +78,7 @@ MINIMAX = '<invoke name="look">\n<parameter name="what">a</parameter>\n</invoke>
 @pytest.mark.parametrize(
     ("syntax", "text", "calls"),
     [
-        ("hermes", f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}", [A, B]),
         ("hermes", '<tool_call>{"name": "push"}</tool_call>', [("push", {})]),
-        ("qwen", f"I look.\n{xml('look', what='a')}\n{xml('look', what='b')}", [A, B]),
-        ("llama", llama("look", what="a"), [A]),
         ("llama", f"\n<|python_tag|>{llama('look', what='a')};  {llama('look', what='b')}", [A, B]),
         ("llama", f"Let me see. <|python_tag|>{llama('look', what='a')}", [A]),
         ("llama", f"{llama('look', what='a')}\n{llama('look', what='b')}", [A, B]),
@@ -126,28 +123,17 @@ def test_markup_in_an_argument_is_text(syntax: str, text: str) -> None:
     assert read(syntax, text) == [("look", {"what": MARKS}), B]
 
 
-@pytest.mark.parametrize(
-    ("syntax", "text", "found"),
-    [
-        ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30], ["", "cut off"]),
-        ("llama", llama("look", what="a"), ["cut off before its end"]),
-        ("llama", llama("look", what="a") + "; " + llama("look", what="b"), ["", "cut off"]),
-        ("mistral", mistral(A, B)[:-1], ["cut off before its end"]),
-        ("mistral", named("look", what="a"), ["cut off before its end"]),
-        ("mistral", named("look", what="a") + named("look", what="b"), ["", "cut off"]),
-    ],
-)
-def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
-    syntax: str, text: str, found: list[str]
-) -> None:
-    told = errors(syntax, text, "length")
-    assert len(told) == len(found)
-    assert all(
-        part in one and bool(part) == bool(one) for part, one in zip(found, told, strict=True)
-    )
-
-
-def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
+def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open() -> None:
+    for syntax, text in (
+        ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30]),
+        ("llama", llama("look", what="a") + "; " + llama("look", what="b")),
+        ("mistral", named("look", what="a") + named("look", what="b")),
+    ):
+        first, second = errors(syntax, text, "length")
+        assert not first and "cut off" in second
+    for syntax, text in (("llama", llama("look", what="a")), ("mistral", mistral(A, B)[:-1])):
+        (error,) = errors(syntax, text, "length")
+        assert "cut off before its end" in error
     assert errors("llama", llama("look", what="a"), "stop_string") != [""]
     assert errors("hermes", hermes("look", what="a"), "stop_string") == [""]
 
@@ -218,12 +204,10 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "found"),
-    [
+def test_values_of_tags_are_typed_by_the_tools_schema() -> None:
+    for key, value, expected in (
         ("what", "12", "12"),
         ("what", "\n a\n\nb ", "\n a\n\nb "),
-        ("count", "12", 12),
         ("count", "twelve", "twelve"),
         ("deep", "True", True),
         ("near", "None", None),
@@ -231,12 +215,10 @@ def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
         ("place", '{"x": [1]}', {"x": [1]}),
         ("other", '{"x": 1}', {"x": 1}),
         ("other", "words", "words"),
-    ],
-)
-def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
-    (call,) = SYNTAXES["qwen"].parse(xml("look", **{key: value}), "end", TOOLS)
-    given = json.loads(call.arguments)[key]
-    assert given == found and type(given) is type(found)
+    ):
+        (call,) = SYNTAXES["qwen"].parse(xml("look", **{key: value}), "end", TOOLS)
+        given = json.loads(call.arguments)[key]
+        assert given == expected and type(given) is type(expected)
 
 
 def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
@@ -387,20 +369,8 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
     renderer = ChatRenderer(tokenizer)
     counts = []
     for word in ("word", "".join(tokenizer.get_added_vocab())):
-        tree = Tree("t", "r", 0)
-        calls = (ToolCall("c0", "look", json.dumps({"what": word, word: [word]})),)
-        asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
-        told = make_turn(
-            asked.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "blue"),)
-        )
-        for turn in (asked, told):
-            tree.add(turn)
-        chat = [
-            Message.of("user", "Hello"),
-            Message("assistant", turn=asked.id),
-            Message("tool", turn=told.id),
-        ]
-        ids = renderer.render(chat, tree, "A", tools=PUBLISHED_TOOLS)
+        tree, chat = call_and_result(json.dumps({"what": word, word: [word]}), "blue")
+        ids = renderer.render(chat, tree, "agent", tools=PUBLISHED_TOOLS)
         text = renderer.decode(ids).rpartition("Hello")[2]
         assert "look" in text and "blue" in text
         counts.append(Counter(one for one in ids if one in renderer.control.ids))
@@ -410,25 +380,18 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
 # -- which syntax is a model's --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "results", "parallel"),
-    [
-        ("coder", "qwen", "tool", True),
-        ("mistral", "mistral", "calls", True),
-        ("kimi", "kimi", "calls", True),
-        ("minimax", "minimax", "calls", True),
-        ("granite", "hermes", "tool", True),
-    ],
-)
-def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
-    name: str, kind: str, results: str, parallel: bool
-) -> None:
-    found = ChatRenderer(tokenizer(name)).tools
-    assert found.required().name == SYNTAXES[kind].name
-    assert (found.shows_tools, found.results, found.parallel) == (True, results, parallel)
-    ids = {"mistral": "call00003", "kimi": "functions.{name}:3"}
-    assert found.call_id(3) == ids.get(name, "c3")
-    assert len(found.findings) == 4
+def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes() -> None:
+    for name, kind, results, id_ in (
+        ("coder", "qwen", "tool", "c3"),
+        ("mistral", "mistral", "calls", "call00003"),
+        ("kimi", "kimi", "calls", "functions.{name}:3"),
+        ("minimax", "minimax", "calls", "c3"),
+        ("granite", "hermes", "tool", "c3"),
+    ):
+        tools = ChatRenderer(tokenizer(name)).tools
+        assert tools.required().name == SYNTAXES[kind].name
+        assert (tools.shows_tools, tools.results, tools.parallel) == (True, results, True)
+        assert tools.call_id(3) == id_
 
 
 def test_a_model_whose_template_shows_no_tools_is_refused() -> None:
@@ -447,21 +410,16 @@ def changed(name: str, old: str, new: str) -> ChatRenderer:
     return ChatRenderer(other)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_a_way_to_write_calls_that_nothing_reads_is_refused() -> None:
+    for old, new in (
         ("\\n<tool_call>\\n{", "\\n<call>\\n{"),
-        ("arguments | tojson", "arguments | tojson | tojson"),
-        ("arguments | tojson", "arguments | string"),
         ("arguments | tojson", "arguments | tojson | lower"),
         ('n{"name": "\'', 'n{"tool": "\''),
-    ],
-)
-def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) -> None:
-    renderer = changed("qwen2", old, new)
-    assert renderer.tools.syntax is None
-    with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
-        renderer.calls(hermes("look", what="a"), "end", TOOLS)
+    ):
+        renderer = changed("qwen2", old, new)
+        assert renderer.tools.syntax is None
+        with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
+            renderer.calls(hermes("look", what="a"), "end", TOOLS)
 
 
 def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
@@ -486,21 +444,12 @@ def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_words_of_a_user_right_after_results_are_shown_by_every_template(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    calls = (ToolCall("c0", "look", "{}"), ToolCall("c1", "look", "{}"))
-    asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
-    results = (ToolResult("c0", "blue"), ToolResult("c1", "tall"))
-    told = make_turn(asked.id, Speaker("tool", "tools"), [], results=results)
-    for turn in (asked, told):
-        tree.add(turn)
-    chat = [
-        Message.of("user", "Hello"),
-        *((Message("assistant", turn=asked.id),) if name != "llama31" else ()),
-        Message("tool", turn=told.id),
-        Message.of("user", "Now answer."),
-    ]
-    shown = renderer.decode(renderer.render(chat, tree, "A", tools=TOOLS))
-    said = ("blue", "tall", "Now answer.")
-    assert sorted(said, key=shown.rfind) == [one for one in said if one in shown] == list(said)
+    renderer = ChatRenderer(tokenizer(name))
+    tree, (first, call, result) = call_and_result("{}", "blue", "tall")
+    calls = [call] if name != "llama31" else []
+    chat = [first, *calls, result, Message.of("user", "Now answer.")]
+    shown = renderer.decode(renderer.render(chat, tree, "agent", tools=TOOLS))
+    words = ("blue", "tall", "Now answer.")
+    assert sorted(words, key=shown.rfind) == [one for one in words if one in shown] == list(words)
     assert renderer.tools.users_after_results == (name != "mistral")
     assert ('"tall\\n\\nNow answer."' in shown) == (name == "mistral")
