@@ -17,7 +17,7 @@ from tests.faults.dialogues import Played, play
 from tests.stub_server import StubBackend
 
 MODEL = "tiny-exchange"
-QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=2)
+QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=4)
 PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
 """For a server that may compile its loops first."""
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from openai import OpenAI
 
 from coterie.engines.pool import ServerPool, vllm_pool
-from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.loading import LoadedModel, load, reload
@@ -118,13 +117,6 @@ def test_logprobs_are_those_of_the_engine_in_process(
             assert apart(one, other) < TOLERANCE
 
 
-def test_out_of_context_fails_for_good(runner: asyncio.Runner, pool: ServerPool) -> None:
-    retries = pool.stats.retries
-    with pytest.raises(EngineError, match="context"):
-        runner.run(pool.sample([5] * 1000, [0], Sampling(max_tokens=100)))
-    assert pool.stats.retries == retries
-
-
 def test_an_argument_that_vllm_does_not_have_is_refused_in_its_own_words(
     runner: asyncio.Runner, model: LoadedModel, tmp_path: Path
 ) -> None:
@@ -208,19 +200,6 @@ def test_a_checkpoint_is_read_in_place_and_no_old_key_or_value_is_used(
         assert apart(found, scores(now, prompt, [said.ids])[0]) < TOLERANCE
     served = [card.id for card in runner.run(pool.members[0].client.models())]
     assert served == ["talker"]
-
-
-def test_weights_are_not_changed_under_a_request(
-    runner: asyncio.Runner, pool: ServerPool, model: LoadedModel
-) -> None:
-    async def both() -> None:
-        talking = asyncio.create_task(pool.sample(prompts(model)[0], SEEDS, HOT))
-        await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="in flight"):
-            await pool.load(Path(model.source), "now")
-        await talking
-
-    runner.run(both())
 
 
 def test_a_server_that_is_killed_comes_back_with_the_weights_it_had(
