@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from openai import OpenAI
 
 from coterie.engines.pool import ServerPool, vllm_pool
