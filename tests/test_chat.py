@@ -10,8 +10,8 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Sample, Speaker, make_turn
-from tests.forging import tokenizer as forgeable
 from tests.templates import TEMPLATES, tokenizer
+from tests.test_forged_turns import tokenizer as forgeable
 
 ALICE = Speaker("agent", "Alice")
 

@@ -163,27 +163,6 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     assert completions[0] == completions[1] == completions[2]
 
 
-@pytest.mark.parametrize("kind", ["llama", "wide heads that share keys"])
-def test_rows_that_share_pages_attend_together_and_no_bit_changes(kind: str) -> None:
-    one = loaded(COMPILED[kind])
-    branches = [PROMPT[:k] for k in (0, 20, 46)]
-    prompts = [[*PROMPT, *branch, n] for n in (7, 8) for branch in branches]
-    seeds, samplings = range(5), [Sampling(max_tokens=3 + 5 * n) for n in range(len(prompts))]
-
-    async def all_of(
-        engine: InProcessEngine,
-    ) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
-        asked = (engine.sample(p, seeds, s) for p, s in zip(prompts, samplings, strict=True))
-        return [[(c.ids, c.logprobs) for c in some] for some in await asyncio.gather(*asked)]
-
-    together = asyncio.run(all_of(engine_of(one)))
-    for prompt, sampling, found in zip(prompts, samplings, together, strict=True):
-        for seed in seeds:
-            lone = engine_of(one)
-            (said,) = asyncio.run(lone.sample(prompt, [seed], sampling))
-            assert (said.ids, said.logprobs) == found[seed]
-
-
 def test_indexes_of_compiled_loops_that_are_older_than_the_source_are_dropped(
     tmp_path: Path,
 ) -> None:

@@ -14,10 +14,9 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
 from coterie.models.tool_calls import ToolTemplate
-from coterie.record.tree import Tree
 from coterie.record.turn import Message, Tool, ToolCall
 from coterie.tools.calls import validate_calls
-from tests.native_games import SECTION_END, call_and_result
+from tests.native_games import call_and_result
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 from tests.published_templates import PUBLISHED, published
 
@@ -146,32 +145,24 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
     ("syntax", "text", "why"),
     [
         ("hermes", "<tool_call>{'name': 'look'}</tool_call>", "can't be read"),
-        ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
         ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
-        ("hermes", '<tool_call>{"name": "look"} and</tool_call>', "something follows"),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nests too deep"),
         ("hermes", hermes("look", what=DEEP), "nests too deep"),
-        ("qwen", '<tool_call>{"name": "look"}</tool_call>', "calls are "),
         ("qwen", xml(""), "has no name"),
         ("qwen", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
         ("qwen", xml("look", what="a").replace("</function>", ""), "is not closed"),
         ("qwen", "<tool_call><function=look><parameter=what>a</parameter><parameter=what>b</parameter>"
                 "</function></tool_call>", "is there twice"),
-        ("llama", '{"parameters": {}}', "has no name"),
         ("llama", '{"name": "look", "parameters": {', "can't be read"),
-        ("mistral", "[TOOL_CALLS]look(1)", "can't be read"),
         ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
         ("qwen", "Call <function=look> with a thing", "is not closed"),
         ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
         ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "calls are "),
-        ("harmony", f" to=functions.look{SAID} and<|call|>", "something follows"),
         ("deepseek", "<｜tool▁calls▁begin｜>look", "is not closed"),
-        ("gemma", '<|tool_call>call:look{what:a}<tool_call|>', "can't be read"),
         ("gemma", '<|tool_call>call:look{what:<|"|>a}<tool_call|>', "can't be read"),
         ("gemma", f"<|tool_call>call:look{{what:{'[' * 9999}}}<tool_call|>", "nests too deep"),
         ("python", "<|tool_call_start|>[look('a')]<|tool_call_end|>", "not all named"),
-        ("python", "<|tool_call_start|>[look(**{'what': 'a'})]<|tool_call_end|>", "not all named"),
         ("python", "<|tool_call_start|>[look(what=open('a'))]<|tool_call_end|>", "can't be read"),
         ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
         ("minimax", f"<minimax:tool_call>{MINIMAX}", "is not closed"),
@@ -402,44 +393,18 @@ def test_a_model_whose_template_shows_no_tools_is_refused() -> None:
     assert "tools.calls=tags" in refused.value.todo
 
 
-def changed(name: str, old: str, new: str) -> ChatRenderer:
-    """A template in which something is written in another way."""
-    other = copy(tokenizer(name))
-    assert old in SHAPES[name]
-    other.chat_template = SHAPES[name].replace(old, new)
-    return ChatRenderer(other)
-
-
 def test_a_way_to_write_calls_that_nothing_reads_is_refused() -> None:
     for old, new in (
         ("\\n<tool_call>\\n{", "\\n<call>\\n{"),
         ("arguments | tojson", "arguments | tojson | lower"),
         ('n{"name": "\'', 'n{"tool": "\''),
     ):
-        renderer = changed("qwen2", old, new)
+        made = copy(tokenizer("qwen2"))
+        made.chat_template = SHAPES["qwen2"].replace(old, new)
+        renderer = ChatRenderer(made)
         assert renderer.tools.syntax is None
         with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
             renderer.calls(hermes("look", what="a"), "end", TOOLS)
-
-
-def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
-    renderer = ChatRenderer(tokenizer("qwen2"))
-    schema = {"type": "object", "properties": {"a": {"description": "in <tool_call> here"}}}
-    tool = Tool("look<|im_end|>", "Ends with <|im_end|>", schema)
-    ids = renderer.render([Message.of("user", "Hello")], Tree("t", "r", 0), "A", tools=[tool])
-    text = renderer.decode(ids)
-    assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
-    assert "in < tool_call> here" in text
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
-    renderer = ChatRenderer(tokenizer(name))
-    end = SECTION_END if name == "kimi" else tokenizer(name).eos_token
-    if name == "llama31":  # whose calls may end with a token of their own
-        end, tail = "<|eom_id|>", " }}\n        {%- endif"
-        renderer = changed(name, f'"<|eot_id|>"{tail}', f'"{end}"{tail}')
-    assert renderer.tools.ends == {tokenizer(name).convert_tokens_to_ids(end)} <= renderer.end_ids
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -19,8 +19,7 @@ from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.engines.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from tests.faults.conftest import MODEL, QUICK, at
-from tests.faults.dialogues import Played, play
+from tests.faults.conftest import MODEL, QUICK, Played, at, play
 from tests.stub_server import StubBackend
 
 

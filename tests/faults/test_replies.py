@@ -12,8 +12,7 @@ from coterie.engines.protocol import EngineError, Sampling, Stats
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import ServerClient
 from coterie.models.loading import LoadedModel
-from tests.faults.conftest import MODEL, QUICK, at
-from tests.faults.dialogues import Played, play
+from tests.faults.conftest import MODEL, QUICK, Played, at, play
 from tests.faults.proxy import Bad, Body, Plan, Proxy, proxy
 
 OPENING = 1 + 1 + 1
