@@ -98,16 +98,6 @@ def test_only_a_speakers_own_turns_are_shown_by_their_tokens() -> None:
         assert "blue" in text and "hidden" not in text and "zzz" not in text
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_prefilled_text_is_prompt_now_and_later(name: str) -> None:
-    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
-    prompt = renderer.render([Message.of("user", "Hello")], tree, "Alice", prefill="Sure, ")
-    assert renderer.decode(prompt).endswith("Sure, ")
-    ids = (*encode(name, "blue"), tokenizer(name).eos_token_id)
-    later = spoken(tree, ids, Part("Sure, ", source="prefill"), Part("blue"))
-    assert renderer.render(later, tree, "Alice")[: len(prompt) + len(ids)] == prompt + ids
-
-
 def test_images_and_missing_templates_are_refused() -> None:
     renderer = ChatRenderer(tokenizer("chatml"))
     picture = Message("user", (Part("a cat", image="ab" * 32),))

@@ -23,8 +23,6 @@ def test_a_message_or_turn_with_half_a_character_is_refused() -> None:
     renderer, _ = load_renderer("tiny-exchange")
     with pytest.raises(UserError, match=r"system message holds .*\\ud800, at character 3"):
         renderer.render([Message("system", (Part(HALF),))], Tree("t", "r", 0), "A")
-    with pytest.raises(UserError, match="prefill"):
-        renderer.render([Message.of("user", "a")], Tree("t", "r", 0), "A", prefill=HALF)
     with pytest.raises(UserError, match="written elsewhere"):
         renderer.encode_turn(HALF)
     with pytest.raises(UserError, match="half a character"):

@@ -176,11 +176,9 @@ class Runner:
         return self._rows
 
     def clear(self) -> None:
-        """Drop all sequences and caches."""
         self._rows = None
 
     def forget(self) -> None:
-        """Drop the cached prefixes."""
         if self._rows is not None:
             self._rows.forget()
 
@@ -365,7 +363,6 @@ class InProcessEngine:
         self.version = version
 
     def forget(self) -> None:
-        """Drop the prefix cache."""
         self._check_idle("forget prefixes")
         self._runner.forget()
 

@@ -79,7 +79,6 @@ class Pages:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def leave(self, row: int, last: int) -> None:
-        """Free a row and move the last row into its place."""
         self.drop(row)
         if row != last:
             self._rows[row], self._rows[last] = self._rows[last], []
@@ -248,7 +247,6 @@ class CompiledLlama:
         self.pages.leave(row, last)
 
     def forget(self) -> None:
-        """Drop the cached prefixes."""
         self._prefixes.clear()
 
     def score(

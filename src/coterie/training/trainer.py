@@ -308,7 +308,6 @@ class Trainer(Generic[Item]):
         return metrics
 
     def measure(self, items: Sequence[Item]) -> float:
-        """Return the mean loss of items under the current weights."""
         accelerator, (batch, splitter, families) = self._accelerator, self._batch(items)
         total = torch.zeros((), device=accelerator.device)
         with torch.no_grad():
@@ -325,12 +324,10 @@ class Trainer(Generic[Item]):
         return batch, splitter, splitter.families(range(len(batch.items)))
 
     def leave_out(self, too_long: int, empty: int) -> None:
-        """Count items that the caller dropped."""
         self._record.counts.dropped_too_long += too_long
         self._record.counts.dropped_empty += empty
 
     def save(self) -> None:
-        """Write a checkpoint now."""
         self._refuse_closed()
         if self.done:
             with self._scope(), self._prepared.training():
