@@ -20,7 +20,7 @@ def schema(name: str) -> dict[str, Any]:
     return {"name": name, "inputSchema": words}
 
 
-print("old server is up, and says so where only messages may stand", flush=True)
+print("not a message", flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")
