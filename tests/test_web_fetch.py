@@ -368,7 +368,7 @@ def test_pages_are_kept_and_refused_hosts_are_refused_even_so(host: Hosts, tmp_p
 def test_a_page_is_summarized_for_the_goal_or_else_for_the_message(
     host: Hosts, reader: Service
 ) -> None:
-    tool = crawler(host, summary=model_at(reader.url))
+    tool = crawler(host, summary=model_at(reader.url, retries=0))
     MESSAGE.set("I need the number of inhabitants.")
     page, goal = f"{host.url}/oslo", "How many live there?"
     assert read(tool, page, goal=goal) == f"Page 1 [{page}] Summary:\nOslo has 700,000."

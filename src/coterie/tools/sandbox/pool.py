@@ -127,7 +127,7 @@ class PythonSession:
 
     async def run(self, source: str) -> CellResult:
         """Run a cell. Raises ``SandboxFailed`` if it can't run, through no fault of the session's cells."""
-        async with self._one:
+        async with self.sessions.workers.running(), self._one:
             lost: list[WorkerLost] = []
             while len(lost) < TRIES:
                 try:

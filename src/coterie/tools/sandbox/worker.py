@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -400,26 +400,38 @@ class WorkerPool:
         for _ in range(settings.count if count is None else count):
             self._free(None)
         self._starting: set[asyncio.Task[Worker]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let ``close`` cancel the task that is in this block."""
+        task = cast(asyncio.Task[Any], asyncio.current_task())
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
 
     async def run(
         self, source: str, calls: Sequence[str], legacy: bool, limits: SandboxSettings
     ) -> tuple[list[JobRecord], float]:
         """Run calls; return records and seconds. Raises :class:`SandboxFailed` if workers are lost otherwise."""
         own = {"source": source, "calls": list(calls), "legacy": legacy}
-        for _ in range(TRIES):
-            worker = await self.take()
-            try:
-                records = await worker.run(request(Job, limits, worker.user, **own))
-            except BaseException as error:
-                await self.drop(worker)
-                if not isinstance(error, WorkerLost):
-                    raise
-                why = error
-            else:
-                self.give_back(worker)
-                return records, worker.seconds
-        await self.check(why)
+        async with self.running():
+            for _ in range(TRIES):
+                worker = await self.take()
+                try:
+                    records = await worker.run(request(Job, limits, worker.user, **own))
+                except BaseException as error:
+                    await self.drop(worker)
+                    if not isinstance(error, WorkerLost):
+                        raise
+                    why = error
+                else:
+                    self.give_back(worker)
+                    return records, worker.seconds
+            await self.check(why)
         record = BY_SUPERVISOR, json.dumps({"failed": "ended", "why": SPOILED}).encode()
         return [record] * len(calls), 0.0
 
@@ -488,6 +500,9 @@ class WorkerPool:
 
     async def close(self) -> None:
         self._closed = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.sleep(0)  # until they have left their workers
         if self._starting:
             await asyncio.wait(self._starting)
             await asyncio.sleep(0)  # for their callbacks
