@@ -1,6 +1,5 @@
 """Programs of contests on their tests: the real sandbox, what programs do to it, and which outputs are the same."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest

@@ -110,7 +110,12 @@ def test_tiny_temperatures_take_the_likeliest(temperature: float) -> None:
 def test_wrong_sampling_settings_are_refused() -> None:
     engine, nan = engine_of(loaded(BOTH["compiled"])), math.nan
     wrong = [Sampling(temperature=t) for t in (nan, math.inf, -1.0)]
-    wrong += [Sampling(top_p=nan), Sampling(top_p=0.0), Sampling(max_tokens=0), Sampling(stop=("",))]
+    wrong += [
+        Sampling(top_p=nan),
+        Sampling(top_p=0.0),
+        Sampling(max_tokens=0),
+        Sampling(stop=("",)),
+    ]
     for sampling in wrong:
         with pytest.raises(EngineError, match="can't sample with"):
             asyncio.run(engine.sample(PROMPT, [0], sampling))

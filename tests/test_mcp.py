@@ -96,7 +96,11 @@ def check_calls(source: McpSource, codes: list[int]) -> int:
     assert source.tags == {"echo": Tag("text"), "fail": Tag("why")}
 
     adds: list[Call] = [("add", {"a": n, "b": 1}) for n in range(12)]
-    others: list[Call] = [("echo", {"text": TEXT}), ("picture", {}), ("long", {"characters": 10**6})]
+    others: list[Call] = [
+        ("echo", {"text": TEXT}),
+        ("picture", {}),
+        ("long", {"characters": 10**6}),
+    ]
     fails: list[Call] = [("refuse", {"code": code}) for code in codes]
     fails.append(("fail", {"why": "the disk is full"}))
     turns = [turn for call in fails for turn in ([call], [ADD])]
@@ -209,7 +213,11 @@ def test_a_change_that_the_server_announces_is_an_error() -> None:
     assert alone == {"grow": True, "stir": False, "odd_name_v2": True}
     turns: list[list[Call]] = [[("stir", {"word": "a"})], [("odd_name_v2", {})], [("grow", {})]]
     *results, refused = play(server, *turns, [("stir", {})])
-    assert sum(map(texts, results), []) == ["stir is done", "odd/name.v2 is done", "grow is done"]
+    assert [text for one in results for text in texts(one)] == [
+        "stir is done",
+        "odd/name.v2 is done",
+        "grow is done",
+    ]
     assert isinstance(refused, UserError) and "have changed (new: new)" in str(refused)
 
 

@@ -15,7 +15,7 @@ import pytest
 import coterie
 from coterie.errors import UserError
 from coterie.tools.sandbox import worker
-from coterie.tools.sandbox.inside.job import BY_ANSWER, Job
+from coterie.tools.sandbox.inside.job import BY_ANSWER, JOB
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, format_value, judge
 from coterie.tools.sandbox.worker import (
@@ -107,8 +107,7 @@ def f():
             datetime(2024, 7, 1, tzinfo=ZoneInfo('Europe/Berlin'))]
 """
 ARRAY = (
-    "import numpy\n"
-    "def f(): return numpy.int64(3), numpy.float32(0.5), numpy.eye(2), numpy.bool_(1)"
+    "import numpy\ndef f(): return numpy.int64(3), numpy.float32(0.5), numpy.eye(2), numpy.bool_(1)"
 )
 
 
@@ -284,7 +283,8 @@ def test_runs_keep_their_own_results_when_a_worker_is_killed_or_a_run_is_cancell
             await asyncio.wait_for(sandbox.run("while True: pass", ["1"]), 0.2)
         source = "import time\ndef f():\n    time.sleep(0.5)\n    return 1"
         run = asyncio.create_task(sandbox.grade(source, ["f()"], [1]))
-        await asyncio.sleep(0.2)
+        while not sandbox.answers.busy:
+            await asyncio.sleep(0.05)
         (busy,) = sandbox.answers.busy
         busy.kill()
         assert (await run).success, "it is run again"
@@ -301,9 +301,13 @@ def test_leaving_a_sandbox_cancels_its_runs_and_leaves_no_process() -> None:
             calls = [sandbox.run(endless, ["1"]), sandbox.run(endless, ["1"]), session.run(endless)]
             calls.append(sandbox.run_reference(endless, ["1"]))
             tasks = [asyncio.create_task(call) for call in calls]
-            await asyncio.sleep(0.4)
-            pools = (sandbox.answers, sandbox.references, sandbox.sessions.workers)
-            pids = [one.pid for pool in pools for one in pool.busy]
+            pools, pids = (
+                (sandbox.answers, sandbox.references, sandbox.sessions.workers),
+                list[int](),
+            )
+            while len(pids) < len(pools):
+                await asyncio.sleep(0.05)
+                pids = [one.pid for pool in pools for one in pool.busy]
         return pids, await asyncio.gather(*tasks, return_exceptions=True)
 
     began = clock.monotonic()
@@ -319,7 +323,7 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
     async def work() -> None:
         worker = await Worker.start(make_jail(ONE))
         own = {"source": SIZED, "calls": ["f(250_000)"] * 8, "legacy": False}
-        job = request(Job, ONE, worker.user, **own)
+        job = request(JOB, ONE, worker.user, **own)
         worker._in.write(pack(job) + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)

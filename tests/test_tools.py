@@ -47,7 +47,7 @@ PAIR = {"items": [{"type": "string"}, {"type": "integer"}], "additionalItems": F
 SLOW = {"pattern": "^([a-z.]+)*@example$"}  # backtracking would take hours
 LEFT_OUT = {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
 MANY = json.dumps({"n": [{"a": n} for n in range(10**5)] + [{"a": 1}]})
-FIRST, MISSING = {"$ref": "#/$defs/0"}, {"$ref": "#/$defs/b"}
+FIRST = {"$ref": "#/$defs/0"}
 DRAFT_7 = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "properties": {"n": {"items": [{"type": "string"}, {"type": "integer"}]}},
@@ -115,7 +115,7 @@ def test_errors_are_short_and_calls_over_the_limit_have_one_unless_they_had() ->
     [
         ({}, "not a schema of an object"),
         ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
-        ({"type": "object", "properties": {"a": MISSING}}, "'#/.defs/b' is not a schema"),
+        ({"type": "object", "$ref": "#/$defs/b"}, "does not exist within"),
         ({"type": "object", **FIRST, **BOMB}, "refer to each other too often"),
         ({"type": "object", "$ref": "#"}, "recursion"),
     ],

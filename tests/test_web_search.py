@@ -110,7 +110,9 @@ def test_serper_is_asked_once_for_equal_queries_and_no_more_at_a_time_than_allow
     cache = str(tmp_path / "kept.sqlite")
     texts = ask(fake, *[" two   words "] * 20, num=3, cache=cache)
     assert fake.requests == [{"q": "two words", "num": 3}] and fake.keys == {"paid-for"}
-    assert texts[0].startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in texts[0]
+    assert (
+        texts[0].startswith("Found 3 results") and "1. [two words 1](https://e.org/1)" in texts[0]
+    )
     assert len(set(texts)) == 1 and ask(fake, "two words", num=3, cache=cache) == texts[:1]
     assert "Found 20 results" in ask(fake, "two words", num=20, cache=cache)[0]
     assert len(fake.requests) == 2

@@ -28,7 +28,7 @@ from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT201909, specification_with
+from referencing.jsonschema import DRAFT201909
 
 from coterie.config.folders import shallow, whole
 from coterie.config.settings import Settings, key
@@ -304,7 +304,6 @@ def check_tools(tools: Sequence[Tool]) -> None:
             draft = _draft(tool.parameters)
             # Patterns may be of another language than Python.
             draft.check_schema(tool.parameters, format_checker=FormatChecker(()))
-            _check_references(tool.parameters, draft)
             _first_error(tool, {})
         except (SchemaError, Unresolvable, ValueError, RecursionError) as error:
             raise UserError(
@@ -324,26 +323,6 @@ def _has_tuples(schema: object) -> bool:
         isinstance(schema.get("items"), list)
         or any(map(_has_tuples, DRAFT201909.subresources_of(schema)))
     )
-
-
-def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
-    """Raise ``ValueError`` for a reference to something that is not a schema inside this schema."""
-    specification: Any = specification_with(draft.META_SCHEMA["$schema"])
-    base = str(schema.get("$id", ""))
-    resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
-    schemas = [schema]
-    for one in schemas:  # grows
-        for name in ("$ref", "$dynamicRef"):
-            if isinstance(reference := one.get(name), str):
-                try:
-                    is_schema = isinstance(resolver.lookup(reference).contents, Mapping | bool)
-                except (Unresolvable, ValueError):
-                    is_schema = False
-                if not is_schema:
-                    raise ValueError(f"{reference!r} is not a schema in them")
-        schemas += [
-            inner for inner in specification.subresources_of(one) if isinstance(inner, Mapping)
-        ]
 
 
 def validate_calls(

@@ -429,13 +429,13 @@ def convert_tools(rows: Sequence[types.Tool], settings: McpSettings) -> ToolList
 
 def _changes(before: ToolList, now: ToolList) -> str:
     old, new = ({one.name: one for one in each.tools} for each in (before, now))
-    parts = {
-        "new": new.keys() - old.keys(),
-        "gone": old.keys() - new.keys(),
-        "changed": {name for name in old.keys() & new.keys() if old[name] != new[name]},
-    }
-    lines = [f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names]
-    return "; ".join(lines) or "their order"
+    changes = [f"gone: {name}" for name in old if name not in new]
+    changes += [
+        f"{'changed' if name in old else 'new'}: {name}"
+        for name in new
+        if new[name] != old.get(name)
+    ]
+    return "; ".join(changes) or "their order"
 
 
 def text_of(result: types.CallToolResult) -> str:
