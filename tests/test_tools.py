@@ -279,12 +279,6 @@ def test_broken_tags_are_calls_that_are_not_run(text: str, finish: Any, errors: 
     assert [one.error for one in TAGS.parse(text, finish)] == errors
 
 
-def test_only_complete_answers_count() -> None:
-    assert TAGS.find_answer("<answer>a</answer> no, <answer> b\n</answer>") == "b"
-    assert TAGS.find_answer("<answer>Oslo") is None
-    assert TAGS.stop == ("</search>", "</move>", "</answer>")
-
-
 def test_the_prompt_shows_how_each_tool_is_called() -> None:
     note = Tool("note", "Notes.", {"type": "object", "properties": {"a": True, "b": {}}})
     prompt = Tags({"search": Tag("query", "|"), "note": Tag()}).teach((SEARCH, note))
@@ -295,6 +289,7 @@ def test_the_prompt_shows_how_each_tool_is_called() -> None:
         "<answer>answer</answer>",
     ):
         assert line in prompt
+    assert TAGS.stop == ("</search>", "</move>", "</answer>")
     for name in ("answer", OBSERVATION):
         with pytest.raises(UserError, match=f"the tag {name!r} has two meanings"):
             Tags({name: Tag("query")})

@@ -140,13 +140,6 @@ class Tags:
         parameter = self.calls[name].argument
         return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
 
-    def find_answer(self, text: str) -> str | None:
-        """Return the text of the last complete answer tag, or ``None``."""
-        if self.answer is None:
-            return None
-        answers = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
-        return answers[-1].strip() if answers else None
-
     def show(self, results: Sequence[ToolResult]) -> str:
         """Format results for the agent, in the order of the calls."""
         tag = self.observation
