@@ -37,7 +37,6 @@ from coterie.tools.web import (
     is_public,
     plain_url,
 )
-from tests.row_files import jsonl
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
 from tests.web_hosts import Hosts, hosts
@@ -389,16 +388,6 @@ def test_a_page_is_summarized_for_the_goal_or_else_for_the_message(
     reader.script = [fails(500, "it is broken")]
     with pytest.raises(EngineError):
         read(tool, page, goal="x")
-
-
-def test_a_file_of_pages_stands_for_the_web(host: Hosts, tmp_path: Path) -> None:
-    url = "https://example.org/oslo"
-    file = jsonl(tmp_path / "pages.jsonl", {"url": url, "title": "Oslo", "text": "The capital."})
-    tool = crawler(host, pages=str(file))
-    assert read(tool, url) == f"Page 1 [{url}]:\n# Oslo\nThe capital."
-    with pytest.raises(ToolError, match="there is no such page"):
-        read(tool, f"{host.url}/oslo")
-    assert not host.asked
 
 
 def test_wrong_settings_are_refused_before_anything_is_read(
