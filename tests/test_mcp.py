@@ -127,6 +127,8 @@ def test_tools_of_a_command() -> None:
 
     async def together() -> list[Any]:
         async with server.open() as functions:
+            guard = psutil.Process(int(await functions["process"]({}))).parent()
+            assert guard is not None and "child_guard" in " ".join(guard.cmdline())
             tasks = [functions["never"]({}), functions["never"]({}), functions["die"]({})]
             async with asyncio.timeout(20):
                 died = await asyncio.gather(*tasks, return_exceptions=True)
@@ -160,35 +162,12 @@ def test_tools_of_a_url_that_goes_and_comes_back() -> None:
         assert asyncio.run(both()) == "4"
 
 
-def test_a_server_that_does_not_listen_ends_when_we_are_killed(tmp_path: Path) -> None:
-    holder = tmp_path / "holder.py"
-    holder.write_text(
-        "import asyncio\n"
-        "from coterie.tools.mcp import McpSettings, McpSource\n"
-        "async def main(source):\n"
-        "    async with source.open():\n"
-        "        print('up', flush=True)\n"
-        "        await asyncio.sleep(600)\n"
-        f"asyncio.run(main(McpSource(McpSettings(server={command(OLD, 'stay')!r}))))\n"
-    )
-    words = [sys.executable, str(holder)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
-        servers = psutil.Process(process.pid).children(recursive=True)
-        assert servers
-        process.kill()
-        _, alive = psutil.wait_procs(servers, timeout=20)
-        for one in alive:
-            one.kill()
-        assert not alive
-
-
 def test_a_server_gets_no_keys_of_ours_and_ends_the_run_if_it_comes_back_with_other_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("SIDE_TOKEN", "its own")
-    server = source(SIDE, 0, tmp_path / "changed", environment=("SIDE_TOKEN",))
+    server = source(OLD, tmp_path / "changed", environment=("SIDE_TOKEN",))
 
     async def changing() -> list[Any]:
         async with server.open() as functions:
@@ -196,21 +175,21 @@ def test_a_server_gets_no_keys_of_ours_and_ends_the_run_if_it_comes_back_with_ot
             assert {"SIDE_TOKEN", "PATH"} < set(names) and "OPENAI_API_KEY" not in names
             (tmp_path / "changed").touch()
             results = []
-            for name, given in (("die", {}), ("echo", {"text": "hi"}), ("echo", {"text": "hi"})):
-                results += await asyncio.gather(functions[name](given), return_exceptions=True)
+            for name in ("die", "grow", "grow"):
+                results += await asyncio.gather(functions[name]({}), return_exceptions=True)
             return results
 
     died, changed, still = asyncio.run(changing())
     assert isinstance(died, ToolUnavailable)
-    assert isinstance(changed, UserError) and changed is still and "gone: add" in str(changed)
-    with pytest.raises(UserError, match=r"have changed \(gone: add\)"):
+    assert isinstance(changed, UserError) and changed is still and "gone: stir" in str(changed)
+    with pytest.raises(UserError, match=r"have changed \(gone: stir\)"):
         play(server, [])
 
 
 def test_a_change_that_the_server_announces_is_an_error() -> None:
     server = source(OLD, read_only=("stir",))
-    alone = {tool.name: tool.alone for tool in server.tools}
-    assert alone == {"grow": True, "stir": False, "odd_name_v2": True}
+    alone = [(tool.name, tool.alone) for tool in server.tools]
+    assert alone[:3] == [("grow", True), ("stir", False), ("odd_name_v2", True)]
     turns: list[list[Call]] = [[("stir", {"word": "a"})], [("odd_name_v2", {})], [("grow", {})]]
     *results, refused = play(server, *turns, [("stir", {})])
     assert [text for one in results for text in texts(one)] == [

@@ -76,7 +76,7 @@ class Request:
 
     @property
     def records(self) -> int:
-        """Records of the reply; those of a cell are a verdict, and the beginning and end of the output."""
+        """Records of the reply; a cell has a verdict, and the beginning and end of the output."""
         return len(self.calls) if self.kind == JOB else 0 if self.kind == CLOSING else 3
 
     @property
