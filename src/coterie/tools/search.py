@@ -192,40 +192,32 @@ class Batches:
 
     def __init__(self, search: Search, window: float, at_once: int) -> None:
         self._search, self._window = search, window
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._queries: dict[str, None] = {}
+        self._batch: asyncio.Task[dict[str, Answer]] | None = None
+        """Search of ``_queries``, which have not been sent."""
         self._room = asyncio.Semaphore(at_once)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[dict[str, Answer]]] = set()
 
     async def ask(self, query: str) -> Answer:
         """Return the answer to one query. Raises the exceptions of its search."""
-        if not self._waiting:
-            task = asyncio.create_task(self._run(self._waiting))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        future = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._waiting.setdefault(query, future))
+        self._queries[query] = None
+        if self._batch is None:
+            self._batch = asyncio.create_task(self._run())
+            self._tasks.add(self._batch)
+            self._batch.add_done_callback(self._tasks.discard)
+        answers = await asyncio.shield(self._batch)
+        return answers[query]
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, batch: dict[str, "asyncio.Future[Answer]"]) -> None:
-        try:
-            await asyncio.sleep(self._window)
-            self._waiting = {}  # the batch is complete
-            async with self._room:
-                answers = await self._search(list(batch))
-            for future, answer in zip(batch.values(), answers, strict=True):
-                future.set_result(answer)
-        except Exception as error:
-            for future in batch.values():
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # a canceled caller does not read it
-        finally:
-            for future in batch.values():
-                future.cancel()
+    async def _run(self) -> dict[str, Answer]:
+        await asyncio.sleep(self._window)
+        queries, self._queries, self._batch = list(self._queries), {}, None
+        async with self._room:
+            return dict(zip(queries, await self._search(queries), strict=True))
 
 
 # -- servers ------------------------------------------------------------------------------------
