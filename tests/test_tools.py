@@ -115,7 +115,7 @@ def test_errors_are_short_and_calls_over_the_limit_have_one_unless_they_had() ->
     [
         ({}, "not a schema of an object"),
         ({"type": "object", "properties": {"a": {"type": "objekt"}}}, "'objekt' is not valid"),
-        ({"type": "object", "$ref": "#/$defs/b"}, "does not exist within"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "does not exist within"),
         ({"type": "object", **FIRST, **BOMB}, "refer to each other too often"),
         ({"type": "object", "$ref": "#"}, "recursion"),
     ],
@@ -290,6 +290,8 @@ def test_the_prompt_shows_how_each_tool_is_called() -> None:
     ):
         assert line in prompt
     assert TAGS.stop == ("</search>", "</move>", "</answer>")
+    assert TAGS.find_answer("<answer>a</answer> no, <answer> b\n</answer>") == "b"
+    assert TAGS.find_answer("<answer>Oslo") is None, "only complete answers count"
     for name in ("answer", OBSERVATION):
         with pytest.raises(UserError, match=f"the tag {name!r} has two meanings"):
             Tags({name: Tag("query")})

@@ -124,7 +124,7 @@ def test_serper_is_asked_once_for_equal_queries_and_no_more_at_a_time_than_allow
     ("statuses", "kind", "problem"),
     [
         ([500, 429], None, "Found 3 results"),
-        ([500, 502, 503], ToolUnavailable, r"answered 503: .*<SERPER_API_KEY>"),
+        ([500, 502, 503], ToolUnavailable, r"status 503: .*<SERPER_API_KEY>"),
         ([403], EngineGone, "bad key <SERPER_API_KEY>"),
         ([400], ToolError, "the query is refused"),
     ],

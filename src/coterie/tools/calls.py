@@ -28,7 +28,7 @@ from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT201909
+from referencing.jsonschema import DRAFT201909, specification_with
 
 from coterie.config.folders import shallow, whole
 from coterie.config.settings import Settings, key
@@ -139,6 +139,13 @@ class Tags:
         """Convert the text between a tool's tags to the arguments of a call, as JSON."""
         parameter = self.calls[name].argument
         return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
+
+    def find_answer(self, text: str) -> str | None:
+        """Return the text of the last complete answer tag, or ``None``."""
+        if self.answer is None:
+            return None
+        answers = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
+        return answers[-1].strip() if answers else None
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Format results for the agent, in the order of the calls."""
@@ -297,6 +304,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             draft = _draft(tool.parameters)
             # Patterns may be of another language than Python.
             draft.check_schema(tool.parameters, format_checker=FormatChecker(()))
+            _check_references(tool.parameters, draft)
             _first_error(tool, {})
         except (SchemaError, Unresolvable, ValueError, RecursionError) as error:
             raise UserError(
@@ -316,6 +324,21 @@ def _has_tuples(schema: object) -> bool:
         isinstance(schema.get("items"), list)
         or any(map(_has_tuples, DRAFT201909.subresources_of(schema)))
     )
+
+
+def _check_references(schema: Mapping[str, Any], draft: Any) -> None:
+    """Raise ``Unresolvable`` for a reference to something outside this schema."""
+    specification: Any = specification_with(draft.META_SCHEMA["$schema"])
+    base = str(schema.get("$id", ""))
+    resolver = Registry().with_resource(base, specification.create_resource(schema)).resolver(base)
+    schemas = [schema]
+    for one in schemas:  # grows
+        for name in ("$ref", "$dynamicRef"):
+            if isinstance(reference := one.get(name), str):
+                resolver.lookup(reference)
+        schemas += [
+            part for part in specification.subresources_of(one) if isinstance(part, Mapping)
+        ]
 
 
 def validate_calls(
