@@ -148,7 +148,9 @@ def test_a_node_promises_by_contrast_depth_and_visits() -> None:
     search, values = grown.search, grown.search.values
     for node in values:
         own = values[node]
-        contrast = max((abs(own.mean - one.mean) for one in values.siblings(node)), default=0.0)
+        families = [children for children in values.children.values() if node in children]
+        others = [values[other].mean for one in families for other in one if other != node]
+        contrast = max((abs(own.mean - other) for other in others), default=0.0)
         begun = len({one.search for one in grown.rollouts if one.start == node})
         seen = own.visits + (begun if node != grown.tree.root else 0)
         by_hand = (
