@@ -148,12 +148,7 @@ class Counting(Base):
         return Transition(seen=(Observation(GAME, (Part(f"reach {task.public['target']}"),)),))
 
     async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        live: Counter,
-        *,
-        recorded: tuple[Turn, ...] = (),
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         self.acts += 1
         text = taken[0].text
@@ -163,13 +158,8 @@ class Counting(Base):
         again = " again" if recorded and text in self.drift else ""
         said = Observation(GAME, (Part(f"now {live.number}{again}"),))
         over = live.number >= int(str(state.task.public["target"]))
-        return Transition(
-            live.number,
-            (said,),
-            "done" if over else None,
-            Ending("reached") if over else None,
-            {"agent": float(text)},
-        )
+        answer, end = ("done", Ending("reached")) if over else (None, None)
+        return Transition(live.number, (said,), answer, end, {"agent": float(text)})
 
 
 class Asking(Base):

@@ -21,7 +21,6 @@ CITY = (Element("1", "label", "City"), Element("2", "input", "City"), Element("3
     ("call", "page", "operation"),
     [
         ("CLICK(Env, QUERY: search for flights)", PAGE, "CLICK [12]"),
-        ("CLICK(Env, QUERY: sign-in)", PAGE, "CLICK [11]"),
         ("CLICK(Env, QUERY: serch flihgts)", PAGE, "CLICK [12]"),
         ("TYPE(Env, QUERY: from airport, TEXT: Oslo, Norway)", PAGE, "TYPE [13] Oslo, Norway"),
         ("SELECT(Env, QUERY: the cabin, TEXT: Business)", PAGE, "SELECT [15] Business"),
