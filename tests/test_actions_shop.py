@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from coterie.environments.shop import Item, Session, Shop, ShopExecutor, Wish, reward, sample_wish
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.shop import Item, Session, Shop, ShopExecutor, Wish, reward, wish
 
 SHOES = Item("B001", "Alder", "running shoes", "clothing", ("vegan", "wide fit", "waterproof"),
              (("colour", ("red", "navy blue")), ("size", ("9", "10"))), 4500)  # fmt: skip
@@ -93,8 +93,8 @@ def test_reasons_of_failures(line: str, why: str) -> None:
 def test_every_wish_can_be_had_and_follows_from_its_seed() -> None:
     shop = Shop.generate(3)
     assert shop == Shop.generate(3) != Shop.generate(4) and len(shop.by_id) == 200
-    wishes = [wish(shop, seed) for seed in range(100)]
-    assert wishes[5] == wish(shop, 5) and len({one.instruction for one in wishes}) > 80
+    wishes = [sample_wish(shop, seed) for seed in range(100)]
+    assert wishes[5] == sample_wish(shop, 5) and len({one.instruction for one in wishes}) > 80
     for wanted in wishes:
         sessions = [Session(item.id, wanted.options, True) for item in shop.items if set(wanted.options) <= {
             (name, value) for name, values in item.options for value in values}]  # fmt: skip

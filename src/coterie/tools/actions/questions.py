@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
-from coterie.tools.actions.executors import Executor, Failed, evaluate, rank, run_code, words_of
+from coterie.tools.actions.executors import Failed, MathsExecutor, rank, words_of
 from coterie.tools.actions.grammar import Action, Argument
 from coterie.tools.retrieval import PAGES, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
@@ -106,7 +106,7 @@ _RESULT = re.compile(r"\bR\d{1,4}\b")
 _LINE = re.compile(r"^\[(\d{1,12})\] ", re.MULTILINE)
 
 
-class QuestionsExecutor(Executor):
+class QuestionsExecutor(MathsExecutor):
     """Executor of ``complex_qa``. Without a reader model, rules answer; without a sandbox, ``Code`` fails."""
 
     def __init__(
@@ -115,7 +115,8 @@ class QuestionsExecutor(Executor):
         reader: "ChatReader | None" = None,
         sandbox: Sandbox | None = None,
     ) -> None:
-        self.corpus, self.reader, self.sandbox = corpus, reader, sandbox
+        super().__init__(sandbox)
+        self.corpus, self.reader = corpus, reader
 
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
         match action.tool:
@@ -126,17 +127,14 @@ class QuestionsExecutor(Executor):
                 return await self._retrieve(action, values)
             case "QA":
                 return await self._answer(action, values)
-            case "Calculator":
-                return evaluate(action.rest(0), values)
-            case "Code":
-                return await run_code(self.sandbox, action.rest(0), values)
+            case "Calculator" | "Code":
+                return await super().do(action, values)
         raise Failed("there is no such tool")
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
-        places = [
-            int(one) for text in _values(action.arguments[0], values) for one in _LINE.findall(text)
-        ]
-        pages = [self.corpus.paragraph(one).page for one in places if one < len(self.corpus)]
+        text = "\n".join(_values(action.arguments[0], values))
+        places = [place for place in map(int, _LINE.findall(text)) if place < len(self.corpus)]
+        pages = [self.corpus.paragraph(place).page for place in places]
         if not pages:
             raise Failed("what it is given has no pages")
         query, most = _substitute(action.rest(1), values), FOUND_PARAGRAPHS
@@ -150,10 +148,8 @@ class QuestionsExecutor(Executor):
             raise Failed("it is given no question")
         texts = [_LINE.sub("", text) for text in _values(action.arguments[0], values)]
         question = _substitute(action.rest(1), values)
-        if self.reader is None:
-            answer = extract_answer(question, texts)
-        else:
-            answer = await self.reader.answer(question, texts)
+        reader = self.reader
+        answer = await reader.answer(question, texts) if reader else extract_answer(question, texts)
         if not answer:
             raise Failed("no answer is in what it is given")
         return answer

@@ -1,6 +1,6 @@
 """Process that solves equations and inequalities with sympy. ``tools.actions.executors`` starts it.
 
-A question is ``{"ask": "equations", "statements": ["x=='5'"], "unknown": "x"}``. Statements are parsed by ``ast``
+A question is ``{"tool": "SolveEquation", "statements": ["x=='5'"], "unknown": "x"}``. Statements are parsed by ``ast``
 (``tools.actions.expressions``), since sympy's parsers call ``eval``. It is a separate process because a question may
 take unbounded time and memory. The sandbox's jails have only numpy.
 """
@@ -30,7 +30,7 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
         if not names - {"pi", *_OPERATIONS}:
             raise NoValue("there is no unknown in it")
         statements = [_build(node) for node in nodes]
-        if question["ask"] == "equations":
+        if question["tool"] == "SolveEquation":
             return {"value": _solve(statements, question["unknown"])}
         return {"value": _range(statements)}
     except (NoValue, Unreadable) as error:
