@@ -115,16 +115,16 @@ def test_a_view_is_relative_to_the_agent() -> None:
     column = [(2, 5, 0)] + [(1, 0, 0)] * 6
     image = [list(column) for _ in range(7)]
     image[3][3], image[2][4], image[5][6], image[1][6] = (6, 0, 0), (4, 2, 1), (5, 4, 0), (2, 5, 0)
-    assert str(view_of(image)) == (
+    assert view_of(image) == (
         "You see: yellow key 2 right; closed blue door 2 ahead 1 left; red ball 3 ahead; "
         "wall 6 ahead; wall 2 left. You carry nothing."
     )
     image[3][6] = (7, 5, 0)
-    carrying = str(view_of(image))
+    carrying = view_of(image)
     assert carrying.startswith("You see: yellow key 2 right; closed blue door 2 ahead 1 left; red")
     assert carrying.endswith("wall 2 left. You carry a grey box.")
     unseen = [[(0, 0, 0)] * 7 for _ in range(7)]
-    assert str(view_of(unseen)) == "You see: nothing. You carry nothing."
+    assert view_of(unseen) == "You see: nothing. You carry nothing."
 
 
 def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
