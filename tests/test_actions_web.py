@@ -2,7 +2,8 @@
 
 import pytest
 
-from coterie.tools.actions.executors import CANDIDATES, Element, Failed, Gold, choose, score
+from coterie.tools.actions.executors import CANDIDATES, Element, Gold, choose, score
+from coterie.tools.actions.expressions import Failed
 from coterie.tools.actions.grammar import parse
 
 PAGE = (

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from coterie.config.folders import expanded
 from coterie.config.settings import key
-from coterie.datasets.plans import ActionPage, PlanRow, PlanStep
 from coterie.datasets.plans import Domain as DomainName
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 from coterie.engines.chat_model import ChatModelSettings, check_chat
@@ -24,13 +24,13 @@ from coterie.tools.actions.executors import (
     CANDIDATES,
     Element,
     Executed,
-    Failed,
     Gold,
     MathsExecutor,
     answer_of,
     choose,
     score,
 )
+from coterie.tools.actions.expressions import Failed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.actions.questions import (
     ChatReader,
@@ -121,23 +121,26 @@ class Domain:
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
 
 
-def public_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, object]:
-    """Return the public fields of a task with these steps, which start at index ``place`` of the row."""
+def page_fields(
+    row: PlanRow, steps: Sequence[PlanStep], place: int
+) -> tuple[dict[str, object], dict[str, Secret]]:
+    """Return public and secret fields of a task with these steps, which start at index ``place`` of the row.
+
+    Page elements and right operations have the number of their action in the whole row.
+    """
     if isinstance(row, Unplanned) and row.pages:
-        return {PAGES: [list(page) for page in row.pages]}
-    pages = _numbered(row, steps, place)
-    return {ELEMENTS: {number: _elements(page) for number, page in pages.items()}} if pages else {}
-
-
-def secret_fields(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
-    right = {
-        number: [sorted(page.right), page.kind, page.value]
-        for number, page in _numbered(row, steps, place).items()
-    }
-    if not right:
-        return {}
+        return {PAGES: [list(page) for page in row.pages]}, {}
+    first = 1 + sum(len(step.actions) for step in row.steps[:place])
+    pages = [page for step in steps for page in step.pages]
+    if not pages or len(pages) != sum(len(step.actions) for step in steps):
+        return {}, {}
+    elements, right = {}, {}
+    for number, page in enumerate(pages, first):
+        elements[str(number)] = [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
+        right[str(number)] = [sorted(page.right), page.kind, page.value]
     text = json.dumps(right, ensure_ascii=False)
-    return {RIGHT: Secret(text, name=RIGHT, readers=frozenset({GRADER}))}
+    secret = Secret(text, name=RIGHT, readers=frozenset({GRADER}))
+    return {ELEMENTS: elements}, {RIGHT: secret}
 
 
 def pages_of(task: Task) -> list[tuple[str, str]]:
@@ -149,27 +152,6 @@ def elements_of(task: Task) -> dict[int, tuple[Element, ...]]:
     """Return the candidate elements of each action, by its number in the whole task."""
     pages: Any = task.public.get(ELEMENTS, {})
     return {int(n): tuple(Element(*one) for one in page) for n, page in pages.items()}
-
-
-def right_of(task: Task) -> dict[int, Gold]:
-    """Return the right operation of each action, by its number in the whole task, for graders."""
-    if RIGHT not in task.secrets:
-        return {}
-    operations: Mapping[str, Any] = json.loads(task.secrets[RIGHT].reveal(GRADER))
-    return {
-        int(n): Gold(frozenset(ids), kind, value) for n, (ids, kind, value) in operations.items()
-    }
-
-
-def _numbered(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, ActionPage]:
-    first = 1 + sum(len(step.actions) for step in row.steps[:place])
-    pages = [page for step in steps for page in step.pages]
-    whole = len(pages) == sum(len(step.actions) for step in steps)
-    return {str(first + n): page for n, page in enumerate(pages)} if whole else {}
-
-
-def _elements(page: ActionPage) -> list[list[str]]:
-    return [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
 
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
@@ -243,21 +225,17 @@ class Web(Domain):
 
         ``on_page`` is the share of steps whose right element is among the candidates.
         """
-        labels, pages = right_of(task), elements_of(task)
-        if not labels:
+        if RIGHT not in task.secrets:
             return None, {}
-        done = list(values.values())
-        steps = [score(done[n - 1] if n <= len(done) else "", label) for n, label in labels.items()]
-        on_page = [
-            any(element.id in label.elements for element in pages[n]) for n, label in labels.items()
-        ]
-        shares = {
-            "element": [element for element, _ in steps],
-            "operation": [operation for _, operation in steps],
-            "on_page": on_page,
-        }
-        success = sum(map(all, steps)) / len(steps)
-        return success, {name: sum(steps) / len(steps) for name, steps in shares.items()}
+        pages, done, steps = elements_of(task), list(values.values()), []
+        for n, (ids, kind, value) in json.loads(task.secrets[RIGHT].reveal(GRADER)).items():
+            number = int(n)
+            operation = done[number - 1] if number <= len(done) else ""
+            has_element, has_operation = score(operation, Gold(frozenset(ids), kind, value))
+            on_page = any(one.id in ids for one in pages[number])
+            steps.append({"element": has_element, "operation": has_operation, "on_page": on_page})
+        success = sum(one["element"] and one["operation"] for one in steps) / len(steps)
+        return success, {name: sum(one[name] for one in steps) / len(steps) for name in steps[0]}
 
 
 class Maths(Domain):

@@ -25,8 +25,7 @@ from coterie.environments.plan_domains import (
     as_plan,
     domain_in,
     domain_of,
-    public_fields,
-    secret_fields,
+    page_fields,
 )
 from coterie.environments.protocol import (
     WELL_FORMED,
@@ -330,8 +329,8 @@ def _task(
     if place is not None:
         before = row.steps[:place]
         public["history"] = [[s.subgoal, actions_text(s.actions), s.result] for s in before]
-    public |= public_fields(row, steps, place or 0)
-    return Task(id_, public, {**answer, GOLD: secret, **secret_fields(row, steps, place or 0)})
+    page_public, page_secrets = page_fields(row, steps, place or 0)
+    return Task(id_, {**public, **page_public}, {**answer, GOLD: secret, **page_secrets})
 
 
 def known_results(task: Task) -> tuple[str, ...]:

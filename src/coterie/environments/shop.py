@@ -27,7 +27,8 @@ from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, split_of_key
 from coterie.record.tree import Secret, Task
 from coterie.record.turn import digest
-from coterie.tools.actions.executors import Executed, Executor, Failed, rank, word_f1, words_of
+from coterie.tools.actions.executors import Executed, Executor, rank, word_f1, words_of
+from coterie.tools.actions.expressions import Failed
 from coterie.tools.actions.grammar import Action, parse
 
 MAX_HITS = 10

@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,9 +22,8 @@ from rapidfuzz import fuzz
 
 from coterie.tools.actions.expressions import (
     CONSTANTS,
-    NoValue,
+    Failed,
     Number,
-    Unreadable,
     calculate,
     format_number,
     parse,
@@ -37,10 +37,6 @@ MAX_VALUE = 8000
 """Characters of a value; longer values are truncated."""
 _WORD = re.compile(r"[^\W_]+(?:\.\d+)?")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
-
-
-class Failed(Exception):
-    """An action failed. The message is for the model that wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class Executor:
                     raise Failed("it is given nothing")
                 async with asyncio.timeout_at(deadline):
                     new[action.result] = (await self.do(action, known))[:MAX_VALUE]
-            except (Failed, Unreadable, NoValue, TimeoutError) as error:
+            except (Failed, TimeoutError) as error:
                 why = str(error) or f"it takes more than {SECONDS:g} seconds"
                 return Executed(new, None, f"{action.result} = {action.tool}: {why}")
         return Executed(new, answer_of(new))
@@ -200,7 +196,7 @@ class MathsExecutor(Executor):
     async def _run_code(self, text: str, values: Mapping[str, str]) -> str:
         """Return the value of the last expression, else of ``answer``, ``result`` or ``output``, else the output.
 
-        The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed` or ``NoValue``.
+        The program has the ``values`` as variables, numeric ones as numbers. Raises :class:`Failed`.
         """
         if self.sandbox is None:
             raise Failed("there is no sandbox to run it in")
@@ -217,14 +213,12 @@ class MathsExecutor(Executor):
 
 
 def _evaluate(text: str, values: Mapping[str, str]) -> str:
-    """Return the value of a calculation; results may assign names (``x = 3``). Raises ``Unreadable`` or ``NoValue``."""
+    """Return the value of a calculation; results may assign names (``x = 3``). Raises :class:`Failed`."""
     names: dict[str, Number] = dict(CONSTANTS)
     for value in values.values():
         for name, formula in _SAID.findall(value[:1000]):
-            try:
+            with suppress(Failed):
                 names[name] = calculate(formula)
-            except (Unreadable, NoValue):
-                continue
     return format_number(calculate(text, values.get, names))
 
 
@@ -264,7 +258,7 @@ def _value(text: str, values: Mapping[str, str]) -> str:
     if not _RESULT.fullmatch(text):
         return text
     if text not in values:
-        raise NoValue(f"{text} has no value")
+        raise Failed(f"{text} has no value")
     return values[text]
 
 
@@ -286,7 +280,7 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
     """Return the real solutions of a system of equations, or the range in which all inequalities hold.
 
     An expression without a relation is set to 0. The last text may name the unknown to solve for. Raises
-    ``Unreadable`` or ``NoValue``.
+    :class:`Failed`.
     """
     unknown = None
     if tool == "SolveEquation" and len(texts) > 1 and _NAME.fullmatch(texts[-1]):
@@ -295,11 +289,9 @@ async def _solve(tool: str, texts: Sequence[str], values: Mapping[str, str]) -> 
     question = {"tool": tool, "statements": statements, "unknown": unknown}
     reply = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if reply is None:
-        raise NoValue(
-            f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
-        )
+        raise Failed(f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve")
     if "error" in reply:
-        raise NoValue(reply["error"])
+        raise Failed(reply["error"])
     return str(reply["value"])
 
 

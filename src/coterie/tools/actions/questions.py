@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
-from coterie.tools.actions.executors import Failed, MathsExecutor, rank, words_of
+from coterie.tools.actions.executors import MathsExecutor, rank, words_of
+from coterie.tools.actions.expressions import Failed
 from coterie.tools.actions.grammar import Action, Argument
 from coterie.tools.retrieval import PAGES, Passages, best, check_index, load_words, word_scores
 from coterie.tools.sandbox.pool import Sandbox
