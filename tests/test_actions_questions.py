@@ -9,15 +9,15 @@ import pytest
 
 from coterie.engines.chat_model import Answer
 from coterie.engines.endpoint import Utterance
-from coterie.tools.actions.executors import Executed
-from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.questions import (
+from coterie.environments.plan_domains import (
     ChatReader,
     Corpus,
     FewPages,
     QuestionsExecutor,
     extract_answer,
 )
+from coterie.tools.actions.executors import Executed
+from coterie.tools.actions.grammar import parse
 from coterie.tools.retrieval import build_index
 from tests.conftest import Cli
 from tests.row_files import jsonl

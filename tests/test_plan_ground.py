@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.plan_domains import pages_of
+from coterie.environments.plan_domains import ChatReader, pages_of
 from coterie.environments.plan_ground import (
     GROUNDER,
     PLANNER,
@@ -20,7 +20,6 @@ from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State, ope
 from coterie.errors import UserError
 from coterie.record.tree import Task
 from coterie.runs.items import open_actors
-from coterie.tools.actions.questions import ChatReader
 from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
 from tests.row_files import jsonl
