@@ -125,6 +125,10 @@ class Domain:
 PAGES, ELEMENTS, RIGHT = "pages", "elements", "right_operations"
 
 
+def grader_secret(name: str, text: str) -> dict[str, Secret]:
+    return {name: Secret(text, name=name, readers=frozenset({GRADER}))}
+
+
 def page_fields(
     row: PlanRow, steps: Sequence[PlanStep], place: int
 ) -> tuple[dict[str, object], dict[str, Secret]]:
@@ -142,9 +146,7 @@ def page_fields(
     for number, page in enumerate(pages, first):
         elements[str(number)] = [[one.id, one.tag, one.text] for one in page.elements[:CANDIDATES]]
         right[str(number)] = [sorted(page.right), page.kind, page.value]
-    text = json.dumps(right, ensure_ascii=False)
-    secret = Secret(text, name=RIGHT, readers=frozenset({GRADER}))
-    return {ELEMENTS: elements}, {RIGHT: secret}
+    return {ELEMENTS: elements}, grader_secret(RIGHT, json.dumps(right, ensure_ascii=False))
 
 
 def pages_of(task: Task) -> list[tuple[str, str]]:
@@ -555,7 +557,7 @@ def extract_answer(question: str, passages: Sequence[str]) -> str:
         denies = [bool(_NOT & set(words_of(text))) for text in (sentences[best], question)]
         return "yes" if scores[best] >= _ENOUGH and denies[0] == denies[1] else "no"
     spans = (_span(question, sentences[at]) for at in order[:3] if scores[at])
-    return next((span for span in spans if span), sentences[best] if scores[best] else "")
+    return next(filter(None, spans), sentences[best] if scores[best] else "")
 
 
 def _compare(question: str) -> str:

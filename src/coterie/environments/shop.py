@@ -21,11 +21,11 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.answers import GRADER
-from coterie.environments.plan_domains import Domain, Form
+from coterie.environments.plan_domains import Domain, Form, grader_secret
 from coterie.environments.plan_ground import PlanGround, gold, step_tasks, whole_task
 from coterie.environments.protocol import Shared
 from coterie.environments.settings import EnvironmentSettings, split_of_key
-from coterie.record.tree import Secret, Task
+from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.tools.actions.executors import Executed, Executor, rank, word_f1, words_of
 from coterie.tools.actions.expressions import Failed
@@ -398,8 +398,8 @@ def _errand(shop: Shop, target: Wish, name: str) -> Errand | None:
 
 def _task(row: Errand) -> Task:
     task = whole_task(row)
-    secret = Secret(json.dumps(astuple(row.wish)), name=WISH, readers=frozenset({GRADER}))
-    return replace(task, secrets={**task.secrets, WISH: secret})
+    wish = grader_secret(WISH, json.dumps(astuple(row.wish)))
+    return replace(task, secrets={**task.secrets, **wish})
 
 
 def _one_of(steps: Sequence[Task], row: Errand, again: int) -> Task:
