@@ -273,7 +273,7 @@ def final_answer(text: str, *, lenient: bool = False) -> str | None:
     return last[0].strip(" .*\"'") or None if last else None
 
 
-def _parts(answer: str | None, several: Several) -> list[str]:
+def parts(answer: str | None, several: Several) -> list[str]:
     """Return all non-empty answers, or the first of them."""
     answers = [part for one in (answer or "").split(SEPARATOR) if (part := one.strip())]
     return answers if several == "all" else answers[:1]
@@ -281,13 +281,13 @@ def _parts(answer: str | None, several: Several) -> list[str]:
 
 def matches(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return 1.0 if every answer that counts equals a right answer (exact match), else 0.0."""
-    answers = _parts(answer, several)
+    answers = parts(answer, several)
     return float(bool(answers) and all(exact_match(one, golds) for one in answers))
 
 
 def overlap(answer: str | None, golds: Sequence[str], several: Several) -> float:
     """Return the average F1 of the answers that count."""
-    answers = _parts(answer, several)
+    answers = parts(answer, several)
     return sum(f1(one, golds) for one in answers) / len(answers) if answers else 0.0
 
 
