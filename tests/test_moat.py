@@ -285,20 +285,17 @@ def test_the_report_shows_j_its_changes_and_the_spread_of_plans(done):
     assert row["pairs"] == f"{run.metrics(Step(1, 'select'))['selected']}"
 
 
-def test_the_page_marks_pairs_of_plans_and_is_complete_at_any_time(done, tmp_path: Path):
+def test_the_report_marks_pairs_of_plans_and_can_be_written_at_any_time(done, tmp_path: Path):
     recipe, run = done
     planner = next(one for one in recipe.sections(run) if one.id == "planner")
     worth, pairs = rewards(recipe, run), dict(run.store.selections(1, "select"))
-    assert planner.examples and {one.task for one in planner.examples} <= {*pairs}
+    assert planner.examples
     for one in planner.examples:
         by_side = {sample.side: dict(sample.facts) for sample in one.samples}
         pair = pairs[one.task]
         assert by_side["chosen"]["reward"] == f"{worth[pair.leaf]:.3f}"
         assert by_side["rejected"]["reward"] == f"{worth[pair.rejected]:.3f}"
         assert [sample.side for sample in one.samples if sample.trained] == ["chosen", "rejected"]
-        assert one.prompts[0].agent == PLANNER and "answer" in dict(one.answers)
-    write_page(run_report(recipe, run), tmp_path / "report.html")
-    assert 'id="joint-chart"' in (tmp_path / "report.html").read_text()
     begun = made()
     with open_run(tmp_path / "begun", begun.name, begun.settings) as other:
         write_page(run_report(begun, other), tmp_path / "report.html")
