@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from coterie.environments.plan_domains import (
 from coterie.tools.actions.executors import Executed
 from coterie.tools.actions.grammar import parse
 from coterie.tools.retrieval import build_index
-from tests.conftest import Cli
 from tests.row_files import jsonl
 
 OSLO = "Oslo is the capital of Norway.\nThe city was founded around 1040 by Harald Hardrada.\n\nIt has 709,037 people."
@@ -127,14 +125,3 @@ def test_the_reader_of_rules_reads_plain_sentences(question: str, answer: str) -
     passages = [text for _, text in PAGES]
     assert extract_answer(question, passages) == answer
     assert extract_answer(question, []) == extract_answer("?", passages) == ""
-
-
-def test_the_command_makes_an_index_that_can_be_searched(cli: Cli, tmp_path: Path) -> None:
-    pytest.importorskip("bm25s")
-    index = tmp_path / "index"
-    rows = jsonl(tmp_path / "pages.jsonl", {"title": "Oslo", "text": "A city.\nIn Norway."})
-    ran = cli("data", "index", str(rows), str(index))
-    assert (ran.code, ran.out.strip()) == (0, str(index)) and "2 passages" in ran.err
-    assert [one.text for one in Corpus(index).search("norway", 5)] == ["In Norway."]
-    ran = cli("data", "index", str(rows), str(index))
-    assert ran.code == 2 and "already exists" in ran.err

@@ -25,11 +25,9 @@ from coterie.environments.babyai import (
 from coterie.environments.protocol import Shared, State
 from coterie.environments.settings import split_of_key
 from coterie.errors import UserError
-from coterie.record.tree import TURNS, Ending, Task, Tree
-from coterie.rollout.branches import Branches
+from coterie.record.tree import TURNS, Ending, Task
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import Prompt
-from coterie.rollout.sessions import sessions_of
 from tests.conftest import Cli
 from tests.games import Script
 
@@ -149,32 +147,14 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     assert environment.see(State(task, 0), "agent")[0].parts[0].text == PROMPT
 
 
-def test_a_tree_grows_the_same_with_forks_and_with_replay() -> None:
-    environment = babyai(steps=6)
-    (task,) = environment.tasks("train", 1, 0)
-
-    async def grow(count: int) -> tuple[Tree, int, int]:
-        script = Script(lambda prompt: write_action(NAMES[prompt.draw]))
-        tree = Tree(task.id, "test", 0)
-        async with sessions_of(count, 5.0) as sessions:
-            branches = Branches(
-                environment, {"agent": script}, task, tree,
-                seed=0, shared=Shared(), sessions=sessions, seconds=5.0,
-            )  # fmt: skip
-            level = [await branches.start()]
-            for _ in range(3):
-                following = []
-                for at in level:
-                    for draw in (0, 1, 2):
-                        responses = await branches.respond(at, {"agent": 0}, draw)
-                        following.append(await branches.advance(at, responses, others_follow=True))
-                level = [one for one in following if one.state.end is None]
-            return tree, sessions.forked, branches.replays
-
-    forked, forks, _ = asyncio.run(grow(100))
-    replayed, no_forks, replays = asyncio.run(grow(1))
-    assert forked == replayed and len(forked.turns) > 60
-    assert forks and replays and not no_forks
+def test_a_fork_continues_where_the_game_is_and_does_not_change_it() -> None:
+    game, moves = Game(new_level("PutNextLocal")), ("move forward", "pick up", "turn left", "drop")
+    game.start(3)
+    for action in 5 * moves:
+        with game.fork() as fork, game.fork() as other:  # type: ignore[attr-defined]
+            views = [fork.move(action), *map(fork.move, moves)]
+            assert views == [other.move(action), *map(other.move, moves)]
+        assert game.move(action) == views[0]
 
 
 def test_splits_share_no_game_and_none_comes_twice(

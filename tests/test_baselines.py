@@ -97,17 +97,6 @@ def test_a_debate_ends_after_two_rounds_with_a_vote(
     assert heard(debate, lines, "Bob") == [[], [("assistant", two), ("user", one)]]
 
 
-def test_three_agents_of_a_debate_outvote_the_first() -> None:
-    base = environment("gsm8k")
-    base.agents = ("Alice", "Bob", "Carol")
-    lines = ["a", "b", "c", r"\boxed{1}", r"\boxed{2}", r"\boxed{2.0}"]
-    debate = by_method(base, "mad")
-    assert isinstance(debate, Talk)
-    assert talk(debate, lines).answer == "2"
-    first, second = heard(debate, lines, "Bob")
-    assert first == [] and second == [("assistant", "b"), ("user", "a"), ("user", "c")]
-
-
 @pytest.mark.parametrize("name", TALKS)
 def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str) -> None:
     own = talk_in(name)

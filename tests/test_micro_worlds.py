@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from coterie.environments import encyclopedia, exchange, persona, problems, pyth
 from coterie.environments.exchange import AGENTS, generate_tasks, prompt_text, system_prompt
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import split_of_key
+from coterie.models.loading import load_renderer
+from scripts.tiny.world import load as load_world
 
 Worlds = dict[str, tuple[Callable[..., list[Any]], Callable[[Any], str]]]
 WORLDS: Worlds = {
@@ -70,3 +73,35 @@ def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
     assert all(fact.value in text for fact in task.facts["Alice"])
     bobs = "".join(piece for piece, audience in pieces if "Bob" in audience)
     assert not any(fact.subject in bobs.replace(task.question, "") for fact in task.facts["Alice"])
+
+
+ROWS = {
+    "exchange": "f340eb5b1ea19645",
+    "persona": "ac75455b50f29f3b",
+    "problems": "09192bf8c6fe09d1",
+    "acts": "98a9c5e12cf21d06",
+    "encyclopedia": "417f1196caa31e3b",
+}
+"""Hashes of the first rows of the packaged models' pre-training."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_those_that_the_packaged_model_learned(name: str) -> None:
+    world, tokenizer = load_world(name), load_renderer(f"tiny-{name}")[0].tokenizer
+    drawn = sha256()
+    for row in (
+        *world.skill_rows(tokenizer, 12_000, 0),
+        *world.habit_rows(tokenizer, 8_000, 50_000),
+    ):
+        assert 0 < row.targets[0].start < len(row.ids) <= 1024
+        spans = [(target.start, target.stop) for target in row.targets]
+        drawn.update(repr((row.ids, spans)).encode())
+    assert drawn.hexdigest()[:16] == ROWS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_the_tokenizer_of_its_texts_is_the_packaged_one(name: str) -> None:
+    packaged = load_renderer(f"tiny-{name}")[0].tokenizer
+    built = load_world(name).build_tokenizer(1200, 0)
+    assert built.backend_tokenizer.to_str() == packaged.backend_tokenizer.to_str()
