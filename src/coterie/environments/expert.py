@@ -279,13 +279,17 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
         raise NoTrace("it does not rest on two pages")
     if not any(_has_answer(row, one) for one in pages):
         raise NoTrace("the answer is not in the pages")
-    names = {one.title: _page_name(row.question, one.title) for one in pages}
+    question = row.question
+    names = {
+        one.title: spelling_in(question, one.title) or spelling_in(question, bare(one.title))
+        for one in pages
+    }
     if all(names.values()):
         sides = [
             Step(name, name, page.title, page.clause)
             for page, name in zip(pages, names.values(), strict=True)
         ]
-        return make_trace(row.question, row.answer, sides, compare=row.type == "comparison")
+        return make_trace(question, row.answer, sides, compare=row.type == "comparison")
     if row.type == "comparison":
         raise NoTrace("the question does not name what it compares")
     return make_trace(row.question, row.answer, _bridge(row, pages, names))
@@ -295,16 +299,19 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
     one, other = sorted(
         pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
     )
-    orders = [(first, second) for first, second in ((one, other), (other, one))
-              if says(first.text, bare(second.title))]  # fmt: skip
+    orders = [
+        pair for pair in ((one, other), (other, one)) if says(pair[0].text, bare(pair[1].title))
+    ]
     if not orders:
         raise NoTrace("neither page names the other")
-    orders = [order for order in orders if _has_answer(row, order[1])]
+    orders = [pair for pair in orders if _has_answer(row, pair[1])]
     if not orders:
         raise NoTrace("the answer is on the page that comes first")
     first, second = orders[0]
     name, title = names[first.title], bare(second.title)
-    query = " ".join((name, *_rest(row.question, name))).strip()
+    name_words = set(words(name))
+    more = [one for one in telling(row.question) if not name_words.issuperset(words(one))]
+    query = " ".join((name, *more[:MAX_QUERY_WORDS])).strip()
     fact = second.clause if alike(title, row.answer) else f"{title}: {row.answer.rstrip('.')}."
     return [
         Step(query, query, second.title, f"{bare(first.title)} leads to {title}."),
@@ -317,18 +324,9 @@ def _has_answer(row: HotpotRow, page: Page) -> bool:
     return is_yes_or_no(row.answer) or says(text, row.answer) or alike(page.title, row.answer)
 
 
-def _page_name(question: str, title: str) -> str:
-    return spelling_in(question, title) or spelling_in(question, bare(title))
-
-
 def _overlap(question: str, page: Page) -> int:
     asks = set(words(" ".join(telling(question))))
     return len(asks & set(words(f"{page.title} {page.text}")))
-
-
-def _rest(question: str, name: str) -> list[str]:
-    left = set(words(name))
-    return [one for one in telling(question) if not set(words(one)) <= left][:MAX_QUERY_WORDS]
 
 
 def _pages(row: HotpotRow) -> list[Page]:
@@ -459,9 +457,9 @@ def _name_in_question(row: TwoWikiRow, number: int) -> str:
     titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
     in_order = [number] if len(titles) == len(row.evidences) else []
     title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
-    for name in (title, subject, bare(title), bare(subject)):
-        if name_in_question := spelling_in(row.question, name):
-            return name_in_question
+    names = (title, subject, bare(title), bare(subject))
+    if name := next(filter(None, (spelling_in(row.question, one) for one in names)), ""):
+        return name
     raise NoTrace("the question does not name what a fact is about")
 
 
