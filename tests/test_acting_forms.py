@@ -1,5 +1,7 @@
 """Message formats of acting agents: DensePolicy's, ReAct's, and thoughts with an answer."""
 
+import asyncio
+
 import pytest
 
 from coterie.environments.acting import (
@@ -16,8 +18,11 @@ from coterie.environments.acting import (
 )
 from coterie.environments.babyai import BabyAI
 from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
+from coterie.environments.protocol import State
 from coterie.environments.python_maths import PythonMaths, Sums
 from coterie.errors import UserError
+from coterie.record.tree import Task
+from coterie.record.turn import Part, Speaker, make_turn
 
 NOTHING = "nothing"
 
@@ -41,7 +46,6 @@ NOTHING = "nothing"
 )  # fmt: skip
 def test_a_message_is_an_action_or_an_answer_or_does_nothing(text: str, expected: Move) -> None:
     assert read(text) == expected
-    assert read(text, True) == Move(NOTHING, note=CUT)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,14 @@ def test_react_has_its_arguments_in_brackets(text: str, kind: str, content: str)
     move = read_react(text)
     assert (move.kind, move.content) == (kind, content)
     assert move.note or kind != NOTHING
-    assert read_react(text, True) == Move(NOTHING, note=CUT)
+
+
+def test_a_truncated_message_does_nothing() -> None:
+    speaker, parts = Speaker("agent", "agent"), [Part("Answer: 42")]
+    turn = make_turn("", speaker, parts, truncated=True)
+    transition = asyncio.run(Sums().act(State(Task("t", {}), 0, turns=(turn,)), (turn,), None))
+    assert [part.text for part in transition.seen[0].parts] == [CUT]
+    assert transition.answer is None and transition.end is None
 
 
 def test_baselines_play_the_same_tasks_in_another_form() -> None:

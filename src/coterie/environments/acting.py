@@ -60,14 +60,12 @@ class Form:
     """Instructions for agents that act and answer."""
     action_instructions: str
     """Instructions for agents that only act."""
-    read: Callable[[str, bool], Move]
-    """Parser of a message. The second argument is True if the message is truncated."""
+    read: Callable[[str], Move]
+    """Parser of a message that is not truncated."""
     acts: bool = True
 
 
-def read(text: str, cut: bool = False) -> Move:
-    if cut:
-        return Move("nothing", note=CUT)
+def read(text: str) -> Move:
     actions, answers, has_end = _split(text)
     if actions and answers:
         return Move("nothing", note=BOTH)
@@ -188,7 +186,8 @@ class Acting(ABC):
     async def act(
         self, state: State, turns: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        move = self.form.read(turns[-1].text, turns[-1].truncated)
+        turn = turns[-1]
+        move = Move("nothing", note=CUT) if turn.truncated else self.form.read(turn.text)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
         acts = move.kind == "action"

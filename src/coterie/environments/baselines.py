@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 from coterie.environments.acting import (
     ANSWER,
-    CUT,
     EMPTY_ACTION,
     EMPTY_ANSWER,
     FIRST_ACTION,
@@ -47,10 +46,8 @@ ANSWER_ONLY = f"You can't act here. Think, then write `{ANSWER}` with your answe
 _ACTIONS = re.compile(rf"^[ \t]*Action:[ \t]*({ACT}|{FINISH})\[", re.MULTILINE)
 
 
-def read_react(text: str, cut: bool = False) -> Move:
+def read_react(text: str) -> Move:
     """Parse a message in ReAct's form. An action ends at the last bracket before the next action or the end."""
-    if cut:
-        return Move("nothing", note=CUT)
     marks = list(_ACTIONS.finditer(text))
     if not marks:
         return Move("nothing", note=NO_ACTION)
@@ -64,9 +61,9 @@ def read_react(text: str, cut: bool = False) -> Move:
     return filled("answer", inside.strip(), note, EMPTY_ANSWER)
 
 
-def read_thoughts(text: str, cut: bool = False) -> Move:
-    move = read(text, cut)
-    return move if move.kind == "answer" or cut else Move("nothing", note=ANSWER_ONLY)
+def read_thoughts(text: str) -> Move:
+    move = read(text)
+    return move if move.kind == "answer" else Move("nothing", note=ANSWER_ONLY)
 
 
 REACT = Form(
