@@ -256,25 +256,18 @@ def table(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:
     return [dict(zip(section.heads, row, strict=True)) for row in section.rows]
 
 
-def test_the_report_shows_j_its_changes_and_the_spread_of_plans(done):
+def test_the_report_has_the_change_of_j_and_the_spread_of_plans(done):
     recipe, run = done
-    steps = (Step(1, WHOLE), Step(1, HALF), Step(2, WHOLE))
-    rows, metrics = table(recipe, run, "joint"), [run.metrics(step) for step in steps]
-    assert [row["measurement"] for row in rows] == [
-        "0: before iteration 1", "1: iteration 1, planner aligned", "2: after iteration 1"
-    ]  # fmt: skip
-    for row, one in zip(rows, metrics, strict=True):
-        assert (row["J"], row["tasks"]) == (f"{one['j']:.4f}", "3")
-        assert row["standard error"] == f"{one['standard_error']:.4f}"
-        assert [row[PLANNER], row[GROUNDER]] == [f"{one[PLANNER]}", f"{one[GROUNDER]}"]
+    before, half, after = table(recipe, run, "joint")
+    assert after["J"] == f"{run.metrics(Step(2, WHOLE))['j']:.4f}"
     values = [
         {key.task: one["loglikelihood"] for key, one in run.store.metrics(*at).items() if key.task}
         for at in ((1, HALF), (2, WHOLE))
     ]
     gaps = [values[1][task] - values[0][task] for task in sorted(values[0])]
     error = statistics.stdev(gaps) / len(gaps) ** 0.5
-    assert rows[2]["change"] == f"{statistics.fmean(gaps):+.4f} ± {error:.4f}"
-    assert rows[0]["change"] == ""
+    assert after["change"] == f"{statistics.fmean(gaps):+.4f} ± {error:.4f}"
+    assert before["change"] == "" != half["change"]
     (row,) = table(recipe, run, "spread")
     worth = rewards(recipe, run)
     spreads = []
