@@ -93,18 +93,15 @@ def test_the_bot_of_the_package_solves_levels_through_the_text(level: str) -> No
 
 
 def test_a_wrong_object_loses_where_the_level_says_so_and_steps_run_out() -> None:
-    environment = babyai("PickupDistDebug", steps=4)
-    for task in environment.tasks("heldout", 40, 0):
+    def loses(task: Task) -> bool:
         game = Game(new_level("PickupDistDebug"))
         game.start(int(str(task.public["seed"])))
-        game.move("turn left")
-        if game.move("pick up").end == FAILED:
-            moves = [write_action("turn left"), write_action("pick up")]
-            assert end(replies(environment, task, moves)[1]) == (FAILED, 0.0)
-            break
-    else:
-        raise AssertionError("no game has a wrong object on the left")
-    (task,) = environment.tasks("train", 1, 0)
+        return [game.move(move) for move in ("turn left", "pick up")][1].end == FAILED
+
+    environment = babyai("PickupDistDebug", steps=4)
+    task = next(filter(loses, environment.tasks("heldout", 40, 0)))
+    _, result = replies(environment, task, [write_action("turn left"), write_action("pick up")])
+    assert end(result) == (FAILED, 0.0)
     _, result = replies(environment, task, [write_action("turn left")] * 4)
     assert (*end(result), result.metrics["moves"]) == (TURNS, 0.0, 4)
 

@@ -14,32 +14,22 @@ from tests.games import Counting, Script
 from tests.test_branches import branches, growing, say, step
 
 
-def test_a_replay_asks_nobody_and_adds_nothing() -> None:
+def test_a_replay_asks_nobody_adds_nothing_and_continues_a_tree_from_the_store() -> None:
     async def test() -> None:
-        script = Script(lambda _: "1")
-        async with growing(Counting(forks=False), script) as (grown, _):
-            start = await grown.start()
-            one = await step(grown, start)
-            await step(grown, one)
+        game, script = Counting(forks=False), Script(lambda _: "1")
+        async with growing(game, script) as (grown, sessions):
+            one = await step(grown, await grown.start())
+            at = await step(grown, one)
             prompts, turns = len(script.shown), len(grown.tree.turns)
             again = await say(grown, one, "2")
             assert len(script.shown) == prompts + 1 and len(grown.tree.turns) == turns + 2
             assert grown.replays == 1
             assert grown.tree.turns[again.node].text == "now 3"
-
-    asyncio.run(test())
-
-
-def test_a_tree_from_the_store_continues_where_it_was() -> None:
-    async def test() -> None:
-        game = Counting(forks=False)
-        async with growing(game, Script(lambda _: "1")) as (grown, sessions):
-            at = await step(grown, await step(grown, await grown.start()))
-            again = branches(game, {"agent": Script(lambda _: "3")}, grown.tree, sessions)
-            position = await again.position(at.node)
+            other = branches(game, {"agent": Script(lambda _: "3")}, grown.tree, sessions)
+            position = await other.position(at.node)
             assert position.state.turns == at.state.turns and position.state.data == 2
-            after = await step(again, position)
-            assert again.tree.turns[after.node].text == "now 5"
+            after = await step(other, position)
+            assert other.tree.turns[after.node].text == "now 5"
 
     asyncio.run(test())
 
