@@ -158,7 +158,7 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
         path.unlink()
     for words in (
         ("run", "optima/isft", "--folder", "run"),
-        ("train", "run"),
+        ("stage", "train", "run"),
         ("report", "run"),
         ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):

@@ -8,15 +8,8 @@ from typing import ClassVar
 import pytest
 
 from coterie.config.settings import key
-from coterie.errors import UserError
 from coterie.recipes import registry
-from coterie.recipes.registry import (
-    RecipeDescription,
-    names,
-    played_by,
-    quickstart_sizes,
-    settings,
-)
+from coterie.recipes.registry import RecipeDescription, played_by, quickstart_sizes, settings
 from coterie.recipes.settings import RecipeSettings
 from tests.conftest import Cli, refused
 
@@ -43,33 +36,24 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "toys/__init__.py").touch()
     (tmp_path / "toys/presets/toy/one.yaml").write_text(PRESETS)
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    def refuse(*_: object) -> None:
-        raise NotImplementedError
-
-    entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), refuse)  # type: ignore[arg-type]
+    entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), lambda _: pytest.fail("made"))
     monkeypatch.setattr(registry, "BUILT_IN", (*registry.BUILT_IN, entry))
     yield
     sys.modules.pop("toys", None)
 
 
-def test_a_method_is_found_by_its_entry(toy: None, cli: Cli) -> None:
-    assert names()[-1] == "toy/one" and len(names()) > 1
-    said = cli("config", "toy/one", "rate=0.75")
-    assert said.code == 0 and "0.75" in said.out and "toy learns" in said.out
-    with pytest.raises(UserError, match="did you mean 'toy/one'"):
-        settings("toy/two")
-
-
-def test_its_presets_are_common_values_with_those_of_a_data_set_over_them(toy: None) -> None:
+def test_a_method_is_found_by_its_entry_with_its_presets(toy: None, cli: Cli) -> None:
+    listed = cli("config", "toy/one", "rate=0.75")
+    assert listed.code == 0 and "0.75" in listed.out and "toy learns" in listed.out
+    assert "did you mean 'toy/one'" in refused(cli, "config", "toy/two")
     assert played_by("toy/one") == ["exchange", "gsm8k"]
-    found = settings("toy/one", ["dataset=gsm8k"]).model_dump()
-    assert (found["rate"], found["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
+    own = settings("toy/one", ["dataset=gsm8k"]).model_dump()
+    assert (own["rate"], own["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
     whole = settings("toy/one").model_dump()
     assert (whole["rate"], whole["seed"], whole["evaluate"]["tasks"]) == (0.5, 4, 500)
 
 
 def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
     assert quickstart_sizes("exchange") == {"environment": {"name": "exchange"}}
-    said = refused(cli, "quickstart", "--task", "mmlu")
-    assert "a quickstart has no preset for mmlu" in said and "hotpot_qa" in said
+    problem = refused(cli, "quickstart", "--task", "mmlu")
+    assert "a quickstart has no preset for mmlu" in problem and "hotpot_qa" in problem

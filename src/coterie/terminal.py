@@ -101,7 +101,7 @@ class ConsoleProgress(Receiver):
             self._console.print(f"{line}  {left}" if left else line)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text)
 
     def close(self) -> None:
         if self._bar is not None:

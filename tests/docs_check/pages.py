@@ -18,7 +18,10 @@ class Command:
     page: str
     line: int
     words: tuple[str, ...]
-    """As the shell takes them apart, without the comment."""
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"

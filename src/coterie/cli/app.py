@@ -95,10 +95,7 @@ Iteration = Annotated[
 StageRecipe = Annotated[str, typer.Option("--recipe", help="Recipe of a new run folder.")]
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(help="YAML file of settings; KEY=VALUE overrides it."),
-]
+Config = Annotated[Path | None, typer.Option(help="YAML file of settings; KEY=VALUE overrides it.")]
 NewFolder = Annotated[
     Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumes an existing run.")
 ]
@@ -159,30 +156,6 @@ app.command("merge")(merge)
 app.command("list")(list_names)
 
 
-def _stage(name: str, text: str) -> None:
-    """Add a command for one stage."""
-
-    def command(
-        folder: Folder,
-        words: Words = None,
-        iteration: Iteration = None,
-        recipe: StageRecipe = QUICKSTART,
-    ) -> None:
-        from coterie.cli.execution import run_stage
-
-        run_stage(name, folder, words or [], recipe, iteration, console)
-
-    example = f"coterie {name} runs/mine --iteration 0"
-    command.__doc__ = f"{text}\n\n    Example:\n\n        {example}\n    "
-    app.command(name=name)(command)
-
-
-_stage("rollout", "Sample the training dialogues of one iteration.")
-_stage("reward", "Compute the rewards of one iteration's dialogues.")
-_stage("select", "Select the training data of one iteration.")
-_stage("train", "Train on the selected rows or pairs.")
-
-
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(metavar="STAGE", help="Stage of the run's recipe.")],
@@ -212,7 +185,6 @@ Target = Annotated[
 Which = Annotated[
     Literal["last", "all"], typer.Option(help="Policies to evaluate, if the policy is a run.")
 ]
-Fast = Annotated[bool, typer.Option("--fast", help="Same as --paper, on 100 held-out tasks.")]
 Paper = Annotated[
     bool,
     typer.Option(
@@ -229,7 +201,6 @@ def evaluate(
     checkpoints: Which = "last",
     iteration: Iteration = None,
     recipe: StageRecipe = QUICKSTART,
-    fast: Fast = False,
     paper: Paper = False,
 ) -> None:
     """Evaluate a policy on the held-out tasks of a benchmark, or run the evaluation stage of a run.
@@ -249,7 +220,7 @@ def evaluate(
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
-        coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --fast
+        coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --paper tasks=100
 
         coterie evaluate persona policy=tiny-persona best_of=8 critic=runs/sweet temperature=1
 
@@ -262,25 +233,16 @@ def evaluate(
     if is_played(benchmark):
         from coterie.cli.evaluate import play_benchmark
         from coterie.cli.figures import show
+        from coterie.runs.benchmark import PUBLISHED
 
-        words = [*_protocol(benchmark, fast=fast, paper=paper), *words]
+        if paper:
+            words = ["tasks=1000", *PUBLISHED.get(benchmark, ()), *words]
         show(*play_benchmark(benchmark, words, every=checkpoints == "all", console=console))
         return
     _check_run(target)
     from coterie.cli.execution import run_stage
 
     run_stage("evaluate", Path(target), words, recipe, iteration, console)
-
-
-def _protocol(benchmark: str, *, fast: bool, paper: bool) -> list[str]:
-    """Return the settings for --fast or --paper."""
-    from coterie.runs.benchmark import PUBLISHED
-
-    if fast and paper:
-        raise UserError("--fast and --paper exclude each other", "give one of them")
-    if not (fast or paper):
-        return []
-    return [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
 
 
 def _check_run(target: str) -> None:
@@ -290,6 +252,8 @@ def _check_run(target: str) -> None:
     folder = Path(target)
     if (folder / "config.yaml").is_file():
         return
+    if target.endswith(".py"):
+        raise UserError(f"{target} is a file of plug-ins", f"name a class in it: {target}:NAME")
     runs = [str(config.parent) for config in folder.parent.glob("*/config.yaml")]
     raise UserError(
         f"no benchmark or run folder is called {target!r}",

@@ -57,8 +57,8 @@ def checks() -> Iterator[Check]:
 
     version = sys.version_info[:2]
     yield Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version())
-    for name in PACKAGES:
-        yield Check(f"package {name}", True, importlib.metadata.version(name))
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    yield Check("packages", True, ", ".join(versions))
     yield Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}")
     yield Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free")
     yield Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here")

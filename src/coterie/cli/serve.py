@@ -33,11 +33,6 @@ console = notes()
 app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 
 
-@app.callback()
-def serve() -> None:
-    """Serve models and tools over HTTP."""
-
-
 @app.command()
 def model(
     source: Annotated[

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
+from coterie.progress import duration
 from coterie.record.turn import ToolCall, ToolResult
 from coterie.reports.charts import Chart, Point, Series, number
-from coterie.reports.page import Headline, Section, duration, signed
+from coterie.reports.page import Headline, Section, signed
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Evaluation
 
