@@ -1,14 +1,21 @@
-"""Settings from words and files: an error names the key and the nearest right one."""
+"""Settings from words, files and presets: an error names the key and the nearest right one."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from coterie.config.resolve import keys, read_yaml
+from coterie.config.settings import key
 from coterie.errors import UserError
+from coterie.recipes import registry
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import RecipeDescription, played_by, quickstart_sizes, settings
+from coterie.recipes.settings import RecipeSettings
+from tests.conftest import Cli, refused
 
 PHRASES = re.compile(r"Input should|Value error|String should|Field required|Extra inputs|_type|_parsing")  # fmt: skip
 """Words of the validator."""
@@ -50,7 +57,7 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "near"),
+    ("word", "near"),
     [
         ("train.lr", "update.learning_rate"),
         ("num_generations", "rollout.samples"),
@@ -58,9 +65,9 @@ def test_a_bad_word_is_refused(word: str, problem: str) -> None:
         ("critic.train.dtype", "train.dtype"),
     ],
 )
-def test_a_hint_has_the_last_part_of_the_wrong_key(key: str, near: str) -> None:
+def test_a_hint_has_the_last_part_of_the_wrong_key(word: str, near: str) -> None:
     with pytest.raises(UserError, match=f"did you mean '{near}'"):
-        settings("rl/grpo", [f"{key}=1"])
+        settings("rl/grpo", [f"{word}=1"])
 
 
 def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
@@ -83,4 +90,50 @@ def test_a_settings_file_may_begin_with_a_bom_and_is_refused_if_broken(tmp_path:
 
 
 def test_every_key_has_a_meaning() -> None:
-    assert not [key.path for key in keys(OptimaSettings) if len(key.meaning) < 10]
+    assert not [one.path for one in keys(OptimaSettings) if len(one.meaning) < 10]
+
+
+PRESETS = """
+common: {rate: 0.25, evaluate: {tasks: 7, temperature: 0.5}}
+datasets:
+  gsm8k: {evaluate: {tasks: 9}}
+micro_world: {environment: {name: exchange}, seed: 4}
+"""
+
+
+class ToySettings(RecipeSettings):
+    """Settings of a recipe that is only here."""
+
+    recipe: ClassVar[str] = "toy/one"
+    model: str = key("tiny-exchange", "The model that learns.")
+    rate: float = key(0.5, "How fast the toy learns.")
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An entry with presets in a package of its own."""
+    (tmp_path / "toys/presets/toy").mkdir(parents=True)
+    (tmp_path / "toys/__init__.py").touch()
+    (tmp_path / "toys/presets/toy/one.yaml").write_text(PRESETS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = RecipeDescription("toy", "toys", lambda: (ToySettings,), lambda _: pytest.fail("made"))
+    monkeypatch.setattr(registry, "BUILT_IN", (*registry.BUILT_IN, entry))
+    yield
+    sys.modules.pop("toys", None)
+
+
+def test_a_method_is_found_by_its_entry_with_its_presets(toy: None, cli: Cli) -> None:
+    listed = cli("config", "toy/one", "rate=0.75")
+    assert listed.code == 0 and "0.75" in listed.out and "toy learns" in listed.out
+    assert "did you mean 'toy/one'" in refused(cli, "config", "toy/two")
+    assert played_by("toy/one") == ["exchange", "gsm8k"]
+    own = settings("toy/one", ["dataset=gsm8k"]).model_dump()
+    assert (own["rate"], own["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
+    whole = settings("toy/one").model_dump()
+    assert (whole["rate"], whole["seed"], whole["evaluate"]["tasks"]) == (0.5, 4, 500)
+
+
+def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
+    assert quickstart_sizes("exchange") == {"environment": {"name": "exchange"}}
+    problem = refused(cli, "quickstart", "--task", "mmlu")
+    assert "a quickstart has no preset for mmlu" in problem and "hotpot_qa" in problem

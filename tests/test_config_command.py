@@ -113,7 +113,7 @@ def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_p
         ("rollout: {samples: 2}\nrollout.samples: 3\n", "'rollout.samples' is in line 1 and again in line 2"),
         ("seed: 1\nrollout:\n  sample: 2\n", "line 3: unknown key 'rollout.sample'"),
         ("rollout:\n\tsamples: 2\n", "line 2"),
-        ("seed: 1\nrollout:\n  samples: none\n", "mine.yaml, line 3"),
+        ("seed: 1\nrollout:\n  samples: none\n", "rollout.samples=none: must be a whole number"),
         ("rollout: 4\n", "group of keys"),
         ("- seed\n", "no settings"),
         ("? [a]\n: 1\n", "line 1 is not a word"),

@@ -12,9 +12,9 @@ from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.data_utils import apply_chat_template, is_conversational
 
-from coterie.cli import export_run
+from coterie.cli import export as export_files
 from coterie.cli.arguments import read_arguments
-from coterie.cli.export_run import export_data as export
+from coterie.cli.export import export_data as export
 from coterie.datasets.files import read_rows
 from coterie.datasets.rows import AnswerRow
 from coterie.errors import UserError
@@ -187,4 +187,4 @@ def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
 
 def test_the_card_has_settings_that_are_named_by_hand() -> None:
     recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
-    assert yaml.safe_load(export_run._changes(recipe))["reward.measures.rounds"] == 0.5
+    assert yaml.safe_load(export_files._changes(recipe))["reward.measures.rounds"] == 0.5

@@ -1,13 +1,12 @@
 """Plug-ins are found by file, module and entry point, with settings of their own; broken ones are refused at once."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from coterie.cli.doctor import check_all, import_problem
+from coterie.cli.doctor import check_plugins
 from coterie.config.plugins import find
 from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.load import QASettings, Rows
@@ -101,10 +100,8 @@ def test_data_sets_and_environments_must_go_together(words: list[str], problem: 
 
 
 QA = {
-    "": "is empty",
     '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
     '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: not JSON",
-    '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",
     '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is not an answer",
     '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
     '{"question": "a?", "answer": "b"}\n{"question": "a?", "answer": "c"}\n': "line 2 has the question of line 1",
@@ -208,26 +205,12 @@ def test_a_recipe_of_a_file_has_values_and_a_role_of_its_own(tmp_path: Path, cli
     assert '"version": 1' in cli("evaluate", "exchange", "policy=run", "tasks=2").out
 
 
-INSTALLED = {
-    "fine": ("def fine(sample): return 1\n", ""),
-    "raises": ("x = 1 / 0\ndef raises(sample): return 1\n", "ZeroDivisionError"),
-    "dies": ("import os\nos._exit(3)\n", "ended the process with status 3"),
-    "killed": ("import os\nos.kill(os.getpid(), 9)\n", "ended the process by signal 9"),
-    "hangs": ("import time\ntime.sleep(60)\n", "did not end within 5 seconds"),
-}
-
-
-def test_doctor_imports_each_plugin_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def test_doctor_imports_each_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, (text, problem) in INSTALLED.items():
-        (tmp_path / f"{name}.py").write_text(text)
+    plugins = {"fine": "", "raises": "x = 1 / 0\n", "exits": "import sys\nsys.exit(3)\n"}
+    for name, text in plugins.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}def {name}(sample): return 1\n")
         package(tmp_path, f"package_{name}", "coterie.rewards", f"{name} = {name}:{name}")
-        if name in ("dies", "killed", "hangs"):
-            seconds = 5.0 if name == "hangs" else 120.0
-            assert problem in import_problem("reward", name, seconds), name
-            shutil.rmtree(tmp_path / f"package_{name}-1.0.dist-info")
-    plugins = dict(check_all())
-    assert plugins["reward fine"] == "" and "ZeroDivisionError" in plugins["reward raises"]
+    results = {one.what.rpartition(" ")[2]: one for one in check_plugins()}
+    assert results["fine"].ok and not results["raises"].ok and not results["exits"].ok
+    assert "raises.py, line 1: ZeroDivisionError" in results["raises"].result

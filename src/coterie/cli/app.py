@@ -20,7 +20,6 @@ from typer.exceptions import TyperException
 import coterie
 from coterie.cli.config import RecipeName, config
 from coterie.cli.data import app as data_app
-from coterie.cli.export import app as export_app
 from coterie.cli.list import app as models_app
 from coterie.cli.list import list_names
 from coterie.cli.serve import app as serve_app
@@ -29,7 +28,7 @@ from coterie.config.folders import FULL
 from coterie.config.plugins import label, plugin_errors
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import QUICKSTART
-from coterie.terminal import Words, notes, results
+from coterie.terminal import Source, Version, Words, notes, results
 
 EPILOG = (
     "Start with `coterie quickstart`. `coterie list` lists recipes, benchmarks and models, `coterie config RECIPE` "
@@ -45,6 +44,11 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
+export_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Export the training data or the model of a run for other programs.",
+)
 app.add_typer(export_app, name="export")
 console = notes()
 
@@ -52,11 +56,6 @@ USER_ERROR = 2
 """Exit status after a user error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
-PLACES = (
-    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV, errno.ENXIO),
-)
-"""Errors of a path that the user named."""
 DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
 """Errors of a disk, which may lack a file name."""
 WORDING = {
@@ -124,11 +123,7 @@ def run(
 
     Examples:
 
-        coterie run optima/isft
-
         coterie run --config mine.yaml seed=4
-
-        coterie run --folder runs/optima-isft
 
         coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
 
@@ -211,18 +206,12 @@ def evaluate(
 
         coterie evaluate hotpot_qa policy=runs/mine dataset.source=sample --checkpoints all
 
-        coterie evaluate gsm8k policy=smollm2 tasks=100 dataset.source=sample
-
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
-
-        coterie evaluate exchange policy=tiny-exchange method=cot
 
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
         coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --paper tasks=100
-
-        coterie evaluate persona policy=tiny-persona best_of=8 critic=runs/sweet temperature=1
 
         coterie evaluate runs/mine --iteration 1
     """
@@ -320,19 +309,11 @@ def reproduce(
 ) -> None:
     """Test a paper's claims. Runs the recipe and its controls, and prints a table and one JSON line.
 
-    `optima`: all methods, ablations and self-consistency. `optima/isft`: iSFT against training on unselected rows.
-    `sweet_rl`: SWEET, its baselines and ablations. `moat`: joint alignment, its halves and supervised training.
-    `dense_tree`: dense trees against sparse pairs. `gap-sft`: fine-tuning on parallel against sequential traces.
-    `gap`: reinforcement learning against more fine-tuning. Needs a checkout of the repository, because the
-    experiments are in its folder `experiments/`.
+    Needs a checkout of the repository, because the experiments are in its folder `experiments/`.
 
     Examples:
 
-        coterie reproduce optima --scale tiny
-
         coterie reproduce optima/isft --seeds 5
-
-        coterie reproduce sweet_rl --scale tiny
 
         coterie reproduce moat --gate
     """
@@ -352,20 +333,10 @@ app.command("config")(config)
 
 @app.command()
 def chat(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="Run folder; or packaged model, model folder or hub name."
-        ),
-    ],
+    source: Source,
     words: Words = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            help="With a run: the policy at the start of this iteration; default: the newest."
-        ),
-    ] = None,
+    iteration: Version = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum number of tokens of a reply.")
@@ -378,21 +349,83 @@ def chat(
 
     Examples:
 
-        coterie chat smollm2
-
         coterie chat runs/optima-isft
 
         echo 'What is a tree?' | coterie chat smollm2 --temperature 0
 
-        coterie chat Qwen/Qwen3-4B 'tools=[python,examples/tool.py:multiply]'
-
-        coterie chat smollm2 'tools=[python]' tools.calls=tags
-
-        coterie chat Qwen/Qwen3-4B 'engine.template_args={enable_thinking: false}'
+        coterie chat Qwen/Qwen3-4B 'tools=[python]' 'engine.template_args={enable_thinking: false}'
     """
     from coterie.cli.conversation import ChatOptions, talk
 
     talk(source, iteration, words or (), ChatOptions(temperature, max_tokens, seed, system))
+
+
+@export_app.command("data")
+def export_data(
+    folder: Folder,
+    to: Annotated[
+        Literal["jsonl", "trl", "llamafactory", "verl"], typer.Option(help="Format of the files.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
+    ] = None,
+    iteration: Annotated[int | None, typer.Option(help="Iteration; default: all.", min=0)] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Only training data of this model; default: all models.")
+    ] = None,
+    secrets: Annotated[
+        bool,
+        typer.Option("--secrets", help="With jsonl: include privileged fields of trajectories."),
+    ] = False,
+) -> None:
+    """Write the training rows, preference pairs, trajectories or tasks of a run.
+
+    `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
+    and pairs as chats. `verl`: tasks with their right answers.
+
+    Examples:
+
+        coterie export data runs/optima-isft --to trl
+
+        coterie export data runs/optima-isft --to verl --out tasks
+    """
+    from coterie.cli import export
+
+    written, counts = export.export_data(
+        folder, to, out, iteration=iteration, role=role, secrets=secrets
+    )
+    for name, count in counts.items():
+        typer.echo(f"{name}: {count:,}", err=True)
+    print(written)
+
+
+@export_app.command("model")
+def export_model(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")
+    ] = False,
+    role: Annotated[
+        str | None, typer.Option(help="Role of the model; default: the policy.")
+    ] = None,
+    iteration: Version = None,
+) -> None:
+    """Write the weights and the tokenizer of a run's policy, with a model card.
+
+    coterie (`model=FOLDER`) and Transformers load the folder; PEFT loads an adapter. `hf upload OWNER/NAME FOLDER`
+    uploads it to the Hugging Face hub.
+
+    Examples:
+
+        coterie export model runs/optima-isft --out mine
+
+        coterie export model runs/lora --out mine --merge
+    """
+    from coterie.cli import export
+
+    export.export_model(folder, out, merge=merge, role=role, iteration=iteration)
+    print(out)
 
 
 @app.command()
@@ -462,23 +495,18 @@ def _refuse(what: str, todo: str) -> NoReturn:
 
 
 def _refuse_os(error: OSError) -> NoReturn:
-    """Report a full disk or an unusable path. Raises other errors again, since they are bugs."""
+    """Report a full disk or an unusable path. Raise other errors again, since they are bugs."""
     if error.errno in FULL:
         writing = f" (writing {error.filename})" if error.filename else ""
         _refuse(
             f"the disk is full{writing}; finished work is kept",
             "free some space and repeat the command; it resumes where it stopped",
         )
-    if error.errno in DISK:
-        _refuse(
-            f"can't write or read {error.filename or 'a file'}: {error.strerror}",
-            "check the disk and its file size limit, then repeat the command",
-        )
-    if error.errno not in PLACES or error.filename is None:
+    if error.filename is None and error.errno not in DISK:
         raise error
     _refuse(
-        f"{error.filename}: {error.strerror}",
-        "check the path and its permissions, or give another path",
+        f"{error.filename or 'a file'}: {error.strerror}",
+        "check the path, its permissions and the disk, or give another path",
     )
 
 

@@ -56,11 +56,7 @@ def config(
 
     Examples:
 
-        coterie config optima/isft
-
         coterie config optima/isft rollout
-
-        coterie config optima/isft learning_rate
 
         coterie config optima/isft dataset=gsm8k --changed
 

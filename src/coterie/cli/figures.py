@@ -1,11 +1,6 @@
-"""Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object.
+"""Output of ``coterie evaluate BENCHMARK``: a table, a page with examples, and one JSON object (the last line).
 
-With one dialogue per task, the last line is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with several,
-each row has a number of dialogues k: {"policy", "version", "method", "k", "n", "failed", "coverage",
-"coverage_ci", "majority", "majority_ci", "average", "spread", "tokens", "tokens_per_score", "of_all": {"well_formed",
-"cut_off"}}, with intervals at powers of two and at the last k, else null. The last row also has ``"picked"`` (best of n
-by a judge), and ``"cost"`` and ``"cost_of_pass"`` if prices are set. Endpoints also have ``"usage"``.
+The object is {"benchmark", "rows"}, with a row for each policy, or for each policy and number of dialogues k.
 """
 
 import json
