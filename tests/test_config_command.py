@@ -25,8 +25,8 @@ def test_main_keys_come_first_and_names_choose_keys(
     assert keys_of(cli("config", "optima/isft", "rollout.samples").out) == ["rollout.samples"]
     rollout = keys_of(cli("config", "optima/isft", "rollout").out)
     assert "rollout.samples" in rollout and all(key.startswith("rollout.") for key in rollout)
-    found = keys_of(cli("config", "optima/idpo", "learning_rate").out)
-    assert found == ["train.learning_rate", "dpo.train.learning_rate"]
+    rates = keys_of(cli("config", "optima/idpo", "learning_rate").out)
+    assert rates == ["train.learning_rate", "dpo.train.learning_rate"]
     near = refused(cli, "config", "optima/isft", "rolout.sampels")
     assert "did you mean 'rollout.samples'" in near
 

@@ -39,7 +39,7 @@ def commands(page: Path) -> list[Command]:
 
 def commands_of(text: str, page: str) -> list[Command]:
     """The commands of the code blocks (indented, or fenced without a language) of a text."""
-    found, fence, begun, start = list[Command](), None, "", 0
+    every, fence, begun, start = list[Command](), None, "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith(FENCE):
             fence = None if fence is not None else line.strip().removeprefix(FENCE)
@@ -52,6 +52,6 @@ def commands_of(text: str, page: str) -> list[Command]:
             begun = begun[:-1]
             continue
         if PROGRAM.match(begun + " "):
-            found.append(Command(page, start, tuple(shlex.split(begun, comments=True))))
+            every.append(Command(page, start, tuple(shlex.split(begun, comments=True))))
         begun = ""
-    return found
+    return every

@@ -16,7 +16,7 @@ from tests.docs_check.terminal import SECONDS, typed
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = {page: found for page in pages() if (found := commands(page))}
+COMMANDS = {page: some for page in pages() if (some := commands(page))}
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """coterie's wheel and a plug-in's, installed by pip into a fresh environment, go through every command.
 
 Everything is a process of that environment, outside the repository. The plug-in has an environment, a reward and a
-recipe of two roles; they are used by entry points and by ``file.py:Class``.
+recipe of two roles, which are found by entry points.
 """
 
 import fcntl
@@ -188,16 +188,3 @@ def test_a_recipe_that_ships_plays_the_environment_with_the_reward(fresh: Fresh)
         "select.threshold=-9", "train.max_length=512", "engine.device=cpu", "--folder", "shipped",
     )  # fmt: skip
     assert "lightness" in (fresh.place / "shipped/report.html").read_text()
-
-
-def test_the_same_by_file_and_class(fresh: Fresh) -> None:
-    file = shutil.copy(PACKAGE / "relay.py", fresh.place / "mine.py")
-    words = ("mine.py:RelayRecipe", "environment=mine.py:Relay", *SMALL, "--folder", "by_file")
-    run = fresh.place / "by_file"
-    training = run / "training" / FINALS[0]
-    fresh.run_until(lambda: (training / "metrics.jsonl").is_file(), *words)
-    assert not (training / "final").exists(), "killed in the middle of the training"
-    fresh.call("run", *words)
-    assert weights(run) == weights(fresh.place / "undisturbed"), "a name changes nothing"
-    out = fresh.call("evaluate", f"{file}:Relay", "policy=by_file", "tasks=2", "max_tokens=6")
-    assert json.loads(out.splitlines()[-1])["rows"][0]["version"] == 2

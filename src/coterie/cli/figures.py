@@ -151,7 +151,7 @@ def score_table(
 ) -> Table:
     """Return a table with a row for each policy, or with a column for each policy if there are many metrics."""
     names = list(dict.fromkeys(name for _, one in rows for name in one.means))
-    heads = ["policy", "score", "95% interval", "tokens", *map(_in_words, names), "failed", "n"]
+    heads = ["policy", "score", "95% interval", "tokens", *map(_in_words, names), "n", "failed"]
     lines = [
         [
             label,
@@ -159,14 +159,14 @@ def score_table(
             f"{one.low:.3f} to {one.high:.3f}",
             f"{one.tokens:.1f}",
             *(_share(one.means, name) for name in names),
-            f"{one.failed}",
             f"{one.n}",
+            f"{one.failed}",
         ]
         for label, one in rows
     ]
     table = list(zip(heads, *lines, strict=True))
     if not failed:
-        del table[-2]
+        del table[-1]
     if len(names) <= MOST:
         table = list(zip(*table, strict=True))
     return _table(title, table)
@@ -186,12 +186,14 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
     shares = (WELL_FORMED, CUT_OFF)
     lines = [("policy", *CURVE, "best fraction", "failed", *map(_in_words, shares))]
     for one in figures:
-        assert isinstance(one.evaluation, Consistency), "there are several dialogues of each task"
-        for point in _marked(one.evaluation):
+        curve = one.evaluation
+        assert isinstance(curve, Consistency), "there are several dialogues of each task"
+        for point in _marked(curve):
             fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
-            ends = (_share(one.evaluation.means, name) for name in shares)
-            cells = _cells(point)
-            lines.append((one.label, *cells, fraction, f"{one.evaluation.failed}", *ends))
+            ends = (f"{curve.failed}", *(_share(curve.means, name) for name in shares))
+            lines.append((one.label, *_cells(point), fraction, *ends))
+    columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
+    lines = list(zip(*columns, strict=True))
     return _table(f"{title}, {figures[0].evaluation.n} with k dialogues each", lines)
 
 
