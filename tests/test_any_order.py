@@ -141,8 +141,7 @@ def merge_for_a_while(bench: Bench) -> None:
 
 
 def frozen_copy(bench: Bench) -> None:
-    copy_adapter(bench.model, bench.random.choice(ROLES), f"copy{bench.trainings}")
-    bench.trainings += 1
+    copy_adapter(bench.model, bench.random.choice(ROLES), f"copy-{bench.new_folder().name}")
 
 
 OF_ROLES: tuple[Callable[[Bench], None], ...] = (

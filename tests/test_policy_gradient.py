@@ -25,36 +25,24 @@ def sampled_rows(model, count: int = 6) -> list[Row]:
     for number, row in enumerate(some_rows(count)):
         if number == 0:
             row = replace(row, targets=(Target(0, 2, "p@0"), *row.targets))
-        n = row.target_count
         skipped = [0.0] if row.targets[0].start == 0 else []
-        own = [*skipped, *own_logprobs(model, row).tolist()]
-        old = [
-            value + shift for value, shift in zip(own, (torch.randn(n) * 0.4).tolist(), strict=True)
-        ]
-        reference = [value + 0.3 for value in own]
-        advantages = tuple(torch.randn(n).tolist())
-        rows.append(
-            replace(row, logprobs=tuple(old), advantages=advantages, reference=tuple(reference))
-        )
+        own = torch.tensor([*skipped, *own_logprobs(model, row).tolist()])
+        numbers = {"logprobs": own + torch.randn(len(own)) * 0.4, "reference": own + 0.3}
+        numbers["advantages"] = torch.randn(len(own))
+        rows.append(replace(row, **{name: tuple(n.tolist()) for name, n in numbers.items()}))
     return rows
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.5])
 def test_the_loss_is_that_of_the_formula(kl):
-    model = tiny_llama()
+    model, low, high, clipped = tiny_llama(), 0.2, 0.28, 0
     rows = sampled_rows(model)
-    low, high = 0.2, 0.28
     objective = PolicyGradient(PolicyGradientSettings(clip_low=low, clip_high=high, kl=kl))
-    found = LossModule(model, objective)(rows)
-    clipped = 0
-    for row, loss in zip(rows, found, strict=True):
+    for row, loss in zip(rows, LossModule(model, objective)(rows), strict=True):
         first = row.targets[0].start == 0
+        given = (one[first:] for one in (row.logprobs, row.reference, row.advantages))
         total = 0.0
-        for p, old, reference, a in zip(
-            own_logprobs(model, row).tolist(),
-            row.logprobs[first:], row.reference[first:], row.advantages[first:],
-            strict=True,
-        ):  # fmt: skip
+        for p, old, reference, a in zip(own_logprobs(model, row).tolist(), *given, strict=True):
             ratio = torch.tensor(p - old).exp().item()
             near = min(max(ratio, 1 - low), 1 + high)
             clipped += ratio * a > near * a
@@ -65,34 +53,24 @@ def test_the_loss_is_that_of_the_formula(kl):
     assert clipped > 5
 
 
-def test_where_the_policy_has_not_moved_it_is_the_plain_policy_gradient():
-    model = tiny_llama()
-    rows = [
-        replace(row, logprobs=tuple(own_logprobs(model, row).tolist()), advantages=(2.0,) * 7)
-        for row in some_rows(4)
-    ]
-    LossModule(model, PolicyGradient())(rows).sum().backward()
-    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+def test_gradients_are_the_plain_ones_where_the_policy_has_not_moved_and_none_beyond_a_clip():
+    model, rows = tiny_llama(), some_rows(4)
+
+    def gradients(shift: float, advantage: float) -> dict[str, torch.Tensor]:
+        old = [tuple((own_logprobs(model, row) + shift).tolist()) for row in rows]
+        shifted = [
+            replace(row, logprobs=one, advantages=(advantage,) * 7)
+            for row, one in zip(rows, old, strict=True)
+        ]
+        model.zero_grad()
+        LossModule(model, PolicyGradient())(shifted).sum().backward()
+        return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    for shift, advantage, moves in ((-1, 1, False), (1, -1, False), (-1, -1, True), (1, 1, True)):
+        after = gradients(shift, float(advantage)).values()
+        assert any(one.abs().max() > 0 for one in after) == moves
+    clipped = gradients(0.0, 2.0)
     model.zero_grad()
     sum(-2.0 * row.weight * own_logprobs(model, row).sum() for row in rows).backward()
     for name, weight in model.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_what_has_gone_far_enough_gets_no_gradient():
-    model, row = tiny_llama(), some_rows(1)[0]
-    own = own_logprobs(model, row).tolist()
-    for shift, advantage, moves in (
-        (-1, 1.0, False),
-        (1, -1.0, False),
-        (-1, -1.0, True),
-        (1, 1.0, True),
-    ):
-        model.zero_grad()
-        old = tuple(value + shift for value in own)
-        LossModule(model, PolicyGradient())(
-            [replace(row, logprobs=old, advantages=(advantage,) * 7)]
-        ).sum().backward()
-        assert (
-            any(w.grad is not None and w.grad.abs().max() > 0 for w in model.parameters()) == moves
-        )
+        torch.testing.assert_close(clipped[name], weight.grad, rtol=1e-4, atol=1e-5)

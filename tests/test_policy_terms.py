@@ -145,60 +145,42 @@ def test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator(mean, c
     assert len(make_batch(items, named, 100).items) == 2
 
 
-def test_a_row_of_no_path_has_no_mean_over_paths():
+def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
+    segments = []
+    for ids in ((1, 2, 3), (4,)):
+        sample = Sample("r", ids, (-1.0,) * len(ids), "end", "p", "0", 0, 0.7, 0.9)
+        turn = make_turn("", Speaker("agent", "x"), [Part("text")], sample=sample)
+        segments.append(Segment([Piece((8, 9)), Piece(ids, turn)]))
+    made = list(rows(View("x", "leaf", tuple(segments))))
+    assert [row.path_tokens for row in made] == [4, 4]
+    assert [(t.temperature, t.top_p) for row in made for t in row.targets] == [(0.7, 0.9)] * 2
+    assert [row_count(row, "sequence") for row in made] == [0.75, 0.25], "together one path"
     for wrong in (None, 2):
         with pytest.raises(UserError, match="path_tokens="):
             objective(mean="sequence").count(one_row(3, path_tokens=wrong))
     assert objective().count(one_row(3, path_tokens=None)) == 3
 
 
-def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
-    segments = []
-    for ids in ((1, 2, 3), (4,)):
-        sample = Sample("r", ids, (-1.0,) * len(ids), "end", "p", "0", 0, 0.7, 0.9)
-        turn = make_turn("", Speaker("agent", "x"), [Part("said")], sample=sample)
-        segments.append(Segment([Piece((8, 9)), Piece(ids, turn)]))
-    made = list(rows(View("x", "leaf", tuple(segments))))
-    assert [row.path_tokens for row in made] == [4, 4]
-    assert [(t.temperature, t.top_p) for row in made for t in row.targets] == [(0.7, 0.9)] * 2
-    counts = [row_count(row, "sequence") for row in made]
-    assert counts == [0.75, 0.25], "together one path"
-
-
 @pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
 def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
-    settings = {
-        "mean": mean,
-        "constant": 8 if mean == "constant" else None,
-        "kl": 0.1,
-        "entropy": 0.01,
-    }
-    weights = []
+    constant = 8 if mean == "constant" else None
+    settings = {"mean": mean, "constant": constant, "kl": 0.1, "entropy": 0.01}
+    results = []
     for budget in (64, 2000):
         model = tiny_llama()
         items = [
-            replace(
-                row,
-                logprobs=(-3.0,) * 7, advantages=(1.0 - index % 3,) * 7, reference=(-3.4,) * 7,
-                path_tokens=7 * (1 + index % 2),
-            )
+            replace(row, logprobs=(-3.0,) * 7, advantages=(1.0 - index % 3,) * 7,
+                    reference=(-3.4,) * 7, path_tokens=7 * (1 + index % 2))
             for index, row in enumerate(some_rows(8))
         ]  # fmt: skip
         few = ONE.model_copy(update={"tokens_per_microbatch": budget})
         with Trainer(model, objective(**settings), few, tmp_path / str(budget)) as trainer:
             metrics = [trainer.step(items) for _ in range(2)][-1]
-        weights.append((torch.cat([w.detach().flatten() for w in model.parameters()]), metrics))
-    (one, metrics), (other, others) = weights
+        results.append((torch.cat([w.detach().flatten() for w in model.parameters()]), metrics))
+    (one, metrics), (other, others) = results
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-    for name in (
-        "loss",
-        "ratio",
-        "ratio_min",
-        "ratio_max",
-        "clip_share",
-        "entropy",
-        "reference_kl",
-    ):
+    names = ("loss", "ratio", "ratio_min", "ratio_max", "clip_share", "entropy", "reference_kl")
+    for name in names:
         assert metrics[name] == pytest.approx(others[name], abs=1e-4), name
     assert metrics["ratio_min"] < metrics["ratio"] < metrics["ratio_max"]
 
@@ -266,29 +248,22 @@ def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
 
 
 def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
-    model, items = (
-        tiny_llama(),
-        [replace(some_rows(1)[0], logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)],
-    )
+    model, (row,) = tiny_llama(), some_rows(1)
+    items = [replace(row, logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)]
     LossModule(model, objective(entropy=0.5))(items).sum().backward()
-    found = model.lm_head.weight.grad.clone()
+    gradient = model.lm_head.weight.grad.clone()
     model.zero_grad()
-    (row,) = items
     own = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
     own = own[[place - 1 for place in places(row)]]
     (0.5 * row.weight * (own.exp() * own).sum()).backward()
-    torch.testing.assert_close(found, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
-    assert found.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
+    assert gradient.abs().max() > 1e-3
     model.zero_grad()
     LossModule(model, objective())(items).sum().backward()
     assert model.lm_head.weight.grad.abs().max() == 0
-
-
-def test_what_a_model_rules_out_adds_nothing_to_an_entropy():
-    logits = torch.tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
-    entropy = entropies(logits.log_softmax(-1))
-    two = torch.distributions.Categorical(logits=logits.detach()[:, :2]).entropy()
-    torch.testing.assert_close(entropy, two)
+    logits = torch.tensor([[1.0, 2.0, -math.inf]])  # what a model rules out adds nothing
+    two = torch.distributions.Categorical(logits=logits[:, :2]).entropy()
+    torch.testing.assert_close(entropies(logits.log_softmax(-1)), two)
 
 
 def sampled(temperature: float = 1.0, top_p: float = 1.0) -> list[Row]:
@@ -304,29 +279,22 @@ def test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling(
     temperature, tmp_path
 ):
     """Contract 8, by the loss itself: the engine's log-probs, from its compiled loops, against the trainer's."""
-    found = objective(temperature=temperature)
-    with Trainer(templated("chatml").model, found, LONG, tmp_path) as trainer:
-        metrics = trainer.step(sampled(temperature))
-    for name in ("ratio", "ratio_min", "ratio_max"):
-        assert metrics[name] == pytest.approx(1, abs=1e-4)
-    assert metrics["clip_share"] == 0
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_ratios_to_recomputed_log_probs_are_exactly_one(temperature, tmp_path):
-    found = objective(temperature=temperature, old="recomputed", importance="truncate", kl=0.1)
-    loaded = templated("chatml")
+    names, at = ("ratio", "ratio_min", "ratio_max"), {"temperature": temperature}
     items = sampled(temperature)
-    with Trainer(loaded.model, found, LONG, tmp_path) as trainer:
+    with Trainer(templated("chatml").model, objective(**at), LONG, tmp_path / "engine") as trainer:
+        metrics = trainer.step(items)
+    assert [metrics[name] for name in names] == pytest.approx([1, 1, 1], abs=1e-4)
+    assert metrics["clip_share"] == 0
+    loss = objective(**at, old="recomputed", importance="truncate", kl=0.1)
+    with Trainer(templated("chatml").model, loss, LONG, tmp_path / "recomputed") as trainer:
         items = with_old(trainer.model, items, LONG, temperature=temperature)
         items = with_row_reference(trainer.model, items, LONG, temperature=temperature)
         metrics = trainer.step(items)
         moved = trainer.step(items)
-    assert metrics["ratio"] == metrics["ratio_min"] == metrics["ratio_max"] == 1.0
+    assert [metrics[name] for name in names] == [1, 1, 1], "exactly"
     assert metrics["reference_kl"] == metrics["policy_kl"] == 0.0
     assert metrics["engine_ratio_max"] == pytest.approx(1, abs=1e-4)
-    assert moved["ratio_max"] > 1.0 > moved["ratio_min"]
-    assert moved["policy_kl"] > 0
+    assert moved["ratio_max"] > 1.0 > moved["ratio_min"] and moved["policy_kl"] > 0
 
 
 def test_rows_of_another_distribution_are_refused():
@@ -377,22 +345,15 @@ def test_the_engines_share_has_no_part_in_divergence_or_entropy():
     ],
 )  # fmt: skip
 def test_what_a_loss_needs_is_asked_for(settings, missing):
-    found = objective(**settings)
-    assert make_batch([one_row(2)], found, 100).items
+    loss, lacking = objective(**settings), one_row(2, **{missing: None})
+    assert make_batch([one_row(2)], loss, 100).items
     with pytest.raises(UserError, match=f"has no {missing}"):
-        make_batch([one_row(2, **{missing: None})], found, 100)
+        make_batch([lacking], loss, 100)
     with pytest.raises(UserError, match=f"has 1 {missing} for 2 targets"):
-        make_batch([one_row(2, **{missing: (0.0,)})], found, 100)
-
-
-def test_nothing_is_asked_of_a_row_that_is_too_long():
-    """No pass computes anything for it, so it is left out and counted, and the step goes on with the others."""
-    long_row = one_row(4, reference=None)
-    found = make_batch([one_row(2), long_row], objective(kl=0.1), len(one_row(2).ids))
-    assert (len(found.items), found.too_long) == (1, 1)
-
-
-def test_the_trainers_own_log_probs_are_not_asked_of_the_engine():
+        make_batch([one_row(2, **{missing: (0.0,)})], loss, 100)
+    # No pass computes anything for a row that is too long, so it is left out and counted.
+    batch = make_batch([one_row(1), lacking], loss, len(one_row(1).ids))
+    assert (len(batch.items), batch.too_long) == (1, 1)
     assert make_batch([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
 
 

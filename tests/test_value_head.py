@@ -18,13 +18,14 @@ from coterie.models.adapters import (
     token_values,
 )
 from coterie.models.prefix_trie import CostRule
+from coterie.progress import Silent
 from coterie.record.rows import LabeledTrajectory, Pair, Row, Target
 from coterie.training.checkpoint import weight_hash
 from coterie.training.losses import Classifier, Regression
-from coterie.training.reference import LossModule, places
+from coterie.training.reference import LossModule
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import train
-from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+from tests.training_models import SETTINGS, some_pairs, tiny_llama
 
 ALWAYS = CostRule(0.0)
 LORA = TrainingSettings(**{**SETTINGS.model_dump(), "method": "lora", "lora_r": 4})
@@ -88,10 +89,8 @@ KINDS = {
 def gradients(model, loss: torch.Tensor) -> torch.Tensor:
     model.zero_grad()
     loss.backward()
-    weights = list(model.parameters())
-    return torch.cat(
-        [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in weights]
-    )
+    grads = [torch.zeros_like(w) if w.grad is None else w.grad for w in model.parameters()]
+    return torch.cat([one.flatten() for one in grads])
 
 
 def in_microbatches(model, objective, items, size: int, rule: CostRule | None) -> torch.Tensor:
@@ -126,12 +125,19 @@ def test_losses_of_given_values_are_those_worked_out_by_hand():
         assert Classifier().losses([item], [[values]]).tolist() == pytest.approx([hand])
 
 
-def test_values_at_targets_do_not_see_what_comes_after_them():
-    model, (row, *_) = with_head(), some_rows(1)
-    (cut,) = [replace(row, ids=(*row.ids[: row.targets[-1].stop], 9, 9, 9))]
-    with torch.no_grad():
-        one, other = (token_values(model, [r.ids], [places(row)])[0] for r in (row, cut))
-    torch.testing.assert_close(one, other)
+class Stop(Exception):
+    pass
+
+
+class Halted(Silent):
+    """Progress that raises after three steps."""
+
+    left = 3
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.left -= n
+        if self.left < 0:
+            raise Stop
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,43 +145,24 @@ def test_values_at_targets_do_not_see_what_comes_after_them():
 def test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights(kind, tied, tmp_path):
     objective, make, _ = KINDS[kind]
     settings = SETTINGS.model_copy(update={"save_every_steps": 1, "epochs": 4})
-    model = with_head(tie_word_embeddings=tied)
-    whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+
+    def trained(folder: str, **progress: Silent):
+        model = with_head(tie_word_embeddings=tied)
+        path = tmp_path / folder
+        return model, train(model, make(), settings, path, objective=objective, **progress)
+
+    model, whole = trained("whole")
     assert whole.last_loss < 0.8 * whole.first_loss
-    half = Halted(3)
     with pytest.raises(Stop):
-        train(with_head(tie_word_embeddings=tied), make(), settings, tmp_path / "cut",
-              objective=objective, progress=half)  # fmt: skip
-    resumed = with_head(tie_word_embeddings=tied)
-    report = train(resumed, make(), settings, tmp_path / "cut", objective=objective)
+        trained("cut", progress=Halted())
+    resumed, report = trained("cut")
     assert weight_hash(report.final) == weight_hash(whole.final) == weight_hash(resumed)
     assert set(load_file(whole.final / HEAD_FILE)) == {"value_head.weight", "value_head.bias"}
     loaded = type(model).from_pretrained(whole.final)
     load_head(loaded, whole.final)
     assert weight_hash(loaded) == weight_hash(model)
-    again = with_head(tie_word_embeddings=tied)
-    train(again, make(), settings, tmp_path / "whole", objective=objective)
+    again, _ = trained("whole")
     assert weight_hash(again) == weight_hash(model), "a finished training gives its weights back"
-
-
-class Stop(Exception):
-    pass
-
-
-class Halted:
-    """Progress that raises after some steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def start(self, total: int, description: str) -> None: ...
-
-    def advance(self, n: int, **fields: float) -> None:
-        self.left -= n
-        if self.left < 0:
-            raise Stop
-
-    def close(self) -> None: ...
 
 
 def test_a_bias_that_cancels_is_left_alone(tmp_path):
@@ -206,10 +193,10 @@ def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     settings = LORA.model_copy(update={"save_every_steps": 1, "epochs": 4})
     model = with_head()
     whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+    arguments = (make(), settings, tmp_path / "cut")
     with pytest.raises(Stop):
-        train(with_head(), make(), settings, tmp_path / "cut", objective=objective,
-              progress=Halted(3))  # fmt: skip
-    report = train(with_head(), make(), settings, tmp_path / "cut", objective=objective)
+        train(with_head(), *arguments, objective=objective, progress=Halted())
+    report = train(with_head(), *arguments, objective=objective)
     assert weight_hash(report.final) == weight_hash(whole.final)
     loaded = load_adapter(tiny_llama(), whole.final)
     load_head(loaded, whole.final)
@@ -237,12 +224,9 @@ def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
 def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_path):
     """OPT's layers may be wider than what they give at the end."""
     torch.manual_seed(0)
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=32, hidden_size=16, word_embed_proj_dim=8, num_hidden_layers=2, ffn_dim=32,
-            num_attention_heads=2, max_position_embeddings=64, do_layer_norm_before=False, dropout=0.0,
-        )
-    )  # fmt: skip
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 8, "num_hidden_layers": 2, "ffn_dim": 32}
+    more = {"vocab_size": 32, "num_attention_heads": 2, "max_position_embeddings": 64}
+    model = OPTForCausalLM(OPTConfig(**sizes, **more, do_layer_norm_before=False, dropout=0.0))
     assert add_head(model).weight.shape == (1, 8)
     report = train(model, some_pairs(), SETTINGS, tmp_path, objective=Regression())
     load_head(model, report.final)

@@ -57,18 +57,13 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(rule):
     count = sum(map(objective.count, rows))
     loss = LossModule(model, objective, rule)(rows).sum() / count
     loss.backward()
-    found = {
-        name: weight.grad.clone()
-        for name, weight in model.named_parameters()
-        if "lm_head" not in name
-    }
+    named = {name: w for name, w in model.named_parameters() if "lm_head" not in name}
+    gradients = {name: weight.grad.clone() for name, weight in named.items()}
     model.zero_grad()
     total, clipped = torch.zeros((), dtype=torch.float64), 0
     for row in rows:
         values, skip = states(model, row), row.unpredicted
-        old, returns = (
-            torch.tensor(one[skip:], dtype=torch.float64) for one in (row.values, row.returns)
-        )
+        old, returns = (torch.tensor(one[skip:]).double() for one in (row.values, row.returns))
         near = torch.minimum(torch.maximum(values, old - 0.2), old + 0.2)
         errors = torch.stack([(values - returns) ** 2, (near - returns) ** 2])
         clipped += int((errors[1] > errors[0]).sum())
@@ -77,21 +72,18 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(rule):
     assert clipped > 5
     assert float(loss.detach()) == pytest.approx(float(total.detach()), rel=1e-5)
     total.backward()
-    for name, weight in model.named_parameters():
-        if "lm_head" not in name:
-            torch.testing.assert_close(found[name].double(), weight.grad, rtol=1e-3, atol=1e-5)
+    for name, gradient in gradients.items():
+        grad = model.get_parameter(name).grad
+        torch.testing.assert_close(gradient.double(), grad, rtol=1e-3, atol=1e-5)
 
 
 def test_a_value_is_read_before_its_token_and_sees_nothing_after():
     model, (row, *_) = critic(), some_rows(1)
     place = row.targets[0].start
-    others = [
-        (*row.ids[:place], (row.ids[place] + 1) % 32, *row.ids[place + 1 :]),
-        row.ids[: place + 1],
-    ]
+    changed = (*row.ids[:place], (row.ids[place] + 1) % 32, *row.ids[place + 1 :])
     with torch.no_grad():
         (one,) = token_values(model, [row.ids], [[place]], before=True)
-        for ids in others:
+        for ids in (changed, row.ids[: place + 1]):
             (same,) = token_values(model, [ids], [[place]], before=True)
             torch.testing.assert_close(one, same)
         (after,) = token_values(model, [row.ids], [[place]])
