@@ -65,15 +65,25 @@ async def bounded_gather(
         await asyncio.gather(*running, return_exceptions=True)
 
 
+_thresholds: list[tuple[int, int, int]] = []
+"""The collector's own thresholds, once for each open block of :func:`rare_collections`."""
+
+
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage less often: trees keep most objects, and the collector takes half of the time of a step."""
-    young, *older = gc.get_threshold()
-    gc.set_threshold(young and max(young, 500_000), *older)
+    """Collect garbage less often: trees keep most objects, and the collector takes half of the time of a step.
+
+    Blocks may overlap in any order; the end of the last one restores the thresholds.
+    """
+    before = _thresholds[0] if _thresholds else gc.get_threshold()
+    _thresholds.append(before)
+    gc.set_threshold(before[0] and max(before[0], 500_000), *before[1:])
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
+        _thresholds.pop()
+        if not _thresholds:
+            gc.set_threshold(*before)
 
 
 def first_prompts(
