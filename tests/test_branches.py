@@ -11,8 +11,8 @@ from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Turn
 from coterie.rollout.branches import CALLS, Branches, Position
-from coterie.rollout.sessions import SessionError, Sessions, sessions_of
-from tests.games import Asking, Base, Counting, Rounds, Script
+from coterie.rollout.sessions import Sessions, sessions_of
+from tests.games import Asking, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
 
@@ -123,19 +123,5 @@ def test_no_more_calls_are_run_than_are_left_to_all_who_act() -> None:
             errors = [[bool(call.error) for call in turn.calls] for turn in at.state.turns]
             assert errors == [[False, False], [False, True]]
             assert at.state.left == {"calls": 0} and at.state.end == CALLS
-
-    asyncio.run(test())
-
-
-def test_a_beginning_that_hangs_fails_in_time() -> None:
-    class Slow(Base):
-        async def begin(self, *_: object) -> object:  # type: ignore[override]
-            await asyncio.sleep(60)
-            return None
-
-    async def test() -> None:
-        async with growing(Slow(), Script(lambda _: "1"), seconds=0.05) as (grown, _):  # type: ignore[arg-type]
-            with pytest.raises(SessionError, match="the beginning did not end within"):
-                await grown.start()
 
     asyncio.run(test())

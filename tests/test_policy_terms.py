@@ -66,9 +66,6 @@ def step_loss(found: PolicyGradient, items: list[Row], values: list[torch.Tensor
     return float(losses.sum()) / sum(found.count(item) for item in items)
 
 
-# -- the clips ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("advantage", "ratio", "expected"),
     [
@@ -104,9 +101,6 @@ def test_settings_that_cannot_work_are_refused():
             PolicyGradientSettings(**wrong)
 
 
-# -- the means ---------------------------------------------------------------------------------------
-
-
 def paths_of_rows() -> tuple[list[Row], list[torch.Tensor]]:
     """A path of two rows (1 and 3 tokens) and one of a single row (2 tokens), each with a loss of its own."""
     rows_ = [
@@ -130,15 +124,7 @@ def test_means_are_of_tokens_or_of_paths_and_never_of_rows(mean, constant, expec
     named = objective(mean=mean, constant=constant)
     assert step_loss(named, items, values) == pytest.approx(expected)
     assert sum(map(named.count, items)) == pytest.approx(6 if mean == "token" else 2)
-
-
-@pytest.mark.parametrize(
-    ("mean", "constant"), [("token", None), ("sequence", None), ("constant", 9)]
-)
-def test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator(mean, constant):
-    """Overlong paths: weight 0, as if they were not there."""
-    items, values = paths_of_rows()
-    named = objective(mean=mean, constant=constant)
+    # An overlong path has weight 0, as if it were not there.
     without = step_loss(named, items[:2], values[:2])
     items[2] = replace(items[2], weight=0.0)
     assert step_loss(named, items, values) == pytest.approx(without)
@@ -185,8 +171,6 @@ def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
     assert metrics["ratio_min"] < metrics["ratio"] < metrics["ratio_max"]
 
 
-# -- divergences -------------------------------------------------------------------------------------
-
 VOCABULARY = 6
 
 
@@ -223,12 +207,8 @@ def test_estimates_have_the_gradients_that_their_names_promise():
 
 def test_the_divergence_counts_where_there_is_no_advantage():
     row = one_row(2, advantages=(0.0, 0.0), reference=(-1.0, -2.0))
-    found = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
-    by_hand = [math.exp(-1) - 1 + 1, math.exp(-2) - 1 + 2]
-    assert found == pytest.approx(0.5 * sum(by_hand) / 2)
-
-
-# -- entropy and temperature -------------------------------------------------------------------------
+    loss = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
+    assert loss == pytest.approx(0.5 * (math.exp(-1) - 1 + 1 + math.exp(-2) - 1 + 2) / 2)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -306,9 +286,6 @@ def test_rows_of_another_distribution_are_refused():
     assert make_batch(rows_, objective(temperature=0.7), 1000).items
 
 
-# -- the engine's log-probs and the trainer's --------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("importance", "weights"),
     [("off", [1, 1, 1]), ("truncate", [0.5, 2, 2]), ("mask", [0.5, 2, 0])],
@@ -318,23 +295,21 @@ def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_s
 ):
     """Old log-probs are 0, so the engine's are minus the logs of the raw ratios 0.5, 2 and 8."""
     row = one_row(3, logprobs=tuple(-math.log(one) for one in (0.5, 2.0, 8.0)))
-    found = objective(old="recomputed", importance=importance, importance_cap=2.0)
+    loss = objective(old="recomputed", importance=importance, importance_cap=2.0)
     values = read(1.0, 1.1, 1.05)
     expected = -sum(w * r for w, r in zip(weights, (1.0, 1.1, 1.05), strict=True)) / 3
-    assert step_loss(found, [row], [values]) == pytest.approx(expected)
-    measured = found.measures([row], [[values]])
+    assert step_loss(loss, [row], [values]) == pytest.approx(expected)
+    measured = loss.measures([row], [[values]])
     raw = measured["engine_ratio"]
-    assert raw.extremes, "raw, before anything is cut"
-    assert raw.values.tolist() == pytest.approx([0.5, 2, 8])
+    assert raw.extremes and raw.values.tolist() == pytest.approx([0.5, 2, 8]), "before any cut"
     if importance != "off":
         assert measured["engine_cut_share"].values.tolist() == [0, 0, 1]
-
-
-def test_the_engines_share_has_no_part_in_divergence_or_entropy():
-    row = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
+    # The engine's share has no part in divergence or entropy.
+    still = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
     settings = {"old": "recomputed", "kl": 0.5, "entropy": 0.25}
-    plain = step_loss(objective(**settings), [row], [read(1.0)])
-    assert step_loss(objective(**settings, importance="mask"), [row], [read(1.0)]) == plain
+    plain = step_loss(objective(**settings), [still], [read(1.0)])
+    weighed = objective(**settings, importance=importance)
+    assert step_loss(weighed, [still], [read(1.0)]) == plain
 
 
 @pytest.mark.parametrize(
@@ -369,9 +344,6 @@ def test_recomputed_log_probs_are_the_models_and_leave_first_tokens_out():
     for row in (found[0], *found[2:]):
         (own,) = row_logprobs(model, [row], None, 0.5)
         assert row.old[row.unpredicted :] == pytest.approx(own.tolist(), abs=1e-4)
-
-
-# -- what is measured --------------------------------------------------------------------------------
 
 
 def test_clips_are_counted_where_they_keep_a_token_from_moving():

@@ -15,6 +15,7 @@ from coterie.rewards.dialogue_reward import (
     PathReward,
     PathRewardSettings,
     RewardSettings,
+    add_terms,
     count_leaks,
     count_repeats,
     rewards,
@@ -104,7 +105,8 @@ def graded(
 
 
 def reward(path: GradedPath, **settings: Any) -> float | None:
-    return PathReward(PathRewardSettings(**settings)).compute(path)
+    terms = PathReward(PathRewardSettings(**settings)).terms(path)
+    return None if terms is None else add_terms(terms)
 
 
 def test_the_reward_of_a_path_is_the_environments_and_the_settings_terms() -> None:

@@ -147,30 +147,6 @@ def test_a_writer_killed_inside_a_transaction_loses_that_item_and_nothing_else(t
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def write_and_print(path: Path) -> None:
-    with Store.open(path) as store:
-        for number in range(100_000):
-            store.finish(key(f"t{number:06}"), tree=whole(number, f"t{number:06}"))
-            print(number)
-
-
-@pytest.mark.parametrize("lines", [1, 17, 60])
-def test_a_writer_killed_at_any_instant_keeps_every_item_it_has_finished(tmp_path, lines):
-    path = tmp_path / "s.db"
-    writer = child("write_and_print", path)
-    assert writer.stdout is not None
-    for _ in range(lines):
-        writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    count = lines + len(writer.stdout.read().splitlines())
-    writer.wait()
-    with Store.open(path) as store:
-        trees = list(store.trees(0, "rollout"))
-        assert count <= len(trees) <= count + 1
-        assert trees == [whole(n, f"t{n:06}") for n in range(len(trees))]
-        assert len(store.finished_keys(0, "rollout")) == len(trees)
-
-
 # Disks
 
 

@@ -198,16 +198,13 @@ def test_a_request_is_told_from_others_by_what_was_asked(changes):
     assert less.id != more.id, "they keep more or less"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"name": "find"}, {"description": ""}, {"parameters": {"type": "object"}}, {"alone": True}],
-    ids=str,
-)
-def test_a_request_is_told_from_others_by_its_tools(changes):
+def test_a_request_is_told_from_others_by_its_tools():
     offered = request(tools=(SEARCH,))
     assert offered.tools == (SEARCH,)
-    assert request(tools=(replace(SEARCH, **changes),)).id != offered.id
-    assert request(tools=(SEARCH, replace(SEARCH, **changes))).id != offered.id
+    changes = {"name": "find", "description": "", "parameters": {"type": "object"}, "alone": True}
+    for name, value in changes.items():
+        other = replace(SEARCH, **{name: value})
+        assert request(tools=(other,)).id != offered.id != request(tools=(SEARCH, other)).id
 
 
 def forked() -> tuple[Tree, list[Turn]]:

@@ -60,6 +60,7 @@ PERPLEXITY_EXPONENTIAL = f"{TARGET}test_a_perplexity_is_the_exponential_of_the_m
 PLAN_QUOTES = f"{TARGET}test_a_plan_that_quotes_an_action_is_a_leak"
 GATE_KEEPS = f"{SELECT}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"
 RANDOM_TAKES = f"{SELECT}test_random_takes_as_many_as_asked_one_a_task_and_repeats"
+VISITS = f"{SELECT}test_visits_are_needed_up_to_a_bound_and_pairs_are_counted_as_they_are_found"
 DENSE = f"{SELECT}test_siblings_make_a_pair_from_the_margin_and_the_visits_on"
 WHOLE_RUNS = f"{SELECT}test_whole_runs_are_paired_where_they_first_differ"
 BUDGET = f"{SELECT}test_the_tasks_with_the_most_pairs_give_the_same_share_and_the_total_is_exact"
@@ -128,8 +129,8 @@ FAULTS = (
         f"{W}dialogue_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]
     ),
     Fault(
-        f"{W}dialogue_reward:PathReward.compute",
-        result(lambda reward: reward or 0.0, "ungraded is zero"),
+        f"{W}dialogue_reward:PathReward.terms",
+        result(lambda terms: terms or {"environment": 0.0}, "ungraded is zero"),
         [PATH],
     ),
     Fault(f"{W}dialogue_reward:PathReward.__init__", settings(gated=False), [PATH]),
@@ -212,7 +213,7 @@ FAULTS = (
         "coterie.selection:sibling_pairs", given(score=lambda score: lambda node: 1.0), [SIBLINGS]
     ),
     Fault("coterie.selection:qualify", settings(margin=0.0), [DENSE]),
-    Fault("coterie.selection:needed_visits", given(limit=10**9), [DENSE]),
+    Fault("coterie.selection:needed_visits", given(limit=10**9), [VISITS]),
     Fault(
         "coterie.selection:dense_pairs",
         result(lambda found: [replace(p, chosen=p.rejected, rejected=p.chosen) for p in found]),

@@ -116,10 +116,7 @@ class Roles:
     def load(
         self, name: str, version: int, *, merge: bool = True, trainable: bool = False
     ) -> LoadedModel:
-        """Load a version of a role.
-
-        Merges an adapter; with ``merge=False`` only into float32 weights. A ``trainable`` adapter stays separate.
-        """
+        """Load a version of a role, with its adapter merged (``merge=False``: only into float32) unless trainable."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
         loaded = self._load(role.model if adapter else path)
