@@ -12,11 +12,11 @@ import pytest
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import Environment, Grade, State
 from coterie.record.store import Store
-from coterie.record.tree import Credit, ItemKey, Outcome, Tree
+from coterie.record.tree import ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
 from coterie.rollout.branches import Branches, context_at
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.sessions import sessions_of
 from coterie.rollout.tree_search import (
     GrowthRule,
     Judgment,
@@ -59,24 +59,6 @@ def anywhere(tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng
     return rng.choice([tree.root, *sorted(node for node in spoken if tree.children(node))])
 
 
-@dataclass
-class Grown:
-    """A search that is over."""
-
-    search: TreeSearch
-    sessions: Sessions
-    last: Tree | None = None
-    """The tree after the last search."""
-
-    @property
-    def tree(self) -> Tree:
-        return self.search.tree
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return self.search.rollouts
-
-
 def grow(
     game: Environment,
     samplers: Mapping[str, Candidates],
@@ -85,20 +67,15 @@ def grow(
     *,
     sessions: int = 100,
     seconds: float = 5.0,
-) -> Grown:
+) -> TreeSearch:
     """A whole search of the task of ``tests.test_branches``."""
     tree, rollouts = begun or (Tree("t", "rollout", 0), ())
 
-    async def run() -> Grown:
+    async def run() -> TreeSearch:
         async with sessions_of(sessions, seconds) as kept:
             own = branches(game, dict(samplers), tree, kept, seconds)
-            grown = Grown(TreeSearch(own, by_score, samplers, rule, rollouts=list(rollouts)), kept)
-
-            def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
-                leaves = [one.leaf for one in grown.rollouts if one.leaf is not None]
-                grown.last = path_tree(tree, leaves)
-
-            await grown.search.grow(record)
+            grown = TreeSearch(own, by_score, samplers, rule, rollouts=list(rollouts))
+            await grown.grow(lambda *_: None)
             return grown
 
     return asyncio.run(run())
@@ -113,7 +90,7 @@ REASON = "no reward: the dialogue could not be graded"
 RULE = GrowthRule(6, 4, anywhere)
 
 
-def whole(grown: Grown) -> None:
+def whole(grown: TreeSearch) -> None:
     """Every rollout has an end, and no path of the tree leads nowhere."""
     assert {one.leaf for one in grown.rollouts} == set(grown.tree.outcomes)
     assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes)
@@ -152,9 +129,9 @@ def test_a_search_grows_the_same_tree_with_forks_and_with_replay() -> None:
     )
     assert forked.tree == replayed.tree == bounded.tree
     assert forked.rollouts == replayed.rollouts == bounded.rollouts
-    assert forked.sessions.forked and not replayed.sessions.forked
-    assert forked.search.branches.replays < replayed.search.branches.replays
-    assert bounded.sessions.closed_early and games[2].most == 1
+    assert forked.branches.sessions.forked and not replayed.branches.sessions.forked
+    assert forked.branches.replays < replayed.branches.replays
+    assert bounded.branches.sessions.closed_early and games[2].most == 1
     assert [game.live for game in games] == [0, 0, 0]
 
 
@@ -165,7 +142,7 @@ def same_number(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_merged_turn_goes_on_from_its_sibling(forks: bool) -> None:
-    def search(merge: Merge) -> tuple[Grown, Counting, Candidates]:
+    def search(merge: Merge) -> tuple[TreeSearch, Counting, Candidates]:
         game, cast = Counting(forks=forks), agent("3", "3 ", " 3")
         rule = GrowthRule(1, 6, lambda tree, *_: tree.root, merge)
         return grow(game, cast, rule), game, cast["agent"]
@@ -221,8 +198,8 @@ def test_a_rollout_that_fails_is_recorded_and_the_others_go_on(fault: str, forks
     assert 0 < len(failed) < 24 and len(grown.rollouts) == 24
     assert all(expected in str(one.failure) for one in failed)
     assert all(one.reward is not None for one in grown.rollouts if one.leaf is not None)
-    assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes), "no half paths"
-    assert grown.tree == grown.last and game.live == 0
+    assert grown.tree == path_tree(grown.tree, [*grown.tree.outcomes]), "no half paths"
+    assert game.live == 0
 
 
 def test_an_engine_that_is_gone_ends_the_search_and_closes_its_sessions() -> None:
@@ -257,7 +234,7 @@ def test_a_path_that_cannot_be_graded_is_lost_alone() -> None:
     assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes) == leaves
 
 
-def stored(path: Path, grown: Grown, searches: int) -> tuple[Tree, list[Rollout]]:
+def stored(path: Path, grown: TreeSearch, searches: int) -> tuple[Tree, list[Rollout]]:
     rollouts = [one for one in grown.rollouts if one.search < searches]
     with Store.open(path / "store.sqlite") as store:
         for one in rollouts:

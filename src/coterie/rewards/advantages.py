@@ -1,10 +1,8 @@
 """Advantages of sampled paths, in plain float64 numbers.
 
-*Group* advantages compare the paths of one actor on one task. A path has one advantage for all its tokens. Advantages
-precede filters: a path that is later excluded from training (weight 0) is still compared.
-
-*GAE* uses only the actor's trained tokens, in the order of the path, over all of its rows, so observations change
-nothing and never carry a reward.
+*Group* advantages compare the paths of one actor on one task, also paths that are later excluded from training. A path
+has one advantage for all its tokens. *GAE* uses only the actor's trained tokens, in the order of the path, over all of
+its rows, so observations change nothing and never carry a reward.
 """
 
 import math

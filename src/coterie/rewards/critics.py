@@ -1,16 +1,13 @@
 """Critics: a judge that compares replies, step critics that score them, corrections of actions, and likelihoods.
 
-A :class:`StepCritic` may see more than the agent: it has its own prompt (``ChatRenderer.render`` with ``privileges``),
-followed by the agent's sampled ids. In SWEET-RL (arXiv 2503.15478, equation 3) the advantage of a turn is the mean over
-its tokens of log pi_critic - log pi_ref under the critic's prompt (:class:`LikelihoodCritic`). Its ablations use a
-regression head or a value function (:class:`HeadCritic`), or a judge.
+SWEET-RL (arXiv 2503.15478, equation 3): the advantage of a turn is the mean over its tokens of log pi_critic -
+log pi_ref under the critic's own prompt, which may show more than the agent's (:class:`LikelihoodCritic`).
 
 Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the maximum over turns of the turn's mean token loss under the
-initial base model (:func:`turn_losses`). In MOAT (arXiv 2509.09629) a plan is good if the right actions are likely:
+initial base model (:func:`turn_losses`).
 
-    PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)),
-
-over exactly the tokens of the right actions ``a`` with their end token (:func:`mean_loglikelihoods`).
+MOAT (arXiv 2509.09629): PPL(a | x, s) = exp(-(1 / |a|) sum_i log p(a_i | a_<i, x, s)), over exactly the tokens of the
+right actions ``a`` with their end token (:func:`mean_loglikelihoods`).
 """
 
 import asyncio

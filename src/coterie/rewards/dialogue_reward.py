@@ -5,9 +5,7 @@ Dialogue (arXiv 2410.08115, equation 1):
     R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
 
 The maximum is over the samples of the same task, or a parameter. Penalties follow the released code, see
-:class:`RewardSettings`. A dialogue with a repeat gets no likelihood term. In Optima's code, an utterance leaks if it
-has both speakers' names as prefixes, or one of them twice. There, every utterance begins with its speaker's name; here
-the name is optional, and the rule is the same.
+:class:`RewardSettings`. There, every utterance begins with its speaker's name; here the name is optional.
 
 Path of one agent:
 

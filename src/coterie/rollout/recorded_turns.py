@@ -1,11 +1,8 @@
 """Turns of other authors and candidate turns under the prompts of this run, and rows of written conversations.
 
 A written turn has an author but no sample; its text is tokenized here, once. Its request is the prompt that the run's
-own model would have received, so it can be trained on, and rows equal the rows of sampled dialogues. A template that
-changes earlier turns (Qwen 3 drops their thoughts) splits a conversation into several segments.
-
-SWEET-RL (arXiv 2503.15478, section 4.2) samples candidates for every agent turn of a dialogue from the policy that
-played it, and ranks them with a critic. A dialogue and its candidates are one tree (:class:`CandidateSampling`).
+own model would have received, so it can be trained on, and rows equal the rows of sampled dialogues. SWEET-RL (arXiv
+2503.15478, section 4.2) samples candidates for every agent turn of a dialogue (:class:`CandidateSampling`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -2,10 +2,8 @@
 
 A search chooses a node (first the root), plays rollouts from it to the end, and adds their rewards to the values of all
 nodes on their paths. Samples depend only on the task's key and the tree, so an interrupted search is repeated exactly.
-
-Continuations of a node are sampled as candidates of one prompt. A new turn may be *merged* with a sibling: the rollout
-then continues from that sibling. (Optima's released code continues from the new text under the old node, so its sampled
-turns do not follow from their ancestors in the tree.)
+A new turn may be *merged* with a sibling: the rollout then continues from that sibling. (Optima's released code
+continues from the new text, so its turns do not follow from their ancestors in the tree.)
 """
 
 import asyncio

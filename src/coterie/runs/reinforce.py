@@ -1,8 +1,7 @@
 """Reinforcement learning within a stage. Each step: sample, reward, advantage, update.
 
-Samples of a step are stored before its update, and its metrics after it. Checkpoints of all roles are saved between
-steps. A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the
-stored samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
+A killed run resumes at the newest step for which all roles have a checkpoint, and repeats later steps from the stored
+samples. In float32 on one CPU process the resulting weights are bitwise equal to an uninterrupted run.
 """
 
 import math
