@@ -116,6 +116,7 @@ def test_credit_of_other_settings_stands_beside_it_and_none_is_overwritten(tmp_p
     first = [Credit(n, "value", 1.0, "a") for n in nodes]
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("t"), tree=tree, credit=first)
+        assert store.credit("a", "value") == dict.fromkeys(nodes, 1.0)
         other = [Credit(n, "value", float(i or -0.0), "b") for i, n in enumerate(nodes)]
         for sample in ("", "again"):
             store.finish(ItemKey(0, "rewards", "t", sample), credit=other)
