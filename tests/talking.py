@@ -1,10 +1,14 @@
-"""Plays lines that a test gives through an environment: by branches, as everybody's turns go."""
+"""Scripted dialogues in an environment, and greedy completions of a packaged model."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.models.loading import load
 from coterie.record.tree import Task, Tree
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
@@ -86,3 +90,17 @@ async def branching(
 async def finished(driver: Driver, *episodes: Episode) -> list[EpisodeResult]:
     async with driver.play_all(episodes) as playing:
         return [one async for one in playing]
+
+
+def greedy(
+    model: str, prompts: Sequence[Sequence[int]], max_tokens: int, stop: tuple[str, ...] = ()
+) -> list[Completion]:
+    """Return the greedy completions of a packaged model."""
+    engine = InProcessEngine(load(model), policy=model, version="0")
+    sampling = Sampling(0.0, 1.0, max_tokens, stop, 60.0)
+
+    async def sample() -> list[Completion]:
+        drawn = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return [one for (one,) in drawn]
+
+    return asyncio.run(sample())

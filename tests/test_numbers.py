@@ -43,10 +43,9 @@ CHEATS = (
 
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
-    """Those whose answer is not 0, of which a seventh is 0 too; each answer once."""
-    environment = talk_in("gsm8k")
-    found = {gold_answer(task): task for task in environment.tasks("heldout", 100, 0)}
-    return [task for gold, task in found.items() if gold != "0"]
+    """One for each answer but 0, of which a seventh is 0 too."""
+    by_answer = {gold_answer(task): task for task in talk_in("gsm8k").tasks("heldout", 100, 0)}
+    return [task for gold, task in by_answer.items() if gold != "0"]
 
 
 def test_a_number_in_an_honest_dress_scores_agrees_and_has_a_vote(tasks: list[Task]) -> None:
@@ -56,9 +55,8 @@ def test_a_number_in_an_honest_dress_scores_agrees_and_has_a_vote(tasks: list[Ta
         for dress in (*HONEST, f"{float(gold):,}"):
             answer = environment.answer(rf"so \boxed{{{dress.replace('G', gold)}}}")
             assert answer is not None and environment.score(task, answer) == 1.0, (gold, dress)
-            assert (
-                environment.same(gold, answer) and votes(environment.similarity, gold, answer) == 1
-            ), dress
+            assert environment.same(gold, answer), (gold, dress)
+            assert votes(environment.similarity, gold, answer) == 1, (gold, dress)
 
 
 def test_a_number_with_something_left_over_scores_agrees_and_votes_for_nothing(
