@@ -9,10 +9,17 @@ import pytest
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TriviaRow, TwoWikiRow
 from coterie.environments.answers import gold_answers, secret_answers
-from coterie.environments.information_exchange import Deal, deal, deal_parts, deal_snippets
+from coterie.environments.discussion import (
+    DEBATE_FORMATS,
+    EXCHANGE_FORMATS,
+    Deal,
+    deal,
+    deal_parts,
+    deal_snippets,
+)
 from coterie.environments.protocol import State
 from coterie.environments.registry import EXCHANGES, SUBJECTS, content, make_environment
-from coterie.environments.talk import DEBATE_FORMATS, EXCHANGE_FORMATS, MAX_LENGTH, Talk
+from coterie.environments.talk import MAX_LENGTH, Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task
 from coterie.record.turn import PrivilegeError

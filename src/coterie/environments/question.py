@@ -49,7 +49,7 @@ from coterie.environments.answers import (
     secret_answers,
 )
 from coterie.environments.coding import code_of, python_blocks
-from coterie.environments.debate import problem_text
+from coterie.environments.discussion import problem_text
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import number, same_number
 from coterie.environments.protocol import WELL_FORMED, ActorKind, Grade, Pure, State, Transition

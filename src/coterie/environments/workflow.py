@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -55,7 +54,7 @@ from coterie.environments.traces import (
     scan,
     violations,
 )
-from coterie.environments.with_tools import WithTools, with_tools
+from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
@@ -145,17 +144,6 @@ class TerseTags(Tags):
         return tuple(messages)
 
 
-class WithPlans(WithTools):
-    """Environment with tools that measures plans and calls."""
-
-    environment: "WorkflowAgent"
-
-    async def grade(self, state: State, live: object) -> Grade:
-        grade = await super().grade(state, live)
-        how = measures(state.turns, AGENT, self.environment.kind)
-        return replace(grade, metrics={**grade.metrics, **how})
-
-
 class AgentSettings(EnvironmentSettings):
     """Settings of prompts and answers."""
 
@@ -218,10 +206,13 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
             return Transition(end=LENGTH if turn.truncated else NO_ANSWER)
         return Transition(answer=answer, end=ANSWERED)
 
+    def turn_metrics(self, turns: Sequence[Turn]) -> dict[str, float | int]:
+        return measures(turns, AGENT, self.kind)
+
     def with_tools(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
-        """Return this environment with tools and measures of plans."""
+        """Return this environment with tools. Terse prompts do not describe them."""
         if self.settings.prompt == "closed":
             raise UserError(
                 f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",
@@ -230,7 +221,7 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
         if isinstance(syntax, Tags):
             kind = TerseTags if self.terse else Tags
             syntax = kind(syntax.calls, "answer", syntax.observation, syntax.inline)
-        return with_tools(self, sources, settings, syntax, WithPlans)
+        return with_tools(self, sources, settings, syntax)
 
 
 PlanForm = Literal["tasks", "none"]
