@@ -36,7 +36,7 @@ async def talk(
     truncated: bool = False,
     shared: Shared | None = None,
 ) -> tuple[State, list[Heard]]:
-    """The state after these lines, each of which must be asked for, and what was heard before each."""
+    """The state after these lines, each of which must be requested, and the prompts before each."""
     left, heard = list(lines), []
 
     def say(prompt: Prompt) -> str:
@@ -44,13 +44,12 @@ async def talk(
         heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
         return left.pop(0)
 
-    script = Script(say, truncated=truncated)
-    async with branching(environment, task, script, shared) as branches:
+    async with branching(environment, task, Script(say, truncated=truncated), shared) as branches:
         at = await branches.start()
         while left:
             assert at.state.end is None, f"over before {left[0]!r}"
             at = await go_on(branches, at)
-    return at.state, heard
+        return at.state, heard
 
 
 async def talk_out(
@@ -61,8 +60,7 @@ async def talk_out(
     truncated: bool = False,
     shared: Shared | None = None,
 ) -> tuple[State, Grade]:
-    script = Script(say, truncated=truncated)
-    async with branching(environment, task, script, shared) as branches:
+    async with branching(environment, task, Script(say, truncated=truncated), shared) as branches:
         at = await branches.start()
         while at.state.end is None:
             at = await go_on(branches, at)

@@ -1,6 +1,5 @@
 """The ``encyclopedia`` micro-world: entries, questions, experts, search, and the tiny model."""
 
-import json
 import re
 from collections import Counter
 from functools import cache
@@ -22,7 +21,6 @@ from coterie.environments.encyclopedia import (
 from coterie.environments.settings import split_of_key
 from coterie.environments.traces import parse_plan, scan, violations
 from coterie.models.loading import load_renderer
-from coterie.tools.retrieval import Retriever, build_index
 from scripts.tiny.encyclopedia import FORMS, TAGS, Block, trace_row
 from tests.talking import greedy
 
@@ -124,19 +122,6 @@ def test_experts_plan_the_levels_keep_to_the_rules_and_end_with_the_answer() -> 
             *_, final = scan(shown)[0]
             assert (final.name, final.body) == ("answer", one.answer)
     assert expert_trace(LONG).plan.tasks[1].text == "home of {T1}"
-
-
-def test_the_first_passage_that_bm25_finds_is_the_entry(tmp_path: Path) -> None:
-    corpus, entry = tmp_path / "passages.jsonl", world().entries[7]
-    assert world().write(corpus) == len(world().entries)
-    row = json.loads(corpus.read_text().splitlines()[7])
-    assert row == {"id": "7", "contents": f'"{entry.name}"\n{entry.text}'}
-    build_index(corpus, tmp_path / "index")
-    facts = [fact for one in questions("heldout") for fact in one.facts]
-    results = Retriever(tmp_path / "index").search([fact.query for fact in facts], 2)
-    right = [hits[0][0].title == fact.subject for hits, fact in zip(results, facts, strict=True)]
-    assert sum(right) / len(right) > 0.98
-    assert all(len(hits) == 2 for hits in results), "names share words"
 
 
 def test_the_packaged_model_searches_once_and_answers(tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from coterie.environments.acting import SOLVED, drop_shots
 from coterie.environments.answers import gold_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.python_maths import MOST_SHOTS, SUBJECTS, PythonMaths, read_shots
+from coterie.environments.python_maths import PythonMaths
 from coterie.environments.talk import ANSWERED
 from coterie.record.tree import TURNS, Ending, Task
 from coterie.record.turn import Message
 from coterie.rollout.episodes import first_prompts
-from coterie.tools.sandbox.pool import Sandbox
 from tests.played import environment_of
-from tests.python_sessions import act, answer, in_sandbox, played, seen
+from tests.python_sessions import act, answer, played, seen
 
 
 def maths(dataset: str = "gsm8k", *words: str) -> PythonMaths:
@@ -97,19 +96,6 @@ def test_answers_of_math_are_compared_as_mathematics_and_others_as_numbers() -> 
     assert maths("math").subject.same is same_mathematics
     assert maths("math", "subject=numbers").subject.same is same_number
     assert r"\frac" in maths("math").system_prompt(first_task(maths("math"))[0])
-
-
-def test_the_cells_of_examples_show_what_the_examples_say() -> None:
-    async def work(sandbox: Sandbox) -> None:
-        for name, subject in SUBJECTS.items():
-            shots = read_shots(name)
-            assert len(shots) == MOST_SHOTS
-            for shot in shots:
-                async with sandbox.session(0) as session:
-                    assert (await session.run(shot["cell"])).text == shot["seen"]
-                assert subject.same(shot["seen"].replace("1/6", r"\frac16"), shot["answer"])
-
-    in_sandbox(work)
 
 
 def test_examples_are_shown_before_the_problem_and_can_be_dropped() -> None:

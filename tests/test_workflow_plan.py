@@ -10,7 +10,6 @@ from coterie.environments.traces import (
     Plan,
     Shape,
     parse_plan,
-    scan,
     violations,
 )
 
@@ -103,20 +102,6 @@ def test_the_levels_of_random_graphs_are_right() -> None:
         level = {name: number for number, row in enumerate(plan.levels) for name in row}
         for name, waits in after.items():
             assert level[name] == 1 + max((level[one] for one in waits), default=-1)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>a é</think> b <plan>c</plan>", [("think", "a é", True), ("plan", "c", True)]),
-        ("<think>a<plan>b</plan>", [("think", "a", False), ("plan", "b", True)]),
-        ("<think>a", [("think", "a", False)]),
-        ("<observation><answer>x</answer><think></observation>", [("observation", "<answer>x</answer><think>", True)]),
-        ("<Think>a</Think><b>", []),
-    ],
-)  # fmt: skip
-def test_segments_are_found(text: str, expected: list[tuple[str, str, bool]]) -> None:
-    assert scan(text)[0] == expected
 
 
 T, SEEN = "<think>t</think>", "<observation>o</observation>"

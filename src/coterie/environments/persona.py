@@ -170,9 +170,7 @@ class PersonaTask:
     opening: str
     reference: str
     calls: tuple[str, ...]
-    """Ten different call expressions. A change of any choice changes at least one of their values."""
-    expected: tuple[ListValue, ...]
-    """Values of the calls with the reference, not all equal. Hidden from the agent."""
+    """Ten call expressions, not all of one value. Another choice would change at least one of their values."""
     choices: tuple[Choice, ...]
     name: str
 
@@ -230,7 +228,6 @@ def _draw(
         opening=_opening(name, choices, rng),
         reference=source_of(name, choices),
         calls=tuple(f"{name}({list(xs)})" for xs in lists),
-        expected=tuple(output_of(choices, xs) for xs in lists),
         choices=choices,
         name=name,
     )
