@@ -10,7 +10,6 @@ from coterie.environments import encyclopedia, exchange, persona, problems, pyth
 from coterie.environments.exchange import (
     AGENTS,
     generate_tasks,
-    prompt_text,
     system_prompt,
 )
 from coterie.environments.protocol import Environment
@@ -80,13 +79,13 @@ def test_two_hops_are_split_between_the_agents_in_either_order():
     assert all(task.key[0][1].value == task.key[1][1].subject for task in tasks)
 
 
-def test_a_prompt_shows_an_agent_its_own_facts_only_and_ends_with_the_format():
+def test_a_prompt_shows_an_agent_its_own_facts_only():
     task = generate_tasks("train", 1, 0)[0]
-    pieces = system_prompt("Alice", "Bob", task.question, task.facts["Alice"], "Write rows.")
-    text = prompt_text(pieces)
-    assert text.endswith(f"Question: {task.question}\nFormat: Write rows.")
+    parts = system_prompt("Alice", "Bob", task.question, task.facts["Alice"])
+    text = "".join(part.text for part in parts)
+    assert text.endswith(f"Question: {task.question}")
     assert all(fact.value in text for fact in task.facts["Alice"])
-    bobs = "".join(piece for piece, audience in pieces if "Bob" in audience)
+    bobs = "".join(part.text for part in parts if part.visible_to("Bob"))
     assert not any(fact.subject in bobs.replace(task.question, "") for fact in task.facts["Alice"])
 
 

@@ -27,8 +27,6 @@ from coterie.record.turn import (
     ToolResult,
     Turn,
 )
-from coterie.tools.calls import NativeCalls, Tags, ToolSource
-from coterie.tools.registry import ToolsSettings
 
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""
@@ -234,15 +232,6 @@ class Shortens(Protocol):
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
         """Return shorter and shorter prompts of an actor."""
-
-
-@runtime_checkable
-class TakesTools(Protocol):
-    """An environment with its own handling of the tools of a run."""
-
-    def with_tools(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment: ...
 
 
 def check_graded(environment: object) -> None:

@@ -33,7 +33,7 @@ from coterie.datasets.load import (
     environment_of,
     row_type,
 )
-from coterie.environments.protocol import Environment, TakesTools, check_parts
+from coterie.environments.protocol import Environment, check_parts
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
@@ -248,8 +248,8 @@ def make_environment(settings: PlayedSettings) -> Environment:
         return environment
     sources = sources_of(tools.use, tools.config)
     syntax = syntax_of(sources, tools)
-    if isinstance(environment, TakesTools):
-        return environment.with_tools(sources, tools, syntax)
+    if hasattr(environment, "tool_syntax"):
+        syntax = environment.tool_syntax(tools, syntax)
     return with_tools(environment, sources, tools, syntax)
 
 

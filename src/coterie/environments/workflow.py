@@ -31,7 +31,6 @@ from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
     Answers,
-    Environment,
     Grade,
     Openers,
     Pure,
@@ -54,11 +53,10 @@ from coterie.environments.traces import (
     scan,
     violations,
 )
-from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, Ending, Task
 from coterie.record.turn import Message, Part, Tool, ToolResult, Turn, digest
-from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, ToolSource, inside
+from coterie.tools.calls import OBSERVATION, NativeCalls, Tags, inside
 from coterie.tools.registry import ToolsSettings
 
 AGENT = "agent"
@@ -163,6 +161,10 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
 
     kind: AgentKind
     """Kind of agent, which determines the rules for the order of tags."""
+    short: str
+    """System prompt of one line, for a model that is trained on the format."""
+    full: str
+    """System prompt that describes the format."""
     metric: str
     settings: AgentSettings
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
@@ -171,9 +173,9 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
     def __init__(self, settings: Any, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
 
-    @abstractmethod
     def instructions(self) -> str:
         """Return the system prompt; the tools are appended if it is not terse."""
+        return self.short if self.terse else self.full
 
     @abstractmethod
     async def grade(self, state: State, live: Any) -> Grade: ...
@@ -209,19 +211,19 @@ class WorkflowAgent(RowTasks, Answers, Pure, ABC):
     def turn_metrics(self, turns: Sequence[Turn]) -> dict[str, float | int]:
         return measures(turns, AGENT, self.kind)
 
-    def with_tools(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment:
-        """Return this environment with tools. Terse prompts do not describe them."""
+    def tool_syntax(
+        self, settings: ToolsSettings, syntax: Tags | NativeCalls
+    ) -> Tags | NativeCalls:
+        """Return the syntax of calls and answers. Terse prompts do not describe the tools."""
         if self.settings.prompt == "closed":
             raise UserError(
                 f"environment.prompt=closed requests answers from memory, but there are tools: {list(settings.use)}",
                 "add tools=[], or use environment.prompt=short",
             )
-        if isinstance(syntax, Tags):
-            kind = TerseTags if self.terse else Tags
-            syntax = kind(syntax.calls, "answer", syntax.observation, syntax.inline)
-        return with_tools(self, sources, settings, syntax)
+        if not isinstance(syntax, Tags):
+            return syntax
+        kind = TerseTags if self.terse else Tags
+        return kind(syntax.calls, "answer", syntax.observation, syntax.inline)
 
 
 PlanForm = Literal["tasks", "none"]
@@ -229,10 +231,6 @@ PlanForm = Literal["tasks", "none"]
 _BEGINNING: Mapping[AgentKind, str] = {
     "mhqa": "You answer questions by searching an encyclopedia. Search even where you think that you know the answer.",
     "web": "You answer questions by searching the web and reading pages.",
-}
-SHORT: Mapping[AgentKind, str] = {
-    "mhqa": "Plan, search the encyclopedia, and answer the question.",
-    "web": "Plan, search the web, read pages, and answer the question.",
 }
 CLOSED = (
     "Answer the question from what you know, in as few words as possible, and write nothing else: "
@@ -291,14 +289,7 @@ Glass Harbour is a rock band from England, founded in Leeds in 2004.
 <answer>no</answer>"""
 
 
-def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
-    """Return the system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
-    work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
-    rule = "Answer with as few words as possible; several answers are divided by |."
-    text = f"\nThis is an example.\n{_EXAMPLE}" if example else ""
-    return f"{_BEGINNING[agent]}\n{work}{rule}{text}"
-
-
+_RULE = "Answer with as few words as possible; several answers are divided by |."
 TRIES = 2
 NOBODY = "nobody"
 _OBJECT = re.compile(r"\{[^{}]*\}")
@@ -422,11 +413,14 @@ class Workflow(WorkflowAgent):
         return {AnswerJudge: partial(open_judge, judge)} if judge.judges else {}
 
     def instructions(self) -> str:
-        if self.settings.prompt == "closed":
-            return CLOSED
-        if self.terse:
-            return SHORT[self.kind]
-        return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
+        return CLOSED if self.settings.prompt == "closed" else super().instructions()
+
+    @property
+    def full(self) -> str:  # type: ignore[override]
+        """Return the system prompt, without the tools, and with an example if ``shots`` is 1."""
+        plan, reflection = _PLANS[self.settings.plans], _REFLECTIONS[self.kind]
+        example = f"\nThis is an example.\n{_EXAMPLE}" if self.settings.shots else ""
+        return f"{_BEGINNING[self.kind]}\n{_TAGS.format(plan=plan, reflection=reflection)}{_RULE}{example}"
 
     def answer(self, text: str) -> str | None:
         return final_answer(text, lenient=self.settings.lenient)
@@ -473,9 +467,11 @@ class Mhqa(Workflow):
     """Multi-hop questions about an encyclopedia."""
 
     kind = "mhqa"
+    short = "Plan, search the encyclopedia, and answer the question."
 
 
 class Web(Workflow):
     """Questions that need a web search."""
 
     kind = "web"
+    short = "Plan, search the web, read pages, and answer the question."
