@@ -73,7 +73,6 @@ BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATION
 LINKS: tuple[str, ...] = tuple(r.name for r in RELATIONS if r.links_people)
 """Relations whose value is a person: the first hop of a two-hop question."""
 ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
-"""Relations whose value is not a person: the last hop of a two-hop question."""
 
 
 AGENTS: tuple[str, str] = ("Alice", "Bob")

@@ -122,7 +122,6 @@ class Choice:
 
     @classmethod
     def among(cls, words: Iterable[str]) -> "Choice":
-        """Parse the choice from ``key=value`` words."""
         names: dict[str, str | None] = {}
         for word in words:
             path, _, text = word.partition("=")
@@ -174,7 +173,6 @@ class PlayedSettings(Settings):
 
     @property
     def played(self) -> str:
-        """Title of the data set, or of an environment that generates its own tasks."""
         return label(self.dataset.name or self.environment.name or "")
 
     @property

@@ -196,6 +196,5 @@ class FormatSettings(EnvironmentSettings):
         return packaged if file is None else tuple(read_pool(expanded(file)))
 
     def identity(self) -> str:
-        """Return a hash of the settings and of the formats in the file, not of its path."""
         pool = hashlib.sha256("\n".join(self.pool(())).encode()).hexdigest()
         return digest(self.model_dump_json(exclude={"name", "format_pool_file"}), pool)

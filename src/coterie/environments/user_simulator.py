@@ -120,7 +120,6 @@ def overlap(reply: str, reference: str) -> int:
 
 
 async def leaks(replies: Sequence[str], reference: str) -> int:
-    """Count the replies with a common substring of at least :data:`LEAKED` characters with the reference."""
     sizes = await asyncio.to_thread(lambda: [overlap(reply, reference) for reply in replies])
     return sum(size >= LEAKED for size in sizes)
 

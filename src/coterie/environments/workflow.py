@@ -121,7 +121,6 @@ def calls_before_their_turn(plan: Plan, counts: Sequence[int]) -> int:
 
 
 def _plans(text: str) -> tuple[list[Plan], int]:
-    """Return the valid plans of a message, and the number of invalid ones."""
     sources = [one.body for one in scan(text)[0] if one.name == "plan" and one.closed]
     plans: list[Plan] = []
     for source in sources:
@@ -440,11 +439,9 @@ class Workflow(WorkflowAgent):
         return Grade(scores[self.settings.score], metrics)
 
     def same(self, first: str, second: str) -> bool:
-        """Return True if the answers are equal, ignoring case, articles and punctuation."""
         return normalize_answer(first) == normalize_answer(second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """Return the F1 of the answers if that is the score, else 1 for equal answers and 0 for others."""
         if self.settings.score == "f1":
             return f1(answer, [other])
         return super().similarity(answer, other)

@@ -108,7 +108,6 @@ class Code(WorkflowAgent):
         return Task(f"{self.name}-{row.id}", public, {TESTS: secret})
 
     def request(self, task: Task) -> str:
-        """Return the problem, with the beginning of the solution if it is given."""
         starter = str(task.public.get("starter", ""))  # questions of a traces file have none
         beginning = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
         return f"{super().request(task)}{beginning}"
@@ -161,7 +160,6 @@ def tests_of(task: Task) -> tuple[ContestTest, ...]:
 
 
 def measures(verdicts: Sequence[Verdict]) -> dict[str, float | str]:
-    """Return the metrics of a program's tests: the share of passed tests, and the first failure."""
     passed = sum(one.passed for one in verdicts)
     first = next(((at, one) for at, one in enumerate(verdicts, 1) if not one.passed), None)
     metrics: dict[str, float | str] = {
