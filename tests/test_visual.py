@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engines.endpoint import EndpointSettings
 from coterie.errors import UserError
 from coterie.tools.builtin import VisualInspector, VisualSettings
 from coterie.tools.calls import ToolError
@@ -96,13 +95,7 @@ def test_images_of_the_web_are_under_the_rules_of_pages(seer: Service) -> None:
         assert host.asked == {"/dot.png": 1, "/oslo": 1}
 
 
-def test_a_missing_folder_or_key_is_refused_before_a_call(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    endpoint = EndpointSettings(url="http://127.0.0.1:9/v1", model="m")
-    with pytest.raises(UserError, match="there is no folder nowhere"):
-        VisualInspector(VisualSettings(folder="nowhere", endpoint=endpoint))
-    keyed = endpoint.model_copy(update={"key_variable": "NO_SUCH_KEY"})
-    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
-        VisualInspector(VisualSettings(endpoint=keyed))
+def test_a_missing_folder_is_refused_before_a_call(seer: Service, tmp_path: Path) -> None:
+    settings = VisualSettings(folder=str(tmp_path / "nowhere"), endpoint=model_at(seer.url))
+    with pytest.raises(UserError, match="there is no folder"):
+        VisualInspector(settings)

@@ -160,7 +160,6 @@ def test_answers_are_read_alike_in_training_and_evaluation() -> None:
     assert final_answer("<answer></answer>") is None and final_answer("the answer is Oslo.") is None
     assert final_answer("<think>x</think>\nThe answer is Oslo.", lenient=True) == "Oslo"
     assert final_answer("<think>x</think><answer>Oslo\nand", lenient=True) == "Oslo"
-    assert matches("The Oslo | Bergen", ["Oslo", "bergen"], "all") == 1.0
     assert matches("|", ["Oslo"], "all") == 0.0 and matches(None, ["Oslo"], "all") == 0.0
     assert overlap("Oslo|Rome", ["Oslo"], "all") == 0.5
 
