@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
@@ -19,9 +19,8 @@ from tests.games import Script
 SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What an actor was shown before it said something, besides its system prompt."""
+class Heard(NamedTuple):
+    """The prompt of an actor before a message, without its system prompt."""
 
     actor: str
     messages: list[tuple[str, str]]

@@ -49,9 +49,9 @@ def environment(file: Path, *words: str) -> Environment:
     return make_environment(benchmark_settings(PlayedSettings, "question", own))
 
 
-def graded(game: Environment, reply: str, split: Any = "train", *shared: object) -> Grade:
+def graded(game: Environment, reply: str, split: Any = "train") -> Grade:
     (task,) = game.tasks(split, 1, 0)
-    return asyncio.run(game.grade(State(task, 0, answer=reply), Shared(*shared)))
+    return asyncio.run(game.grade(State(task, 0, answer=reply), Shared()))
 
 
 def prompt(game: Environment) -> str:
@@ -127,22 +127,20 @@ def test_built_in_rewards_read_the_last_box_or_the_whole_reply(
     assert graded(game, reply).score == pytest.approx(score)
 
 
-def test_a_program_is_run_on_the_tests_of_its_row(tmp_path: Path) -> None:
+def test_a_program_is_run_on_the_tests_of_its_row(
+    tmp_path: Path, runner: asyncio.Runner, sandbox: Sandbox
+) -> None:
     tests = [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10\n"}]
     rows = [{"question": f"Double it, {n}.", "tests": tests} for n in range(5)]
     words = ("environment.reward=code", "dataset.answer=none")
     game = environment(jsonl(tmp_path / "a.jsonl", *rows), *words)
     assert "```python" in prompt(game)
 
-    async def grades() -> list[Grade]:
-        async with Sandbox() as sandbox:
-            (task,) = game.tasks("heldout", 1, 0)
-            replies = ("print(2 * int(input()))", "print(4)")
-            states = [State(task, 0, answer=f"So:\n```python\n{one}\n```") for one in replies]
-            return [await game.grade(state, Shared(sandbox)) for state in states]
-
-    right, wrong = asyncio.run(grades())
-    assert (right.score, wrong.score, wrong.metrics["fraction"]) == (1.0, 0.0, 0.5)
+    (task,) = game.tasks("heldout", 1, 0)
+    for code, score, fraction in (("print(2 * int(input()))", 1.0, 1.0), ("print(4)", 0.0, 0.5)):
+        state = State(task, 0, answer=f"So:\n```python\n{code}\n```")
+        grade = runner.run(game.grade(state, Shared(sandbox)))
+        assert (grade.score, grade.metrics["fraction"]) == (score, fraction)
 
 
 def test_an_own_reward_gets_plain_values_and_its_range_is_scaled(tmp_path: Path) -> None:
