@@ -1,14 +1,12 @@
 """The ``encyclopedia`` micro-world: entries, questions, experts, search, and the tiny model."""
 
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from coterie.environments.encyclopedia import (
     BY_NAME,
-    ENTRIES,
     SPLITS,
     Encyclopedia,
     Fact,
@@ -46,13 +44,6 @@ def world() -> Encyclopedia:
 @cache
 def questions(split: Any, count: int = 600) -> list[Question]:
     return generate(split, count, 1, world())
-
-
-def test_an_encyclopedia_depends_on_its_seed_only() -> None:
-    assert world() == make_encyclopedia(0)
-    assert world() != make_encyclopedia(1)
-    assert Counter(one.kind for one in world().entries) == dict(ENTRIES)
-    assert len(world().by_name) == len(world().entries), "no name is used twice"
 
 
 def test_an_answer_depends_on_entities_of_its_split_alone() -> None:

@@ -22,8 +22,6 @@ from coterie.environments.problems import (
     brief,
     clear,
     generate,
-    problem_text,
-    results,
     right_subgoals,
     subgoals,
 )
@@ -39,19 +37,6 @@ ANN = Fact("Ann", "pens", 12, "+", 3)
 BOB = Fact("Bob", "cups", 20, "-", 5)
 BESIDE = Fact("Bob", "hats", 30, "*", 2)
 SMALL = Problem("small", (ANN, BOB), (BESIDE, ANN, BOB))
-
-
-def test_a_problem_is_told_and_solved():
-    assert problem_text(SMALL) == (
-        "Bob's hats are 30 * 2. Ann's pens are 12 + 3. Bob's cups are 20 - 5. "
-        "How many are Ann's pens and Bob's cups together?"
-    )
-    assert actions(SMALL) == [
-        "R1 = Calculator(12 + 3)",
-        "R2 = Calculator(20 - 5)",
-        "R3 = Calculator(R1 + R2)",
-    ]
-    assert results(SMALL) == ["15", "15", "30"]
 
 
 def test_careful_plans_are_brief_only_where_that_means_one_thing():
