@@ -179,7 +179,7 @@ def test_see_may_return_dicts_and_a_declared_range_of_scores_is_scaled() -> None
     for one in play(Percent()):
         assert one.failure is None and one.tree is not None
         assert [outcome.score for outcome in one.tree.outcomes.values()] == [0.75]
-    assert all("Text.see() returned [{'role': 'robot'" in one for one in failures(Text()))
+    assert all("Text.see() returned {'role': 'robot'" in one for one in failures(Text()))
 
 
 def test_a_syntax_that_breaks_fails_its_item() -> None:
