@@ -19,8 +19,6 @@ from coterie.runs import folder as run_folder
 from coterie.runs import loop
 from tests.conftest import FEW, SMALL, Cli, refused
 
-SERVER = ("endpoint.url=http://127.0.0.1:9/v1", "endpoint.model=x")
-
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Path:
@@ -51,7 +49,6 @@ PLACES = (
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
     ("export", "data", "run", "--to", "jsonl", "--out", "{}/files"),
-    ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from coterie.environments.answers import gold_answer
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
-from coterie.environments.debate import NO_MISTAKE, Debate
+from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
@@ -186,5 +186,5 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
 ) -> None:
     settings = played("gsm8k")
     names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
-    monkeypatch.setattr("coterie.environments.debate.LENGTH_RULE", "- Take your time.\n")
+    monkeypatch.setattr("coterie.environments.discussion.LENGTH_RULE", "- Take your time.\n")
     assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2

@@ -1,6 +1,5 @@
 """``coterie data``: data sets of recipes, and corpora for search tools."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -103,51 +102,6 @@ def check(
     from coterie.datasets.catalogue import find
 
     check_code(find(name), source, out, notes())
-
-
-@app.command("prompt-pool")
-def prompt_pool(
-    out: Annotated[Path, typer.Option(help="JSONL file to write or continue.")],
-    words: Words = None,
-    count: Annotated[int, typer.Option(help="Number of formats in the finished file.", min=1)] = 20,
-    setting: Annotated[
-        Literal["exchange", "debate"],
-        typer.Option(help="Agents: exchange of information, or solver of a debate."),
-    ] = "exchange",
-) -> None:
-    """Generate message formats for agents by a chat model.
-
-    The file is for `environment.format_pool_file`. An interrupted command can be continued. Leaves out
-    near-duplicates of formats in the file and in the packaged pool.
-
-    Examples:
-
-        coterie data prompt-pool --out pool.jsonl endpoint.url=http://127.0.0.1:8000/v1 endpoint.model=NAME
-
-        coterie data prompt-pool --out solver.jsonl --setting debate --count 30
-        endpoint.url=https://api.openai.com/v1 endpoint.model=NAME endpoint.key_variable=OPENAI_API_KEY
-    """
-    from coterie.config.resolve import resolve
-    from coterie.engines.endpoint import Endpoint
-    from coterie.engines.protocol import EngineError
-    from coterie.environments.talk import FormatPoolSettings, write_pool
-
-    where = "`coterie data prompt-pool --help` has examples"
-    settings = resolve(FormatPoolSettings, [], words or [], where=where)
-    log = notes().print
-
-    async def generate() -> str:
-        async with Endpoint(settings.endpoint) as endpoint:
-            await write_pool(endpoint, out, count, setting, settings.temperature, log)
-            return str(endpoint.usage)
-
-    try:
-        log(asyncio.run(generate()))
-    except EngineError as error:
-        raise UserError(
-            f"the model server failed: {error}", f"repeat the command to continue {out}"
-        ) from error
-    print(out)
 
 
 @app.command("filter")
