@@ -22,6 +22,7 @@ from coterie.training.trainer import train
 from tests.contract.test_15_chat_templates import renderer
 from tests.published_templates import PUBLISHED
 from tests.published_templates import published as tokenizer
+from tests.row_files import jsonl
 
 
 def sums(count: int) -> list[dict]:
@@ -40,15 +41,10 @@ def sums(count: int) -> list[dict]:
     ]
 
 
-def lines(folder: Path, rows: list[dict]) -> Path:
-    file = folder / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    return file
-
-
-def trained(folder: Path, name: str, *words: str):
-    """Run a recipe on the rows of a folder; give it and its measures by policy."""
-    own = settings(name, [f"dataset.source={folder / 'rows.jsonl'}", "model=tiny-exchange", *words])
+def trained(folder: Path, rows: list[dict], name: str, *words: str):
+    """Run a recipe on rows. Return it, its measures by policy, and its report."""
+    source = jsonl(folder / "rows.jsonl", *rows)
+    own = settings(name, [f"dataset.source={source}", "model=tiny-exchange", *words])
     recipe = recipe_of(own)
     recipe.check()
     with open_run(folder / name, name, own) as run:
@@ -65,14 +61,9 @@ def heldout_points(page):
 
 
 def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
-    lines(tmp_path, sums(60))
-    words = [
-        "train.learning_rate=1e-3",
-        "train.batch_rows=8",
-        "evaluate.tasks=4",
-        "evaluate.every=3",
-    ]
-    recipe, (before, after), page = trained(tmp_path, "sft", *words)
+    words = ["train.learning_rate=1e-3", "train.batch_rows=8", "evaluate.tasks=4"]
+    chats = sums(60)
+    recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
     (shown, *_) = recipe.examples()
     assert [text for text, is_trained in shown if is_trained] == [
@@ -88,9 +79,8 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
 
 def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
     rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
-    lines(tmp_path, rows)
     words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
-    _, (before, after), page = trained(tmp_path, "dpo", *words)
+    _, (before, after), page = trained(tmp_path, rows, "dpo", *words)
     assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
     (measured,) = heldout_points(page)
     assert measured.y == pytest.approx(after["loss"], abs=1e-4)
@@ -99,7 +89,7 @@ def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None
 def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
     rows = sums(20)
     rows[3]["messages"][1]["content"] = "word " * 400
-    source = f"dataset.source={lines(tmp_path, rows)}"
+    source = f"dataset.source={jsonl(tmp_path / 'rows.jsonl', *rows)}"
     own = ["model=tiny-exchange", source, "train.max_length=200", "evaluate.max_tokens=64"]
     with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
         recipe_of(settings("sft", own)).check()
