@@ -163,34 +163,6 @@ def test_pairs_are_those_of_trl() -> None:
         assert row.mask == [False] * len(prompt) + [True] * len(reply)
 
 
-def test_a_tool_dialogue_is_trained_on_calls_and_replies_as_the_template_writes_them() -> None:
-    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    chat = [
-        {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "x", "name": "add", "content": "4"},
-        {"role": "assistant", "content": "Four."},
-    ]
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    tool = {
-        "type": "function",
-        "function": {"name": "add", "description": "Adds.", "parameters": schema},
-    }
-    thinking = [chat[0], {**chat[1], "reasoning_content": "Sum."}, *chat[2:]]
-    for name in ("qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "qwen3_5_think"):
-        own, is_thought = renderer(name), name.startswith(("nemotron", "qwen3_5"))
-        messages = thinking if is_thought else chat
-        rows = coterie.rows_from_messages(own, messages, tools=[tool])
-        whole = own.tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False)
-        assert (
-            whole.split()
-            == own.decode(rows[-1].ids).replace("\n</think>Four", "</think>Four").split()
-        ), name
-        said = [own.decode(row.ids[t.start : t.stop]) for row in rows for t in row.targets]
-        assert len(said) == 2 and "add" in said[0] and "Four." in said[1]
-        assert ("Sum." in said[0]) == is_thought
-
-
 CALLED = [
     {"role": "user", "content": "2+2?"},
     {
@@ -205,7 +177,15 @@ CALLED = [
     {"role": "tool", "tool_call_id": "plus", "content": "RES1"},
     {"role": "assistant", "content": "Four."},
 ]
-TOOLS = [{"function": {"name": name, "description": "Adds."}} for name in ("plus", "times")]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Adds.", "parameters": SCHEMA}}
+    for name in ("plus", "times")
+]
+
+
+AS_WRITTEN = ("qwen2_5", "qwen3", "llama3_1", "nemotron_3_nano", "qwen3_5_think")
+"""Templates whose text of a dialogue with tools is compared with the text of the tokenizer."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -215,6 +195,7 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         try:
             rows = coterie.rows_from_messages(own, chat, tools=TOOLS)
         except UserError:
+            assert name not in AS_WRITTEN
             continue
         targets = [row.ids[t.start : t.stop] for row in rows for t in row.targets]
         called, reply = map(own.decode, targets)
@@ -225,6 +206,11 @@ def test_all_calls_are_trained_with_their_ends_or_the_row_is_refused(name: str) 
         )
         context = own.decode(rows[-1].ids)
         assert context.index("RES1") < context.index("RES2")
+        if name in AS_WRITTEN and (chat is CALLED) != name.startswith(("nemotron", "qwen3_5")):
+            ordered = [*chat[:2], chat[3], chat[2], chat[4]]  # results in the order of the calls
+            text = own.tokenizer.apply_chat_template(ordered, tools=TOOLS, tokenize=False)
+            shown = context.replace("\n</think>Four", "</think>Four")
+            assert text.split() == shown.split()
 
 
 def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.datasets.catalogue import find
-from coterie.datasets.load import Loaded, load
+from coterie.datasets.load import load
 from coterie.datasets.plan_files import (
     DEPTH,
     MAX_TEXT,
@@ -261,41 +261,32 @@ def test_lines_that_make_no_row_say_why(
 # The sets by name
 
 
-def many(count: int) -> tuple[list[Line], list[Line]]:
-    """As many tasks step by step, and every tenth without actions."""
-    plans, grounds = [], []
-    for n in range(count):
-        plan = changed(PLAN, 0, f"Task: Is {n} more?; Initial Environment Description: None.")
-        first = GROUND["messages"][0]["content"].replace("Is Ann older than Bob?", f"Is {n} more?")
-        ground = changed(GROUND, 0, first)
-        plans.append(plan | {"id": f"complex_qa_{n}"})
-        grounds.append((ground if n % 10 else changed(ground, 1, "")) | {"id": f"complex_qa_{n}"})
-    return plans, grounds
-
-
-def check_loaded(found: Loaded, count: int) -> None:
-    assert found.left_out == {NO_ACTIONS: count // 10, NO_PARTNER: count // 10}
-    train, held = found.rows["train"], found.rows["heldout"]
-    assert len(train) + len(held) == count - count // 10 and 0.05 * count < len(held) < 0.16 * count
-    assert not {row.key for row in train} & {row.key for row in held}
-
-
 def test_a_set_of_a_folder_or_two_repositories_is_joined_and_a_tenth_is_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines: list[list[Line]] = [[], []]
+    for n in range(300):
+        plan = changed(PLAN, 0, f"Task: Is {n} more?; Initial Environment Description: None.")
+        first = GROUND["messages"][0]["content"].replace("Is Ann older than Bob?", f"Is {n} more?")
+        ground = changed(GROUND, 0, first)
+        both = plan, ground if n % 10 else changed(ground, 1, "")
+        for some, whole in zip(lines, both, strict=True):
+            some.append(whole | {"id": f"complex_qa_{n}"})
     repos = find("lumos_complex_qa").repos
-    made = [
-        jsonl(tmp_path / "own" / one.train[0], *lines)
-        for one, lines in zip(repos, many(300), strict=True)
-    ]
-    check_loaded(load("lumos_complex_qa", tmp_path / "own"), 300)
-    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
     served = {
-        f"{one.name}/resolve/{one.revision}/{one.train[0]}": file.read_bytes()
-        for one, file in zip(repos, made, strict=True)
+        f"{one.name}/resolve/{one.revision}/{one.train[0]}": jsonl(
+            tmp_path / "own" / one.train[0], *some
+        ).read_bytes()
+        for one, some in zip(repos, lines, strict=True)
     }
     with stub_hub(served, tmp_path / "cache", monkeypatch):
-        check_loaded(load("lumos_complex_qa"), 300)
+        downloaded = load("lumos_complex_qa")
+    assert load("lumos_complex_qa", tmp_path / "own") == downloaded
+    assert downloaded.left_out == {NO_ACTIONS: 30, NO_PARTNER: 30}
+    train, heldout = downloaded.rows["train"], downloaded.rows["heldout"]
+    assert len(train) + len(heldout) == 270 and 15 < len(heldout) < 48
+    assert not {row.key for row in train} & {row.key for row in heldout}
+    assert len(load("lumos_complex_qa", tmp_path / "own", 0.5).rows["heldout"]) > 100
 
 
 def row(**changes: Any) -> Mind2WebRow:
