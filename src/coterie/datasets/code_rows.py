@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from coterie.config.folders import read_json
 from coterie.datasets.rows import (
@@ -21,6 +21,7 @@ from coterie.datasets.rows import (
     Keys,
     Label,
     QuestionRow,
+    Raw,
     key_of,
     parsed_json,
 )
@@ -43,17 +44,16 @@ class CodeRow(QuestionRow):
         """Reason why the row can't be graded: no reference or no tests. Empty if it can."""
         return "" if self.answer.strip() and self.tests else "has no reference, or no tests"
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "problem_description" not in value:
-            return value
-        text = value["problem_description"]
+    def normalize(cls, raw: Raw) -> Raw:
+        if "problem_description" not in raw:
+            return raw
+        text = raw["problem_description"]
         return {
-            "id": value.get("id") or key_of(text),
+            "id": raw.get("id") or key_of(text),
             "question": text,
-            "answer": value.get("ground_truth") or "",
-            "tests": value.get("test_cases") or (),
+            "answer": raw.get("ground_truth") or "",
+            "tests": raw.get("test_cases") or (),
         }
 
     @field_validator("tests", mode="before")
@@ -132,23 +132,25 @@ class LiveCodeRow(ContestRow):
     }
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Collect tests from both fields and the function from ``metadata``."""
         if "tests" in raw or "public_test_cases" not in raw:
-            return raw
+            return super().normalize(raw)
         public = parsed_json(raw["public_test_cases"], "public_test_cases")
         private = _private(raw.get("private_test_cases"))
         tests = [_test(one, True) for one in public] + [_test(one, False) for one in private or ()]
         about = parsed_json(raw.get("metadata") or None, "metadata")
         function = about.get("func_name") if isinstance(about, Mapping) else ""
         known = {"tests": tests, "sealed": private is None, "function": function or ""}
-        return {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
+        return super().normalize(
+            {**raw, **known, "contest_date": str(raw.get("contest_date") or "")}
+        )
 
 
 class CodeContestsRow(ContestRow):
     """CodeContests: problems with public, private and generated tests, without solutions."""
 
-    columns: ClassVar[tuple[str, ...] | None] = (
+    columns: ClassVar[Keys | None] = (
         "name", "description", "public_tests", "private_tests", "generated_tests", "id", "question", "answer", "tests",
     )  # fmt: skip
     keys: ClassVar[Mapping[str, Keys]] = {
@@ -158,10 +160,10 @@ class CodeContestsRow(ContestRow):
     }
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Collect tests from parallel lists of inputs and outputs."""
         if "tests" in raw or "public_tests" not in raw:
-            return raw
+            return super().normalize(raw)
         tests: list[dict[str, Any]] = []
         for name in ("public_tests", "private_tests", "generated_tests"):
             many = raw.get(name) or {"input": (), "output": ()}
@@ -171,7 +173,7 @@ class CodeContestsRow(ContestRow):
                 {"input": text, "output": output, "public": name == "public_tests"}
                 for text, output in zip(many["input"], many["output"], strict=True)
             )
-        return {**raw, "tests": tests}
+        return super().normalize({**raw, "tests": tests})
 
 
 def _test(one: Any, public: bool) -> dict[str, Any]:

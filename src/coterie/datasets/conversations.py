@@ -30,7 +30,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import PREFERENCE_SETS, DataSet, Split
 from coterie.datasets.files import SUFFIXES, divided, download, numbered, source_files, user_splits
 from coterie.datasets.load import DatasetSettings
-from coterie.datasets.rows import Frozen, QuestionRow, parsed_json, question_key
+from coterie.datasets.rows import Frozen, QuestionRow, Raw, parsed_json, question_key
 from coterie.errors import UserError, did_you_mean
 from coterie.record.turn import Tool, ToolCall, call_id
 
@@ -69,7 +69,6 @@ class ChatMessage(Frozen):
 
 
 Messages = tuple[ChatMessage, ...]
-Raw = Mapping[str, Any]
 
 
 class Conversation(QuestionRow):

@@ -23,7 +23,7 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows, user_splits
 from coterie.datasets.load import UserFileSettings
 from coterie.datasets.plans import ConvertedRow, Domain, PageElement, PlanRow, PlanStep, one_line
-from coterie.datasets.rows import Frozen, LeftOut, SetRow, Text, parsed_json, question_key
+from coterie.datasets.rows import Frozen, LeftOut, Raw, SetRow, Text, parsed_json, question_key
 from coterie.errors import UserError
 
 STOP = "Yes, I will stop planning."
@@ -383,7 +383,7 @@ class Mind2WebRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         task, reprs, actions = map(raw.get, ("confirmed_task", "action_reprs", "actions"))
         if (
             not isinstance(task, str)

@@ -6,7 +6,7 @@ files of Lumos and Mind2Web.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ from pydantic import (
 
 from coterie.config.resolve import wrong_at
 from coterie.datasets.problems import number, parse_formula, value
-from coterie.datasets.rows import Frozen, Gsm8kRow, QuestionRow, Text, question_key
+from coterie.datasets.rows import Frozen, Gsm8kRow, QuestionRow, Raw, Text, question_key
 
 Domain = Literal["maths", "complex_qa", "web", "shop"]
 
@@ -110,14 +110,13 @@ class PlanRow(QuestionRow):
     def _trimmed(cls, value: str) -> str:
         return value.strip()
 
-    @model_validator(mode="before")
     @classmethod
-    def _one_of_two_files(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "messages" in value:
+    def normalize(cls, raw: Raw) -> Raw:
+        if "messages" in raw:
             raise ValueError(
                 "the file is only one of Lumos' two files: give a folder with both as dataset.source"
             )
-        return value
+        return raw
 
 
 class ConvertedRow(PlanRow):
@@ -133,17 +132,15 @@ class ConvertedRow(PlanRow):
         return self.left_out or ("" if self.steps else "has no plan")
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         """Convert a published row, with a reason instead of steps if there is no plan."""
         return raw
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "steps" in value:
-            return value
+    def normalize(cls, raw: Raw) -> Raw:
+        raw = super().normalize(raw)
         try:
-            return cls.convert(value)
+            return raw if "steps" in raw else cls.convert(raw)
         except ValidationError as error:
             raise ValueError(wrong_at(error.errors()[0])) from error
 
@@ -220,7 +217,7 @@ class Gsm8kPlanRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         return _convert_gsm8k(Gsm8kRow.model_validate(raw))
 
 
@@ -325,7 +322,7 @@ class StrategyPlanRow(ConvertedRow):
     """
 
     @classmethod
-    def convert(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def convert(cls, raw: Raw) -> Raw:
         return _convert_strategy(_StrategyQuestion.model_validate(raw))
 
 

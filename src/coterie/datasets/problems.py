@@ -16,8 +16,8 @@ from coterie.datasets.rows import (
     Keys,
     Label,
     QuestionRow,
+    Raw,
     as_text,
-    from_verl,
     key_of,
     question_key,
 )
@@ -146,14 +146,11 @@ class MathRow(QuestionRow):
     def flaw(self) -> str:
         return "" if self.answer.strip() else EMPTY
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        value = from_verl(value)
-        if not isinstance(value, Mapping) or "problem" not in value:
-            return value
-        problem, solution = value["problem"], value.get("solution") or ""
-        answer = value.get("answer")
+    def normalize(cls, raw: Raw) -> Raw:
+        if "problem" not in raw:
+            return raw
+        problem, solution, answer = raw["problem"], raw.get("solution") or "", raw.get("answer")
         if answer is None and isinstance(solution, str):
             answer = boxed_answer(solution) or ""
             if "\\boxed" not in solution and not answer:
@@ -180,7 +177,7 @@ class ExamRow(AnswerRow, MathRow):
         return IMAGE if self.image else EMPTY * (not self.answer.strip())
 
     @classmethod
-    def normalize(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(cls, raw: Raw) -> Raw:
         """Join several final values (OlympiadBench) into one answer, and keep the first solution."""
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
@@ -188,7 +185,8 @@ class ExamRow(AnswerRow, MathRow):
         if isinstance(solution, list | tuple):
             solution = next(iter(solution), "")
         image = raw.get("image") or any(raw[one] for one in raw if one.startswith("image_"))
-        return {**raw, "final_answer": final, "solution": solution, "image": bool(image)}
+        known = {"final_answer": final, "solution": solution, "image": bool(image)}
+        return super().normalize({**raw, **known})
 
 
 class SvampRow(QuestionRow):
@@ -199,22 +197,21 @@ class SvampRow(QuestionRow):
 
     equation: str = ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "Body" not in value:
-            return value
-        body, question, answer = (value.get(name) for name in ("Body", "Question", "Answer"))
+    def normalize(cls, raw: Raw) -> Raw:
+        if "Body" not in raw:
+            return raw
+        body, question, answer = (raw.get(name) for name in ("Body", "Question", "Answer"))
         if not isinstance(body, str) or not isinstance(question, str):
             raise ValueError("expected texts 'Body' and 'Question'")
         result = number(str(answer))
         if result is None:
             raise ValueError(f"its Answer {answer!r} is not a number")
         return {
-            "id": value.get("ID"),
+            "id": raw.get("ID"),
             "question": _story(body.strip(), question.strip()),
             "answer": str(result) if result.denominator == 1 else str(float(result)),
-            "equation": str(value.get("Equation", "")).strip(),
+            "equation": str(raw.get("Equation", "")).strip(),
         }
 
 
@@ -245,18 +242,14 @@ class ChoiceRow(QuestionRow):
     def flaw(self) -> str:
         return "" if self.answer.strip() else EMPTY
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_upstream(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        if set(value) == {"train"} and isinstance(value["train"], Mapping):
-            value = value["train"]  # rows of MMLU's auxiliary_train are nested
-        if "answerKey" in value:
-            return _arc(value)
-        if "id" not in value and isinstance(value.get("choices"), list | tuple):
-            return _mmlu(value)
-        return value
+    def normalize(cls, raw: Raw) -> Raw:
+        if set(raw) == {"train"} and isinstance(raw["train"], Mapping):
+            raw = raw["train"]  # rows of MMLU's auxiliary_train are nested
+        if "answerKey" in raw:
+            return _arc(raw)
+        is_mmlu = "id" not in raw and isinstance(raw.get("choices"), list | tuple)
+        return _mmlu(raw) if is_mmlu else raw
 
     @model_validator(mode="after")
     def _answerable(self) -> "ChoiceRow":
@@ -265,7 +258,7 @@ class ChoiceRow(QuestionRow):
         return self
 
 
-def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
+def _arc(value: Raw) -> dict[str, Any]:
     choices: Any = value.get("choices")
     if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
         choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
@@ -277,7 +270,7 @@ def _arc(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "choices": texts, "answer": texts[labels.index(right)]}
 
 
-def _mmlu(value: Mapping[str, Any]) -> dict[str, Any]:
+def _mmlu(value: Raw) -> dict[str, Any]:
     question, choices, right = value.get("question"), list(value["choices"]), value.get("answer")
     if isinstance(right, str) and right in LETTERS and len(right) == 1:
         right = LETTERS.index(right)
