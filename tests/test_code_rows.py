@@ -16,7 +16,7 @@ from coterie.datasets import code_rows
 from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.code_rows import SEALED, CodeContestsRow, CodeRow, LiveCodeRow
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import content, load, load_rows
+from coterie.datasets.load import CatalogueSet, SourceSettings, load, load_rows
 from coterie.datasets.rows import SetRow, question_key
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
@@ -159,7 +159,10 @@ def test_a_revision_that_is_not_pinned_is_part_of_the_content(
     }
     with stub_hub(files, tmp_path / "cache", monkeypatch):
         assert [len(rows) for rows in load("colbench_code").rows.values()] == [2, 2]
-        assert f"{'0' * 40}/backend_tasks/train.jsonl" in content("colbench_code", "hub", 0.1)
+        assert (
+            f"{'0' * 40}/backend_tasks/train.jsonl"
+            in CatalogueSet(SourceSettings(name="colbench_code")).content()
+        )
 
 
 TESTS = [{"input": "3\n", "output": "4\n", "testtype": "stdin"}]

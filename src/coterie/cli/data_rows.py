@@ -44,8 +44,6 @@ from coterie.tools.sandbox.results import format_value, has_nan, same
 
 SHOWN = 12
 """Maximum number of row numbers in a table cell."""
-RUNS = 2
-"""Number of runs of a reference, each in a separate process."""
 
 Kind = Literal["empty", "fails", "random", "not plain"]
 MEANING: dict[Kind, str] = {
@@ -127,22 +125,23 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
     if not row.usable:
         return "empty", "no tests" if row.answer.strip() else "no reference"
     calls = [compared(call) for call in row.tests]  # as in the environment
-    first, *again = [await sandbox.run_reference(row.answer, calls) for _ in range(RUNS)]
-    failed = [result for run in (first, *again) for result in run if not result.ok]
-    if failed:
+    runs = [await sandbox.run_reference(row.answer, calls) for _ in range(2)]  # two processes
+    if failed := [result for run in runs for result in run if not result.ok]:
         worst = min(failed, key=lambda result: result.failed == "not plain")
         kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
         return kind, f"`{worst.call}`: {worst.reason}"
     show = partial(format_value, max_length=60)
-    values = [result.wire for result in first if result.wire is not None]
-    for result, value in zip(first, values, strict=True):
-        if has_nan(value):
-            return "not plain", f"`{result.call}` gives {show(value)}"
-    for result, value in (
-        (one, value) for run in again for one, value in zip(run, values, strict=True)
-    ):
-        if result.wire is not None and not same(value, result.wire):
-            return "random", f"`{result.call}` gives {show(value)} and {show(result.wire)}"
+    values = [
+        (one.call, one.wire, other.wire)
+        for one, other in zip(*runs, strict=True)
+        if one.wire is not None and other.wire is not None
+    ]
+    for call, first, _ in values:
+        if has_nan(first):
+            return "not plain", f"`{call}` gives {show(first)}"
+    for call, first, second in values:
+        if not same(first, second):
+            return "random", f"`{call}` gives {show(first)} and {show(second)}"
     return None
 
 

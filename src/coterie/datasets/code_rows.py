@@ -22,16 +22,15 @@ from coterie.datasets.rows import (
     Label,
     QuestionRow,
     Raw,
-    key_of,
     parsed_json,
+    question_key,
 )
 
 
 class CodeRow(QuestionRow):
     """Request for a Python function, which a user with the reference can clarify.
 
-    ``question`` is upstream's ``problem_description``, ``answer`` its ``ground_truth``. The id is a hash of the
-    description. Tests are a dictionary or a list. A row without a reference or tests is read but not ``usable``.
+    Upstream's tests are a dictionary or a list. A row without a reference or tests is read but not ``usable``.
     """
 
     answer: str
@@ -41,7 +40,6 @@ class CodeRow(QuestionRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why the row can't be graded: no reference or no tests. Empty if it can."""
         return "" if self.answer.strip() and self.tests else "has no reference, or no tests"
 
     @classmethod
@@ -50,7 +48,7 @@ class CodeRow(QuestionRow):
             return raw
         text = raw["problem_description"]
         return {
-            "id": raw.get("id") or key_of(text),
+            "id": raw.get("id") or question_key(text),
             "question": text,
             "answer": raw.get("ground_truth") or "",
             "tests": raw.get("test_cases") or (),
@@ -82,7 +80,6 @@ class ContestTest(Frozen):
 
     @property
     def flaw(self) -> str:
-        """Reason why the test is unusable; empty if it is usable."""
         if not self.output.strip():
             return "has a test without an expected output"
         if self.kind == "functional":
@@ -109,7 +106,6 @@ class ContestRow(AnswerRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why the tests are unusable; empty if all are usable."""
         if not self.tests:
             return "has no readable tests"
         if not self.function and any(test.kind == "functional" for test in self.tests):

@@ -198,12 +198,9 @@ def download(name: str, repo: Repository, file: str) -> Path:
     import huggingface_hub
     from httpx2 import HTTPError
 
+    where = {"repo_type": "dataset", "revision": repo.revision}
     try:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                repo.name, file, repo_type="dataset", revision=repo.revision
-            )
-        )
+        return Path(huggingface_hub.hf_hub_download(repo.name, file, **where))
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -231,13 +228,9 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
             fault = fault or error
             continue
         except (HTTPError, OSError) as error:
-            fault = error
+            fault, where = error, {"repo_type": "dataset", "revision": revision}
             try:
-                folder = Path(
-                    snapshot_download(
-                        name, repo_type="dataset", revision=revision, local_files_only=True
-                    )
-                )
+                folder = Path(snapshot_download(name, **where, local_files_only=True))
             except OSError:
                 continue
             files = [one.relative_to(folder).as_posix() for one in folder.rglob("*")]

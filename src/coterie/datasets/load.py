@@ -108,15 +108,8 @@ class Loaded:
 def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
     """Return the rows of a data set of the catalogue.
 
-    Args:
-        name: Name in the catalogue.
-        source: ``hub``, ``sample``, a folder with ``train.jsonl`` and ``heldout.jsonl``, or a file or folder in the
-            published format. File names determine the split; files of a single split are divided. A single file of
-            an evaluation-only set is read unchanged.
-        heldout: Share of the questions to hold out of files of one split, by a hash of each question.
-
-    Raises:
-        UserError: Data is missing or broken (with file and line), or a split has no rows.
+    ``source`` is as in :class:`SourceSettings`. File names determine the split; hashes of the questions divide files of
+    a single split. A single file of an evaluation-only set is read unchanged.
     """
     data_set = find(name)
     rows: dict[Split, list[QuestionRow]] = {split: [] for split in data_set.splits}
@@ -177,38 +170,35 @@ def hub_files(data_set: DataSet) -> Files:
     ]
 
 
-def content(name: str, source: str | Path, heldout: float) -> str:
-    """Return an identity of a source: checksums of files or revisions on the hub."""
-    data_set = find(name)
-    if (own := _own_files(data_set, source)) is not None:
-        return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
-    if source != HUB:
-        identity = " ".join(sha256(file) for _, file in _files(data_set, source))
-    elif any(repo.revision == NEWEST for repo in data_set.repos):
-        identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(data_set))
-    else:
-        identity = " ".join(f"{repo.name}@{repo.revision}" for repo in data_set.repos)
-    return f"{identity} {heldout:g}" if data_set.heldout is None or source != HUB else identity
-
-
 class CatalogueSet:
     """Data set of the catalogue."""
 
     settings_type = SourceSettings
 
     def __init__(self, settings: SourceSettings) -> None:
-        self.settings, self.name = settings, str(settings.name)
-        self.row, self.splits = CATALOGUE[self.name].row, CATALOGUE[self.name].splits
+        self.settings, self.entry = settings, CATALOGUE[str(settings.name)]
+        self.row, self.splits = self.entry.row, self.entry.splits
 
     def rows(self, split: Split) -> list[QuestionRow]:
         return self._loaded.rows[split]
 
     def content(self) -> str:
-        return content(self.name, self.settings.source, self.settings.heldout)
+        """Return an identity of the source: checksums of files or revisions on the hub."""
+        entry, source = self.entry, self.settings.source
+        if (own := _own_files(entry, source)) is not None:
+            return " ".join(sha256(own[split]) if split in own else "missing" for split in SPLITS)
+        if source != HUB:
+            identity = " ".join(sha256(file) for _, file in _files(entry, source))
+        elif any(repo.revision == NEWEST for repo in entry.repos):
+            identity = " ".join(str(file).partition("snapshots")[2] for _, file in hub_files(entry))
+        else:
+            identity = " ".join(f"{repo.name}@{repo.revision}" for repo in entry.repos)
+        is_divided = entry.heldout is None or source != HUB
+        return f"{identity} {self.settings.heldout:g}" if is_divided else identity
 
     @cached_property
     def _loaded(self) -> Loaded:
-        return load(self.name, self.settings.source, self.settings.heldout)
+        return load(self.entry.name, self.settings.source, self.settings.heldout)
 
 
 def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | None:

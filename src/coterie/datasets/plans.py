@@ -128,7 +128,6 @@ class ConvertedRow(PlanRow):
 
     @property
     def flaw(self) -> str:
-        """Reason why there is no plan; empty otherwise."""
         return self.left_out or ("" if self.steps else "has no plan")
 
     @classmethod
@@ -218,21 +217,18 @@ class Gsm8kPlanRow(ConvertedRow):
 
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
-        return _convert_gsm8k(Gsm8kRow.model_validate(raw))
-
-
-def _convert_gsm8k(row: Gsm8kRow) -> dict[str, Any]:
-    known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
-    results = _Results(frozenset(_numbers(row.question)))
-    try:
-        steps = tuple(_steps(row.solution, results))
-    except ValueError:
-        return {**known, "left_out": BROKEN}
-    if not steps:
-        return {**known, "left_out": NO_STEPS}
-    if list(results.values.values())[-1] != number(row.answer):
-        return {**known, "left_out": OTHER_ANSWER}
-    return {**known, "steps": steps}
+        row = Gsm8kRow.model_validate(raw)
+        known = {"id": row.id, "question": row.question, "answer": row.answer, "domain": "maths"}
+        results = _Results(frozenset(_numbers(row.question)))
+        try:
+            steps = tuple(_steps(row.solution, results))
+        except ValueError:
+            return {**known, "left_out": BROKEN}
+        if not steps:
+            return {**known, "left_out": NO_STEPS}
+        if list(results.values.values())[-1] != number(row.answer):
+            return {**known, "left_out": OTHER_ANSWER}
+        return {**known, "steps": steps}
 
 
 def _steps(solution: str, results: _Results) -> Iterator[PlanStep]:
@@ -323,37 +319,27 @@ class StrategyPlanRow(ConvertedRow):
 
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
-        return _convert_strategy(_StrategyQuestion.model_validate(raw))
-
-
-def _convert_strategy(row: _StrategyQuestion) -> dict[str, Any]:
-    answer = "yes" if row.answer else "no"
-    known = {
-        "id": row.qid or question_key(row.question),
-        "question": row.question,
-        "answer": answer,
-        "domain": "complex_qa",
-    }
-    parts = [one_line(part) for part in row.decomposition]
-    if not parts:
-        return {**known, "left_out": NO_PARTS}
-    if any(part.count("(") != part.count(")") for part in parts):
-        return {**known, "left_out": BRACKETS}
-    steps: list[PlanStep] = []
-    answers: list[str] = []
-    for place, part in enumerate(parts):
-        references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
-        if any(not 1 <= reference <= place for reference in references):
-            return {**known, "left_out": FORWARD}
-        actions = _actions(part, references, answers, _topic(row, place), _count(steps))
-        answers.append(f"R{_count(steps) + len(actions)}")
-        result = answer if place == len(parts) - 1 else ""
-        steps.append(PlanStep(subgoal=_in_words(part), actions=actions, result=result))
-    return {**known, "steps": tuple(steps)}
-
-
-def _count(steps: Sequence[PlanStep]) -> int:
-    return sum(len(step.actions) for step in steps)
+        row = _StrategyQuestion.model_validate(raw)
+        answer, id_ = "yes" if row.answer else "no", row.qid or question_key(row.question)
+        known = {"id": id_, "question": row.question, "answer": answer, "domain": "complex_qa"}
+        parts = [one_line(part) for part in row.decomposition]
+        if not parts:
+            return {**known, "left_out": NO_PARTS}
+        if any(part.count("(") != part.count(")") for part in parts):
+            return {**known, "left_out": BRACKETS}
+        steps, answers, count = list[PlanStep](), list[str](), 0
+        for place, part in enumerate(parts):
+            references = list(dict.fromkeys(map(int, _REFERENCE.findall(part))))
+            if any(not 1 <= reference <= place for reference in references):
+                return {**known, "left_out": FORWARD}
+            actions = _actions(part, references, answers, _topic(row, place), count)
+            count += len(actions)
+            answers.append(f"R{count}")
+            text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
+            result = answer if place == len(parts) - 1 else ""
+            subgoal = text[:1].upper() + text[1:]
+            steps.append(PlanStep(subgoal=subgoal, actions=actions, result=result))
+        return {**known, "steps": tuple(steps)}
 
 
 def _actions(
@@ -383,15 +369,19 @@ def _topic(row: _StrategyQuestion, place: int) -> str | None:
     evidence = next((one[place] for one in row.evidence if len(one) > place), None)
     pages = [_PARAGRAPH.sub("", page) for page in _leaves(evidence) if _PARAGRAPH.search(page)]
     if pages:
-        return one_line(pages[0]).replace("(", "").replace(")", "")
+        return _without_brackets(pages[0])
     names = sorted(_NAME.findall(part), key=len)
     if OPERATION in _leaves(evidence):
         return None
     if _REFERENCE.search(part) and _JUDGES.match(part) and not names:
         return None
     if row.term and row.term.casefold() in part.casefold():
-        return one_line(row.term).replace("(", "").replace(")", "")
+        return _without_brackets(row.term)
     return names[-1].rstrip(".") if names else ""
+
+
+def _without_brackets(text: str) -> str:
+    return re.sub(r"[()]", "", one_line(text))
 
 
 def _leaves(value: Any) -> list[str]:
@@ -400,8 +390,3 @@ def _leaves(value: Any) -> list[str]:
     return (
         [leaf for one in value for leaf in _leaves(one)] if isinstance(value, list | tuple) else []
     )
-
-
-def _in_words(part: str) -> str:
-    text = _REFERENCE.sub(r"the answer to Subgoal \1", part)
-    return text[:1].upper() + text[1:]

@@ -18,7 +18,6 @@ from coterie.datasets.rows import (
     QuestionRow,
     Raw,
     as_text,
-    key_of,
     question_key,
 )
 
@@ -134,8 +133,7 @@ EMPTY = "its answer is empty"
 class MathRow(QuestionRow):
     r"""MATH: a competition problem and its solution, whose last ``\boxed{...}`` is the answer.
 
-    Upstream's name for the question is ``problem``. The id is a hash of the question. Rows may have an explicit
-    ``answer``, with or without a solution.
+    Rows may have an explicit ``answer``, with or without a solution.
     """
 
     answer: str
@@ -156,7 +154,7 @@ class MathRow(QuestionRow):
             if "\\boxed" not in solution and not answer:
                 raise ValueError(r"its solution has no \boxed{answer}")
         known = {"question": problem, "answer": answer, "solution": solution}
-        return {"id": key_of(problem), **known}
+        return {"id": question_key(problem), **known}
 
 
 class ExamRow(AnswerRow, MathRow):
@@ -207,19 +205,16 @@ class SvampRow(QuestionRow):
         result = number(str(answer))
         if result is None:
             raise ValueError(f"its Answer {answer!r} is not a number")
+        body, question = body.strip(), question.strip()
+        story = f"{body} {question}"
+        if not body.endswith((".", "?", "!")):  # some stories end in the middle of a sentence
+            story = f"{body.rstrip(',')}, {question[:1].lower()}{question[1:]}"
         return {
             "id": raw.get("ID"),
-            "question": _story(body.strip(), question.strip()),
+            "question": story,
             "answer": str(result) if result.denominator == 1 else str(float(result)),
             "equation": str(raw.get("Equation", "")).strip(),
         }
-
-
-def _story(body: str, question: str) -> str:
-    """Join a story and its question. Some stories end in the middle of a sentence."""
-    if body.endswith((".", "?", "!")):
-        return f"{body} {question}"
-    return f"{body.rstrip(',')}, {question[:1].lower()}{question[1:]}"
 
 
 class ChoiceRow(QuestionRow):

