@@ -238,7 +238,6 @@ def talk(source: str, iteration: int | None, words: Sequence[str], options: Chat
 
 
 def _converse(conversation: Conversation, runner: asyncio.Runner) -> None:
-    """Alternate user and model turns."""
     history = conversation.history
     for line in _lines():
         if line == NEW:

@@ -43,7 +43,6 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import format_value, has_nan, same
 
 SHOWN = 12
-"""Maximum number of row numbers in a table cell."""
 
 Kind = Literal["empty", "fails", "random", "not plain"]
 MEANING: dict[Kind, str] = {
@@ -68,8 +67,13 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
         splits = {file.name: list(read_rows(file, CodeRow))}
     else:
         splits = load(entry.name, source).rows  # type: ignore[assignment]
+
+    async def check_splits() -> dict[str, list[Finding | None]]:
+        async with Sandbox() as sandbox:
+            return {name: await check_rows(own, sandbox, progress) for name, own in splits.items()}
+
     with closing(ConsoleProgress(console)) as progress:
-        findings = asyncio.run(_check_all(splits, progress))
+        findings = asyncio.run(check_splits())
     table = Table("split", "finding", "meaning", "rows", "row numbers", box=None)
     reports = []
     for name, rows in findings.items():
@@ -94,13 +98,6 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
     print(json.dumps({"set": entry.name, "splits": reports}))
 
 
-async def _check_all(
-    splits: Mapping[str, Sequence[CodeRow]], progress: Progress
-) -> dict[str, list[Finding | None]]:
-    async with Sandbox() as sandbox:
-        return {name: await check_rows(rows, sandbox, progress) for name, rows in splits.items()}
-
-
 async def check_rows(
     rows: Sequence[CodeRow], sandbox: Sandbox, progress: Progress | None = None
 ) -> list[Finding | None]:
@@ -121,7 +118,6 @@ async def check_rows(
 
 
 async def check_row(row: CodeRow, sandbox: Sandbox) -> Finding | None:
-    """Run a reference on its tests. Return the problem, or ``None``."""
     if not row.usable:
         return "empty", "no tests" if row.answer.strip() else "no reference"
     calls = [compared(call) for call in row.tests]  # as in the environment
@@ -202,7 +198,6 @@ class RateRule:
     least: float
     most: float
     passing: float = 1.0
-    """Minimum score of a passing dialogue."""
     unplayed: Literal["kept", "not_played"] = "not_played"
 
     def __post_init__(self) -> None:
@@ -316,7 +311,6 @@ def _write(
 
 
 def _write_rows(out: Path, parts: Mapping[str, Sequence[QuestionRow]]) -> None:
-    """Write a new folder with a file of rows for each part."""
     with whole_folder(out) as folder:
         for name, rows in parts.items():
             text = "".join(f"{row.model_dump_json()}\n" for row in rows)

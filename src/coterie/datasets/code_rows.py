@@ -157,7 +157,6 @@ class CodeContestsRow(ContestRow):
 
     @classmethod
     def normalize(cls, raw: Raw) -> Raw:
-        """Collect tests from parallel lists of inputs and outputs."""
         if "tests" in raw or "public_tests" not in raw:
             return super().normalize(raw)
         tests: list[dict[str, Any]] = []

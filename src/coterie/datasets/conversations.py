@@ -40,13 +40,10 @@ ROLES: dict[str, Role] = {
     "gpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "function": "tool",
     "observation": "tool", "function_call": "assistant", "ipython": "tool",
 }  # fmt: skip
-"""Roles by their names in files."""
 Targets = Literal["all", "last"]
 """Trained messages of a conversation: all of the assistant's messages, or the last one."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message's thought in files."""
 NAMED = 5
-"""Maximum number of rows that an error names for one fault."""
 
 
 class ChatMessage(Frozen):
@@ -350,14 +347,12 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
 
 
 def format_of(row: Any, formats: Formats) -> str:
-    """Return the name of a row's format, or an empty text."""
     if not isinstance(row, Mapping):
         return ""
     return next((one for one, columns in formats.items() if set(columns) <= row.keys()), "")
 
 
 def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
-    """Convert a row to a conversation. Raises ``ValueError`` if it cannot be trained on."""
     column, *reply = CONVERSATIONS[name]
     messages, tools, start = _prompt(row, column), parse_tools(row.get("tools")), 0
     if reply:
@@ -369,7 +364,6 @@ def parse_conversation(row: Raw, name: str, place: str = "") -> Conversation:
 
 
 def parse_preference(row: Raw, name: str, place: str = "") -> Preference:
-    """Convert a row to a preference. Raises ``ValueError`` if it cannot be trained on."""
     row, column = _texts(row), PREFERENCES[name][0]
     prompt = () if column == "chosen" else _prompt(row, column)
     tools = parse_tools(row.get("tools"))
@@ -436,7 +430,6 @@ class Conversations:
     def __init__(self, settings: FileSettings) -> None:
         self.settings = settings
         self.left_out = Counter[str]()
-        """Numbers of rows left out, by reason."""
 
     def rows(self, split: Split) -> list[Conversation]:
         return self._splits[split]
@@ -494,7 +487,6 @@ class Preferences(Conversations):
 
 
 def _refusal(file: Path, faults: Mapping[str, Sequence[str]]) -> UserError:
-    """Make an error that names rows of each fault."""
     count = sum(map(len, faults.values()))
     listed = [
         f"{', '.join(places[:NAMED])}{', ...' * (len(places) > NAMED)}: {why}"
@@ -613,11 +605,9 @@ class MixedPreferences:
 
     @property
     def name(self) -> str:
-        """Name of the set, or of the file without its folder."""
         return Path(self.source).name
 
     def files(self) -> list[Path]:
-        """Return the files of the pairs; download missing files."""
         if self.source in PREFERENCE_SETS:
             return preference_files(PREFERENCE_SETS[self.source])
         file = expanded(self.source)
@@ -626,7 +616,6 @@ class MixedPreferences:
         return [file]
 
     def pairs(self) -> Iterator[Preference]:
-        """Yield all pairs. Raises ``UserError`` with the lines of invalid rows."""
         if self.source in PREFERENCE_SETS:
             return published_pairs(PREFERENCE_SETS[self.source])
         rows = Preferences(FileSettings(name=self.name)).read_file(expanded(self.source))

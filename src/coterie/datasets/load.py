@@ -7,7 +7,7 @@ an excluded data set, so no question is in both splits.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -223,7 +223,6 @@ def _own_files(data_set: DataSet, source: str | Path) -> dict[Split, Path] | Non
 
 
 def _files(data_set: DataSet, source: str | Path) -> Files:
-    """Return files in the published format with their splits, held-out files first."""
     if source == HUB:
         return hub_files(data_set)
     path = expanded(source)
@@ -234,7 +233,8 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
         raise UserError(f"{path} has no {', '.join(SUFFIXES)} file", "check dataset.source")
     if data_set.train is None:
         return [("heldout", file) for file in paths]
-    splits = [_split_of(file) for file in paths]
+    words = [[one for one in SPLITS if name_words(file.stem) & WORDS[one]] for file in paths]
+    splits = [one[0] if len(one) == 1 else None for one in words]
     if len(set(splits)) == 1 or data_set.join is not None:
         return [(None, file) for file in paths]
     for split, file in zip(splits, paths, strict=True):
@@ -248,12 +248,6 @@ def _files(data_set: DataSet, source: str | Path) -> Files:
 
 def _data(inside: Iterable[Path]) -> list[Path]:
     return sorted(file for file in inside if file.suffix in SUFFIXES)
-
-
-def _split_of(file: Path) -> Split | None:
-    """Return the split in a file's name; ``None`` without or with both splits."""
-    splits = [split for split in SPLITS if name_words(file.stem) & WORDS[split]]
-    return splits[0] if len(splits) == 1 else None
 
 
 def _read(data_set: DataSet, paths: Files) -> Iterator[tuple[Split | None, QuestionRow | LeftOut]]:
@@ -320,7 +314,6 @@ class Rows:
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Number of dropped rows by reason, if the data set counts them."""
         return getattr(self._set, "left_out", {})
 
     def content(self) -> str:
@@ -333,8 +326,13 @@ class Rows:
     @cached_property
     def _by_split(self) -> dict[Split, list[QuestionRow]]:
         splits = {split: self._rows(split) for split in self.splits}
-        if len(splits) == len(SPLITS):
-            _check_disjoint(self.name, splits)
+        train, heldout = (splits.get(split, []) for split in SPLITS)
+        if common := {row.key for row in train} & {row.key for row in heldout}:
+            example = next(row.question for row in heldout if row.key in common)
+            raise UserError(
+                f"{len(common)} questions of {self.name} are both training and held-out rows, such as {example!r}",
+                "remove them from one split: scores on training questions are meaningless",
+            )
         return splits
 
     def _rows(self, split: Split) -> list[QuestionRow]:
@@ -351,19 +349,7 @@ class Rows:
         return rows
 
 
-def _check_disjoint(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
-    train, heldout = splits["train"], splits["heldout"]
-    if common := {row.key for row in train} & {row.key for row in heldout}:
-        example = next(row.question for row in heldout if row.key in common)
-        raise UserError(
-            f"{len(common)} questions of {name} are both training and held-out rows, "
-            f"such as {example!r}",
-            "remove them from one split: scores on training questions are meaningless",
-        )
-
-
 def row_type(name: str) -> type[QuestionRow]:
-    """Return the type of a data set's rows. Raise ``UserError`` for a plug-in without one."""
     if name in CATALOGUE:
         return CATALOGUE[name].row
     plugin = find_plugin(DATASETS, name)
@@ -387,7 +373,6 @@ def dataset_type(name: str) -> type[DatasetSettings]:
 
 
 def environment_of(name: str) -> str:
-    """Return the environment of a plug-in's rows."""
     return str(getattr(find_plugin(DATASETS, name).thing, "environment", "debate"))
 
 
@@ -406,7 +391,6 @@ def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
-    """Yield all rows of a data set's sources."""
     for source in sources:
         if (file := expanded(source)).is_file():
             yield from (row for row in read_rows(file, find(name).row) if row.usable)
@@ -472,9 +456,7 @@ class TableRow(AnswerRow):
     answer: str
     """Empty if there is no column of answers."""
     raw: dict[str, Any] = Field(default_factory=dict)
-    """All columns, unchanged."""
     where: str = ""
-    """File and line."""
     answer_column: str = ""
 
     @property

@@ -155,7 +155,6 @@ class Dialogue:
 
 
 def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
-    """Parse a line of a plan file. Raise ``ValueError`` for unparsable text."""
     request = parse_request(requests[0])
     if len(replies) == 1:
         return Dialogue(id_, request, tuple(split_subgoals(replies[0])))
@@ -173,7 +172,6 @@ def parse_plan(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dia
 
 
 def parse_ground(id_: str, requests: Sequence[str], replies: Sequence[str]) -> Dialogue:
-    """Parse a line of a ground file. Raise ``ValueError`` for unparsable text."""
     request = parse_request(requests[0])
     at_once = PLAN_GIVEN in requests[0]
     if at_once:
@@ -294,7 +292,6 @@ def _pairs(
 
 
 def _by_task(dialogues: Sequence[Dialogue]) -> dict[str, Dialogue]:
-    """Return the dialogues whose task occurs once."""
     counts = Counter(one.task for one in dialogues)
     return {one.task: one for one in dialogues if counts[one.task] == 1}
 
@@ -315,18 +312,14 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
     if len(groups) != count:
         return LeftOut(NO_ACTIONS, plan.id)
     results = plan.results if len(plan.results) == count else ("",) * count
-    return PlanRow(
-        id=plan.id,
-        question=plan.request.task,
-        answer=groups[-1][-1] if domain == "web" else results[-1],
-        steps=tuple(
-            PlanStep(subgoal=subgoal, actions=group, result=result)
-            for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
-        ),
-        domain=domain,
-        description=plan.request.description,
-        aligned=aligned,
+    answer = groups[-1][-1] if domain == "web" else results[-1]
+    steps = tuple(
+        PlanStep(subgoal=subgoal, actions=group, result=result)
+        for subgoal, group, result in zip(plan.subgoals, groups, results, strict=True)
     )
+    known = {"id": plan.id, "question": plan.request.task, "answer": answer, "steps": steps}
+    about = {"domain": domain, "description": plan.request.description, "aligned": aligned}
+    return PlanRow.model_validate(known | about)
 
 
 def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
@@ -350,9 +343,7 @@ def _group_actions(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ..
 # -- Mind2Web (Deng et al. 2023) --------------------------------------------------------------
 
 MOST = 50
-"""Maximum number of elements of a page."""
 MAX_TEXT = 200
-"""Maximum characters of the text of an element."""
 DEPTH = 512
 """Maximum depth of nodes, as in browsers. Deeper nodes count as part of the last one."""
 _SAYING = (
@@ -362,7 +353,6 @@ _VOID = frozenset(
     {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 )
 _SILENT = frozenset({"script", "style"})
-"""Tags with invisible text."""
 _ID = "backend_node_id"
 _WORD = re.compile(r"[^\W_]+")
 _REPR = re.compile(r"\s*\[([^\]]*)\]\s*(.*?)\s*->\s*([A-Z]+)(?::\s?(.*))?", re.DOTALL)
@@ -385,20 +375,12 @@ class Mind2WebRow(ConvertedRow):
     @classmethod
     def convert(cls, raw: Raw) -> Raw:
         task, reprs, actions = map(raw.get, ("confirmed_task", "action_reprs", "actions"))
-        if (
-            not isinstance(task, str)
-            or not isinstance(reprs, list)
-            or not isinstance(actions, list)
-        ):
+        if not (isinstance(task, str) and isinstance(reprs, list) and isinstance(actions, list)):
             raise ValueError("expected a text confirmed_task, and lists action_reprs and actions")
         website = str(raw.get("website") or "")
-        known = {
-            "id": raw.get("annotation_id") or question_key(task),
-            "question": one_line(task),
-            "answer": "",
-            "domain": "web",
-            "description": f"a page of {website}" if website else "",
-        }
+        description = f"a page of {website}" if website else ""
+        known = {"id": raw.get("annotation_id") or question_key(task), "question": one_line(task)}
+        known |= {"answer": "", "domain": "web", "description": description}
         if len(reprs) != len(actions):
             return {**known, "left_out": "has different numbers of action_reprs and actions"}
         steps = []
@@ -540,7 +522,6 @@ class _Reader(HTMLParser):
         self.texts: dict[str, list[str]] = {}
         self._length: Counter[str] = Counter()
         self._open: list[tuple[str, str]] = []
-        """Tags and ids of the open nodes."""
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         self._begin(tag, attrs, ends=tag in _VOID)

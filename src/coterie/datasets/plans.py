@@ -290,7 +290,6 @@ _JUDGES = re.compile(
 )
 """Beginning of a yes-or-no question."""
 _NAME = re.compile(r"(?<!^)(?<![.?!] )\b[A-Z][\w.-]*(?: (?:(?:of|the|de|and) )*[A-Z][\w.-]*)*")
-"""Capitalized words that do not begin a sentence."""
 OPERATION = "operation"
 """Upstream's evidence for a sub-question that needs no facts."""
 

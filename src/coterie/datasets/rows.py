@@ -79,7 +79,6 @@ class QuestionRow(SetRow):
 
     @property
     def key(self) -> str:
-        """Short hash of the question, independent of case and spacing."""
         return question_key(self.question)
 
     @property
@@ -94,7 +93,6 @@ class QuestionRow(SetRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        """Passages of the row, gold and others."""
         return ()
 
     @property
@@ -573,7 +571,6 @@ class WebRow(AnswerRow):
     keys: ClassVar[Mapping[str, Keys]] = {**ANSWER_KEYS, "level": ("level", "Level", "info.Level")}
     level: Label = ""
     image: Annotated[bool, BeforeValidator(bool)] = False
-    """True if the question needs an image."""
 
     @property
     def flaw(self) -> str:

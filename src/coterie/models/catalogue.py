@@ -25,7 +25,6 @@ from coterie.errors import UserError, did_you_mean, nearest
 MANIFEST = "manifest.json"
 """Origin of a converted model, and SHA-256 checksums of its ``files`` by name."""
 Say = Callable[[str], None]
-"""Prints one line of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class LocalModel:
 
 
 def _packaged() -> list[Path]:
-    """Return the folders of packaged checkpoints."""
     return sorted(c.parent for c in Path(str(files("coterie") / "assets")).glob("*/config.json"))
 
 
@@ -117,7 +115,6 @@ def _inside(folder: Path) -> list[str]:
 
 
 def find(name: str) -> WheelModel:
-    """Return a catalogue entry. Raise ``UserError`` if there is no entry of this name."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no model {name!r} to get",
@@ -128,7 +125,6 @@ def find(name: str) -> WheelModel:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder for a converted model."""
     return home() / "models" / name
 
 

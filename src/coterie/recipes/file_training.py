@@ -50,11 +50,9 @@ from coterie.training.settings import TrainingSettings
 
 MEASURE = "measure"
 SHOWN = 3
-"""Number of items that a dry run shows."""
 CHUNK = 16
 """Number of held-out rows in one call of the engine."""
 NAMED = 5
-"""Maximum number of long rows that an error names."""
 
 
 class FileTraining(Recipe):
@@ -63,7 +61,6 @@ class FileTraining(Recipe):
     settings: FileTrainingSettings
     environment: ConversationReply
     row: type[Conversation]
-    """Type of the training rows."""
     uses: tuple[str, ...]
     """Settings that training and measurement depend on."""
 
@@ -91,7 +88,6 @@ class FileTraining(Recipe):
         return self.stage(version, MEASURE, self.measure, after, uses=uses, alone=True)
 
     def trains_on(self, row: type[QuestionRow]) -> bool:
-        """Return True if the recipe can train on a type of rows."""
         return row is self.row
 
     @abstractmethod
@@ -99,8 +95,7 @@ class FileTraining(Recipe):
         """Return the training rows or the pair of a conversation."""
 
     @abstractmethod
-    def rows_of(self, item: Any) -> Sequence[Row]:
-        """Return the rows of an item."""
+    def rows_of(self, item: Any) -> Sequence[Row]: ...
 
     @abstractmethod
     def train(self, run: Run, i: int, progress: Progress) -> Metrics: ...
@@ -167,7 +162,6 @@ class FileTraining(Recipe):
 
     @cached_property
     def _model(self) -> tuple[ChatRenderer, int]:
-        """Renderer of the model, and its context length."""
         return load_renderer(self.settings.model, self.settings.engine.template_args)
 
     @cached_property
