@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from coterie.config.folders import home
 from coterie.errors import UserError
@@ -66,21 +67,17 @@ def write_gguf(file: Path) -> None:
     writer.close()
 
 
-def write_weight(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, config: object) -> None:
+def write_weight(
+    writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, config: LlamaConfig
+) -> None:
     if name == "lm_head.weight":
         return
-    for ours, theirs in [
-        ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("model.layers.", "blk."),
-        ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"), ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"), ("input_layernorm", "attn_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-    ]:  # fmt: skip
-        name = name.replace(ours, theirs)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    name = names.get_name(name, try_suffixes=(".weight",)) or name
     if "attn_q" in name:
-        weight = permuted(weight, config.num_attention_heads)  # type: ignore[attr-defined]
+        weight = permuted(weight, config.num_attention_heads)
     if "attn_k" in name:
-        weight = permuted(weight, config.num_key_value_heads)  # type: ignore[attr-defined]
+        weight = permuted(weight, config.num_key_value_heads)
     if weight.dim() == 1:
         writer.add_tensor(name, weight.numpy())
     else:

@@ -91,20 +91,6 @@ GROUND = line(
     "Subgoal to be grounded: Subgoal 3: Is Subgoal 1: more than the other? And more words\n",
     "Output = QA([R3, R5], Question: Is R3 more than R5?)",
 )
-WEB_PLAN = line(
-    "web_agent",
-    "web_agent_2",
-    "Make a plan.\nTask: Buy a hat; Initial Environment Description: A shop's page.",
-    "Subgoal 1: Type hat into the search field",
-    "We have already type hat into the search field. Should we stop planning?",
-    "Yes, I will stop planning.",
-)
-WEB_GROUND = line(
-    "web_agent",
-    "web_agent_2",
-    "Use the tools.\nTask: Buy a hat \nSubgoal to be grounded: Subgoal 1: Type hat into the search field\n",
-    "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)",
-)
 
 
 def unrolled(whole: Line) -> list[Line]:
@@ -151,9 +137,10 @@ def test_a_line_for_each_step_gives_the_same_rows_and_a_web_row_its_last_action(
 ) -> None:
     rows, _ = joined(files, [PLAN], [GROUND])
     assert joined(files, unrolled(PLAN), unrolled(GROUND))[0] == rows
-    [row], _ = joined(files, [WEB_PLAN], [WEB_GROUND])
-    assert (row.domain, row.description, row.steps[0].result) == ("web", "A shop's page", "")
-    assert row.answer == "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)"
+    web = {"dataset": "web_agent"}
+    task = "Task: Is Ann older than Bob?; Initial Environment Description: A shop's page."
+    [row], _ = joined(files, [changed(PLAN, 0, task) | web], [GROUND | web])
+    assert (row.domain, row.description, row.answer) == ("web", "A shop's page", row.actions[-1])
 
 
 @pytest.mark.parametrize(

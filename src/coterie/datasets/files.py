@@ -225,9 +225,10 @@ def _list_files(name: str) -> tuple[Repository, list[str]]:
             fault = fault or error
             continue
         except (HTTPError, OSError) as error:
-            fault, cache = error, partial(snapshot_download, local_files_only=True)
+            fault = error
+            cached = partial(snapshot_download, repo_type="dataset", local_files_only=True)
             try:
-                folder = Path(cache(name, repo_type="dataset", revision=revision))
+                folder = Path(cached(name, revision=revision))
             except OSError:
                 continue
             files = [one.relative_to(folder).as_posix() for one in folder.rglob("*")]
