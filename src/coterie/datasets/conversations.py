@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from pydantic import ConfigDict
 
@@ -100,10 +100,7 @@ def _hash(value: object) -> str:
 
 
 def parse_messages(value: Any, system: Any = None) -> Messages:
-    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own.
-
-    Raises ``ValueError`` for an invalid list.
-    """
+    """Parse messages in the format of OpenAI or ShareGPT. ``system`` is the system message in a column of its own."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"its messages are {_kind(value)}, not a list")
     messages = [ChatMessage(role="system", content=system)] if _has_text(system) else []
@@ -144,9 +141,8 @@ def _answered(id_: Any, ids: Sequence[str], waiting: Sequence[int], number: int)
         return waiting[0]
     at = ids.index(str(id_)) if str(id_) in ids else -1
     if at not in waiting:
-        raise ValueError(
-            f"message {number} answers the call {id_!r}, which does not wait for a result"
-        )
+        waits = "which does not wait for a result"
+        raise ValueError(f"message {number} answers the call {id_!r}, {waits}")
     return at
 
 
@@ -232,7 +228,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _has_text(value: Any) -> bool:
+def _has_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -269,9 +265,8 @@ def _prompt(row: Raw, column: str) -> Messages:
         for name in ("instruction", "input"):
             if not isinstance(row.get(name), str | None):
                 raise ValueError(f"its {name} is {_kind(row[name])}, not a text")
-        value = "\n\n".join(
-            row[name] for name in ("instruction", "input") if _has_text(row.get(name))
-        )
+        texts = (row.get(name) for name in ("instruction", "input"))
+        value = "\n\n".join(filter(_has_text, texts))
         for pair in parsed_json(row.get("history") or (), "its history"):
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise ValueError("its history is not a list of pairs")
@@ -340,9 +335,7 @@ def _side(value: Any, prompt: Messages, name: str) -> Messages:
             side = side[len(own) :]
             break
     if prompt and (not side or side[0].role != "assistant"):
-        raise ValueError(
-            f"its {name} does not begin with a message of the assistant's after the prompt"
-        )
+        raise ValueError(f"its {name} does not begin with the assistant's message after the prompt")
     return side
 
 
@@ -512,12 +505,9 @@ def interaction_pairs(row: Raw) -> Pairs:
 
 def feedback_pairs(row: Raw) -> Pairs:
     """Yield all pairs of replies of a row of UltraFeedback whose overall scores differ."""
-    scored = enumerate(row["completions"])
-    known = [
-        (n, one["response"], score)
-        for n, one in scored
-        if (score := one.get("overall_score")) is not None
-    ]
+    replies = enumerate(row["completions"])
+    scored = [(n, one["response"], one.get("overall_score")) for n, one in replies]
+    known = [one for one in scored if one[2] is not None]
     prompt = [{"role": "user", "content": row["instruction"]}]
     for two in combinations(known, 2):
         (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
@@ -536,16 +526,13 @@ def published_pairs(
             try:
                 pairs = list(data_set.row(row))
             except (KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{file}, {place} is broken: {type(error).__name__} {error}",
-                    "download it again",
-                ) from error
+                problem = f"{file}, {place} is broken: {type(error).__name__} {error}"
+                raise UserError(problem, "download it again") from error
             reasons["no two replies with different scores"] += not pairs
             for name, raw in pairs:
+                place = f"{data_set.name}/{name}"
                 try:
-                    pair = parse_preference(
-                        raw, "preference with a prompt", f"{data_set.name}/{name}"
-                    )
+                    pair = parse_preference(raw, "preference with a prompt", place)
                 except ValueError as error:
                     reasons[str(error)] += 1
                     continue

@@ -277,11 +277,8 @@ def _pairs(
     Upstream dropped lines before it numbered each file.
     """
     by_id = {one.id: one for one in grounds}
-    partners = {
-        plan.id: by_id[plan.id]
-        for plan in plans
-        if plan.id in by_id and by_id[plan.id].task == plan.task
-    }
+    both = ((plan, by_id[plan.id]) for plan in plans if plan.id in by_id)
+    partners = {plan.id: ground for plan, ground in both if ground.task == plan.task}
     alone, free = ([one for one in some if one.id not in partners] for some in (plans, grounds))
     once, once_free = _by_task(alone), _by_task(free)
     partners |= {once[task].id: once_free[task] for task in once.keys() & once_free.keys()}
@@ -302,9 +299,8 @@ def _row(plan: Dialogue, ground: Dialogue, domain: Domain) -> PlanRow | LeftOut:
         return LeftOut("differs in its number of subgoals from its line in the other file", plan.id)
     numbered = [f"Subgoal {number}: {text}" for number, text in enumerate(plan.subgoals, 1)]
     groups, aligned = ground.actions, True
-    for ours, theirs in zip(
-        plan.subgoals if ground.at_once else numbered, ground.subgoals, strict=True
-    ):
+    expected = plan.subgoals if ground.at_once else numbered
+    for ours, theirs in zip(expected, ground.subgoals, strict=True):
         if not one_line(theirs).startswith(ours):
             return LeftOut("differs in its subgoals from its line in the other file", plan.id)
     if ground.at_once:
@@ -474,14 +470,11 @@ def elements(
     """
     texts = texts_of(page) if page else {}
     by_id = {one.id: (one, raw) for raw in candidates for one in (_element(raw, texts),)}
-    ordered = sorted(
-        by_id.values(),
-        key=lambda two: (
-            *_place(two[1], two[0], task),
-            hashlib.sha256(two[0].id.encode()).hexdigest(),
-        ),
-    )
-    return tuple(one for one, _ in ordered[:MOST])
+
+    def place(two: tuple[PageElement, Mapping[str, Any]]) -> tuple[float, float, str]:
+        return *_place(two[1], two[0], task), hashlib.sha256(two[0].id.encode()).hexdigest()
+
+    return tuple(one for one, _ in sorted(by_id.values(), key=place)[:MOST])
 
 
 def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:

@@ -135,12 +135,9 @@ def question_text(value: Any) -> Any:
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
             pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
             content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None  # type: ignore[arg-type]
-        if message.get("role") not in ("system", "developer", "user") or not isinstance(
-            content, str
-        ):
-            raise ValueError(
-                "its question is a list, but not of system and user messages with text"
-            )
+        has_role = message.get("role") in ("system", "developer", "user")
+        if not (has_role and isinstance(content, str)):
+            raise ValueError("its question is no list of system and user messages with text")
         texts.append(content.strip())
     return "\n\n".join(texts)
 
@@ -554,9 +551,8 @@ class MusiqueRow(AnswerRow):
     def _refers(self) -> "MusiqueRow":
         for number, hop in enumerate(self.hops, 1):
             if self.paragraphs and (hop.paragraph or 0) >= len(self.paragraphs):
-                raise ValueError(
-                    f"hop {number} refers to paragraph {hop.paragraph}, which does not exist"
-                )
+                missing = f"paragraph {hop.paragraph}, which does not exist"
+                raise ValueError(f"hop {number} refers to {missing}")
         return self
 
 

@@ -165,12 +165,10 @@ def count_weights(folder: Path) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file} can't be read: {error}",
-                f"run: coterie models get {folder.name}"
-                if folder.name in CATALOGUE
-                else "put it back from a copy, or save or download it again",
-            ) from error
+            again = "put it back from a copy, or save or download it again"
+            if folder.name in CATALOGUE:
+                again = f"run: coterie models get {folder.name}"
+            raise UserError(f"{file} can't be read: {error}", again) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total
 
