@@ -98,7 +98,7 @@ class Saying(InProcessEngine):
     """Stands for a model that says these lines; it remembers its prompts."""
 
     lines: list[str]
-    heard: list[tuple[int, ...]]
+    prompts: list[tuple[int, ...]]
 
     async def sample(
         self,
@@ -108,20 +108,20 @@ class Saying(InProcessEngine):
         *,
         on_token: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        self.heard.append(tuple(prompt))
+        self.prompts.append(tuple(prompt))
         if not self.lines:
             raise EngineError("nothing is left to say")
         text = self.lines.pop(0)
         ids = tuple(self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
         stop = next((one for one in sampling.stop if text.endswith(one)), "")
-        shown = text.removesuffix(stop)
-        return [Completion(ids, (0.0,) * len(ids), shown, "stop_string", 0, 0, stop)]
+        visible = text.removesuffix(stop)
+        return [Completion(ids, (0.0,) * len(ids), visible, "stop_string", 0, 0, stop)]
 
 
 def converse(*lines: str, **keys: object) -> tuple[str, list[str], list[str]]:
-    """Return what is shown, the prompts, and the roles of the messages after one reply or its failure."""
+    """Return what is output, the prompts, and the roles of the messages after one reply or its failure."""
     engine = Saying(model("chatml"), policy="p", version="0")
-    engine.lines, engine.heard, shown = list(lines), [], list[str]()
+    engine.lines, engine.prompts, output = list(lines), [], list[str]()
     settings = ToolsSettings.model_validate({"use": (MULTIPLY,), "calls": "tags", **keys})
 
     async def test() -> list[str]:
@@ -131,23 +131,25 @@ def converse(*lines: str, **keys: object) -> tuple[str, list[str], list[str]]:
             talk = Conversation(engine, MANNER, opening, has)
             talk.history.append(Message.of("user", "12 times 7?"))
             with suppress(EngineError):
-                await talk.reply(shown.append)
+                await talk.reply(output.append)
             return [message.role for message in talk.history]
 
     roles = asyncio.run(test())
-    return "".join(shown), [engine.loaded.renderer.decode(ids) for ids in engine.heard], roles
+    return "".join(output), [engine.loaded.renderer.decode(ids) for ids in engine.prompts], roles
 
 
 def test_a_call_is_run_and_the_model_goes_on_with_its_result() -> None:
-    shown, heard, roles = converse("Let me see. <multiply>12 * 7</multiply>", "It is 84.")
-    assert shown.index("12 * 7") < shown.index("\n84\n") < shown.index("It is 84.")
-    assert "<multiply>numbers</multiply>" in heard[0] and heard[0].count("<|im_start|>system") == 1
-    assert "<observation>\n84\n</observation>" in heard[1]
-    assert "Let me see. <multiply>12 * 7</multiply>" in heard[1]
+    output, prompts, roles = converse("Let me see. <multiply>12 * 7</multiply>", "It is 84.")
+    assert output.index("12 * 7") < output.index("\n84\n") < output.index("It is 84.")
+    assert (
+        "<multiply>numbers</multiply>" in prompts[0] and prompts[0].count("<|im_start|>system") == 1
+    )
+    assert "<observation>\n84\n</observation>" in prompts[1]
+    assert "Let me see. <multiply>12 * 7</multiply>" in prompts[1]
     assert roles == ["user", "assistant", "user", "assistant"]
 
 
 def test_calls_end_with_the_rounds_and_a_reply_that_fails_leaves_nothing_of_itself() -> None:
-    shown, heard, _ = converse(*["<multiply>2 * 3</multiply>"] * 5, rounds=2)
-    assert len(heard) == 3 and shown.count("\n6\n") == 2
+    output, prompts, _ = converse(*["<multiply>2 * 3</multiply>"] * 5, rounds=2)
+    assert len(prompts) == 3 and output.count("\n6\n") == 2
     assert converse("<multiply>2 * 3</multiply>")[2] == ["user"]

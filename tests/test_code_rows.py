@@ -100,10 +100,10 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 def test_each_fault_is_found() -> None:
     findings = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
-    found = dict(zip(FAULTS, findings, strict=True))
-    assert found.pop("") is None
+    by_fault = dict(zip(FAULTS, findings, strict=True))
+    assert by_fault.pop("") is None
     why = {}
-    for name, finding in found.items():
+    for name, finding in by_fault.items():
         assert finding is not None and finding[0] == name.partition(",")[0]
         why[name] = finding[1]
     assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
@@ -143,9 +143,9 @@ def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_p
     rows = [task(f"Test {n}?") for n in range(1003)]
     jsonl(tmp_path / "test.jsonl", *rows)
     jsonl(tmp_path / "train.jsonl", task("Train?"))
-    found = load("colbench_code", tmp_path).rows
+    splits = load("colbench_code", tmp_path).rows
     texts = [row["problem_description"] for row in rows[:1000]]
-    assert [row.question for row in found["heldout"]] == texts and len(found["train"]) == 1
+    assert [row.question for row in splits["heldout"]] == texts and len(splits["train"]) == 1
 
 
 def test_a_revision_that_is_not_pinned_is_part_of_the_content(

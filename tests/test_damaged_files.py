@@ -41,7 +41,7 @@ def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, na
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "problem"),
     [
         ("config.json", "[]", "config.json can't be read"),
         ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "config.json can't be read"),
@@ -50,11 +50,11 @@ def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, na
     ],
 )
 def test_a_model_file_that_holds_something_else_is_named(
-    tmp_path: Path, name: str, text: str, said: str
+    tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
     odd = Path(shutil.copytree(TINY, tmp_path / "odd"))
     (odd / name).write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=problem):
         load(odd)
 
 
@@ -150,6 +150,6 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
 
 
 def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:
-    said = r"notes\.json is cut off or damaged: it has no 'loss'"
-    with pytest.raises(UserError, match=said), reading(tmp_path / "notes.json"):
+    problem = r"notes\.json is cut off or damaged: it has no 'loss'"
+    with pytest.raises(UserError, match=problem), reading(tmp_path / "notes.json"):
         _ = json.loads("{}")["loss"]

@@ -106,10 +106,10 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", *sums(0, 6), *sums(0, 2))
     again = [{**row, "question": row["question"].upper() + " "} for row in sums(4, 6)]
     jsonl(tmp_path / "dev.jsonl", *sums(6, 8), *again, again[0])
-    found = load("gsm8k", tmp_path)
-    assert [row.answer for row in found.rows["train"]] == ["1", "2", "3", "4"]
-    assert [row.answer for row in found.rows["heldout"]] == ["7", "8", "5", "6"]
-    assert found.left_out == {"is a duplicate": 3, "is held out": 2}
+    loaded = load("gsm8k", tmp_path)
+    assert [row.answer for row in loaded.rows["train"]] == ["1", "2", "3", "4"]
+    assert [row.answer for row in loaded.rows["heldout"]] == ["7", "8", "5", "6"]
+    assert loaded.left_out == {"is a duplicate": 3, "is held out": 2}
 
 
 def test_a_folder_of_both_splits_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_set_is_downloaded_once(
         name: table(tmp_path / "a.parquet", *rows).read_bytes() for name, rows in parts.items()
     }
     with stub_hub(files, tmp_path / "cache", monkeypatch) as served:
-        said = cli("data", "download", "gsm8k")
-        assert said.code == 0 and said.out == "train: 40 rows\nheldout: 10 rows\n", said.err
+        result = cli("data", "download", "gsm8k")
+        assert result.code == 0 and result.out == "train: 40 rows\nheldout: 10 rows\n", result.err
         assert any(f"openai/gsm8k/resolve/{repo.revision}/" in path for path in served.asked)
         before = len(served.asked)
         rows = Rows(dataset_type("gsm8k").model_validate({"name": "gsm8k"}))
@@ -204,9 +204,9 @@ def test_without_a_network_the_repository_and_the_remedy_are_named(
     with stub_hub({}, tmp_path / "cache", monkeypatch):
         pass
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's tries
-    said = refused(cli, "data", "download", "hotpot_qa")
-    assert "distractor/validation-00000-of-00001.parquet of hotpotqa/hotpot_qa" in said
-    assert "`coterie data download hotpot_qa` on another machine" in said
+    result = refused(cli, "data", "download", "hotpot_qa")
+    assert "distractor/validation-00000-of-00001.parquet of hotpotqa/hotpot_qa" in result
+    assert "`coterie data download hotpot_qa` on another machine" in result
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(cli, "evaluate", "hotpot_qa", "policy=tiny-exchange")
     assert "aime24 has no files" in refused(cli, "data", "download", "aime24")

@@ -61,10 +61,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*CLOSED, "tasks=5", f"samples={SAMPLES}", "temperature=1"]
     settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
     tasks = [task.id for task in settings.build_environment().tasks("train", 5, 0)]
-    played = evaluate(
+    dialogues = evaluate(
         settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0, split="train"
     )
-    asyncio.run(played)
+    asyncio.run(dialogues)
     return file
 
 
@@ -103,21 +103,21 @@ def test_rows_are_divided_and_can_be_played_again(cli: Cli, store: Path) -> None
         "--most",
         "0.5",
     ]
-    said = cli("data", "filter", *words)
-    assert said.code == 0, said.err
-    assert "kept: 2 rows" in said.err and "too easy: 2 rows" in said.err
-    assert "too hard: 1 rows" in said.err and "not played: " in said.err
-    assert "passed: 0/4 of 1, 1/4 of 1, 2/4 of 1, 3/4 of 1, 4/4 of 1" in said.err
-    asked, folder = played_questions(), Path("worth")
+    result = cli("data", "filter", *words)
+    assert result.code == 0, result.err
+    assert "kept: 2 rows" in result.err and "too easy: 2 rows" in result.err
+    assert "too hard: 1 rows" in result.err and "not played: " in result.err
+    assert "passed: 0/4 of 1, 1/4 of 1, 2/4 of 1, 3/4 of 1, 4/4 of 1" in result.err
+    order_played, folder = played_questions(), Path("worth")
     order = [row.question for row in load_rows("2wiki", "train", "sample")]
-    assert questions(folder / "train.jsonl") == sorted(asked[1:3], key=order.index)
-    assert questions(folder / "too_hard.jsonl") == asked[:1]
-    assert set(questions(folder / "too_easy.jsonl")) == set(asked[3:])
+    assert questions(folder / "train.jsonl") == sorted(order_played[1:3], key=order.index)
+    assert questions(folder / "too_hard.jsonl") == order_played[:1]
+    assert set(questions(folder / "too_easy.jsonl")) == set(order_played[3:])
     heldout = load_rows("2wiki", "heldout", "sample")
     assert load_rows("2wiki", "heldout", "worth") == heldout, "the other split is whole"
-    assert {row.question for row in load_rows("2wiki", "train", "worth")} == set(asked[1:3])
-    again = cli("data", "filter", *words)
-    assert again.code == 2 and "worth already exists" in again.err
+    assert {row.question for row in load_rows("2wiki", "train", "worth")} == set(order_played[1:3])
+    repeated = cli("data", "filter", *words)
+    assert repeated.code == 2 and "worth already exists" in repeated.err
 
 
 def test_a_policy_is_played_on_training_rows_and_what_was_played_is_read(cli: Cli) -> None:
@@ -159,12 +159,12 @@ def test_what_cannot_be_filtered_is_refused(cli: Cli, store: Path, run: Path) ->
 @pytest.fixture
 def task_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Ids of four training rows: three keep their scores, and the last is learned by the second step."""
-    ids, asked = [row.id for row in load_rows("2wiki", "train", "sample")[:4]], Counter[str]()
+    ids, counts = [row.id for row in load_rows("2wiki", "train", "sample")[:4]], Counter[str]()
 
     async def grade(self: Any, state: Any, live: Any) -> Grade:
         task = state.task.id.removeprefix("2wiki-")
-        asked[task] += 1
-        right = [False, True, asked[task] % 2 == 0, asked[task] > 4]
+        counts[task] += 1
+        right = [False, True, counts[task] % 2 == 0, counts[task] > 4]
         is_right = task in ids and right[ids.index(task)]
         return Grade(float(is_right), {"well_formed": 1.0, "violations": 0.0})
 

@@ -216,7 +216,7 @@ HOP = {"question": "q", "answer": "a", "paragraph_support_idx": 3}
 
 
 @pytest.mark.parametrize(
-    "name, change, said",
+    "name, change, problem",
     [
         ("hotpot_qa", {"answer": " "}, "answer: must hold some text"),
         ("hotpot_qa", {"context": [["Emma", "no list"]]}, "context.0.sentences"),
@@ -235,12 +235,12 @@ HOP = {"question": "q", "answer": "a", "paragraph_support_idx": 3}
     ],
 )  # fmt: skip
 def test_a_broken_row_is_named_by_file_and_line(
-    name: str, change: dict[str, Any], said: str, tmp_path: Path
+    name: str, change: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     file = jsonl(tmp_path / "rows.jsonl", RAW[name], RAW[name] | change, RAW[name])
     with pytest.raises(UserError) as error:
         list(read_rows(file, find(name).row))
-    assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
+    assert f"{file}, line 2 is broken" in error.value.what and problem in error.value.what
 
 
 @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ def test_a_set_of_many_folders_and_one_that_leaves_out_another(
             row[question] += f" In {file}?" * (name == "math")
             row[question] += " Now?" * (name != "math" and file in repo.heldout)
             rows = [row, row | {question: f"{name} of {file}?"}]
-            made = table(tmp_path / "a.parquet", *rows).read_bytes()
-            files[f"{repo.name}/resolve/{repo.revision}/{file}"] = made
+            content = table(tmp_path / "a.parquet", *rows).read_bytes()
+            files[f"{repo.name}/resolve/{repo.revision}/{file}"] = content
     with stub_hub(files, tmp_path / "cache", monkeypatch):
         assert [len(load("math").rows[split]) for split in SPLITS] == [14, 14]
-        found = load("mmlu")
-    assert found.left_out == {"is a question of arc_c": 1}
-    assert [len(found.rows[split]) for split in SPLITS] == [1, 2]
+        loaded = load("mmlu")
+    assert loaded.left_out == {"is a question of arc_c": 1}
+    assert [len(loaded.rows[split]) for split in SPLITS] == [1, 2]
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -386,7 +386,7 @@ def test_details_and_passages_of_upstreams_rows_are_kept() -> None:
     [
         ("test.tsv", '4\tWho?\t"Ann, ""A"""', 'Ann, "A"'),
         ("test.tsv", '4\tWho?\t"a\tb"', "a\tb"),
-        ("test.tsv", '4\tWho?\t"Ann" she said', '"Ann" she said'),
+        ("test.tsv", '4\tWho?\t"Ann" she problem', '"Ann" she problem'),
         ("test.tsv", '4\tWho?\t"Ann', '"Ann'),
         ("test.csv", '4,Who?,"Ann, ""A"""', 'Ann, "A"'),
     ],

@@ -26,8 +26,8 @@ from tests.row_files import jsonl
 
 
 def sums(count: int) -> list[dict]:
-    drawn = random.Random(0)
-    pairs = {(drawn.randint(1, 9), drawn.randint(1, 9)) for _ in range(count)}
+    rng = random.Random(0)
+    pairs = {(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(count)}
     return [
         {
             "messages": [
@@ -65,9 +65,9 @@ def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) 
     chats = sums(60)
     recipe, (before, after), page = trained(tmp_path, chats, "sft", *words, "evaluate.every=3")
     assert after["loss"] < before["loss"] / 2
-    (shown, *_) = recipe.examples()
-    assert [text for text, is_trained in shown if is_trained] == [
-        text for text, is_trained in shown if text.startswith(("It is", " It is", "Yes", " Yes"))
+    (pieces, *_) = recipe.examples()
+    assert [text for text, is_trained in pieces if is_trained] == [
+        text for text, is_trained in pieces if text.startswith(("It is", " It is", "Yes", " Yes"))
     ]
     assert {"held-out", "training-loss"} <= {one.id for one in page.sections}
     measured = heldout_points(page)
@@ -148,11 +148,11 @@ def test_rows_are_those_of_trl(tmp_path: Path) -> None:
 def test_pairs_are_those_of_trl() -> None:
     from trl.data_utils import apply_chat_template
 
-    asked = [{"role": "user", "content": "2+2?"}]
+    prompt_messages = [{"role": "user", "content": "2+2?"}]
     sides = [[{"role": "assistant", "content": text}] for text in ("4", "It is five.")]
-    pair = coterie.pairs_from_messages(renderer("llama3"), asked, *sides)
+    pair = coterie.pairs_from_messages(renderer("llama3"), prompt_messages, *sides)
     texts = apply_chat_template(
-        {"prompt": asked, "chosen": sides[0], "rejected": sides[1]}, tokenizer("llama3")
+        {"prompt": prompt_messages, "chosen": sides[0], "rejected": sides[1]}, tokenizer("llama3")
     )
     own = tokenizer("llama3")
     prompt = own(texts["prompt"], add_special_tokens=False)["input_ids"]
@@ -227,15 +227,15 @@ def test_sets_of_the_catalogue_are_trained_on_as_question_and_solution() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "said"),
+    ("name", "words", "problem"),
     [
         ("sft", ["dataset=hotpot_qa", "dataset.source=sample"], "sft trains on conversations, not on hotpot_qa"),
         ("dpo", ["dataset=gsm8k", "dataset.source=sample"], "dpo trains on preferences, not on gsm8k"),
         ("sft", ["dataset=ultra_feedback"], "sft trains on conversations, not on ultra_feedback"),
     ],
 )  # fmt: skip
-def test_other_data_sets_are_refused(name: str, words: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_other_data_sets_are_refused(name: str, words: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
         recipe_of(settings(name, words))
 
 

@@ -135,8 +135,8 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
         ("report", "run"),
         ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):
-        said = refused(cli, *words)
-        assert "store.sqlite" in said and "is gone" in said and "from a copy" in said
+        message = refused(cli, *words)
+        assert "store.sqlite" in message and "is gone" in message and "from a copy" in message
     assert not (run / "store.sqlite").exists()
     Store.open(run / "store.sqlite").close()
     assert "is empty" in refused(cli, "run", "optima/isft", "--folder", "run")
@@ -156,8 +156,8 @@ def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) ->
         assert page.is_file(), stage
         page.unlink()
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
-    said = refused(cli, "run", "optima/isft", *none, "--folder", "none")
-    assert "the report" in said and "select.threshold=1.3" in said and "--fork" in said
+    message = refused(cli, "run", "optima/isft", *none, "--folder", "none")
+    assert "the report" in message and "select.threshold=1.3" in message and "--fork" in message
     assert Path("none/report.html").is_file(), "the error points to it"
 
 
@@ -195,8 +195,10 @@ def test_models_and_machines_that_cannot_train_are_refused(
 
 
 def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
-    said = cli("stage", "evaluate", "mine", *SMALL)
-    assert said.code == 0 and "mine does not exist: starting a new run of optima/isft" in said.err
+    result = cli("stage", "evaluate", "mine", *SMALL)
+    assert (
+        result.code == 0 and "mine does not exist: starting a new run of optima/isft" in result.err
+    )
     assert "starting a new run" not in cli("evaluate", "mine", "--iteration", 0).err
     assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
     assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
@@ -214,8 +216,8 @@ def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
     assert holder.stdin and holder.stdout
     assert holder.stdout.readline() == "held\n"
     try:
-        said = refused(cli, "run", "optima/isft", *SMALL, "--folder", "mine")
-        assert str(holder.pid) in said
+        message = refused(cli, "run", "optima/isft", *SMALL, "--folder", "mine")
+        assert str(holder.pid) in message
     finally:
         holder.stdin.close()
         holder.wait(timeout=30)

@@ -181,6 +181,6 @@ def test_smollm2_answers_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = smollm2.tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    said = smollm2.model.generate(**ids, max_new_tokens=16, do_sample=False)[0]
-    reply = smollm2.renderer.decode(said[ids["input_ids"].shape[1] :].tolist())
+    output = smollm2.model.generate(**ids, max_new_tokens=16, do_sample=False)[0]
+    reply = smollm2.renderer.decode(output[ids["input_ids"].shape[1] :].tolist())
     assert reply == "The capital of France is Paris.<|im_end|>"

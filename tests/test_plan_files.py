@@ -48,8 +48,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def line(dataset: str, id_: str, *texts: str) -> Line:
     roles = ("user", "assistant")
-    said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-    return {"dataset": dataset, "id": id_, "messages": said}
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    return {"dataset": dataset, "id": id_, "messages": messages}
 
 
 # Lines as upstream writes them, but for the words of the instruction
@@ -107,9 +107,9 @@ def joined(
 ) -> tuple[list[PlanRow], list[LeftOut]]:
     jsonl(files[0], *plans)
     jsonl(files[1], *grounds)
-    found = list(join(files))
-    rows = [one for one in found if isinstance(one, PlanRow)]
-    return rows, [one for one in found if isinstance(one, LeftOut)]
+    items = list(join(files))
+    rows = [one for one in items if isinstance(one, PlanRow)]
+    return rows, [one for one in items if isinstance(one, LeftOut)]
 
 
 # Reading
@@ -282,9 +282,9 @@ def row(**changes: Any) -> Mind2WebRow:
 
 def world(folder: Path, *words: str) -> PlanGround:
     file = write(folder / "tasks.jsonl")
-    found = environment_of("mind2web", f"dataset.source={file}", *words)
-    assert isinstance(found, PlanGround)
-    return found
+    environment = environment_of("mind2web", f"dataset.source={file}", *words)
+    assert isinstance(environment, PlanGround)
+    return environment
 
 
 def done(where: PlanGround, what: Task, actions: str) -> Grade:
@@ -292,20 +292,20 @@ def done(where: PlanGround, what: Task, actions: str) -> Grade:
 
 
 def test_a_task_becomes_a_plan_of_a_subgoal_and_an_action_for_each_step() -> None:
-    found = row()
-    assert found.question == "Search plants called roses 0 in a large pot"
-    assert (found.description, found.domain, found.flaw) == ("a page of garden", "web", "")
-    assert found.subgoals == (
+    plan = row()
+    assert plan.question == "Search plants called roses 0 in a large pot"
+    assert (plan.description, plan.domain, plan.flaw) == ("a page of garden", "web", "")
+    assert plan.subgoals == (
         "Type roses (red) into the input Search plants",
         "Select large in the select Size of pot",
         "Click the button Find plants",
     )
-    assert found.actions == (
+    assert plan.actions == (
         "R1 = TYPE(Env, QUERY: Search plants, TEXT: roses (red))",
         "R2 = SELECT(R1, QUERY: Size of pot, TEXT: large)",
         "R3 = CLICK(R2, QUERY: Find plants)",
     )
-    pages = [step.pages[0] for step in found.steps]
+    pages = [step.pages[0] for step in plan.steps]
     assert [(page.right, page.kind, page.value) for page in pages] == [
         ({"10"}, "TYPE", "roses (red)"), ({"111"}, "SELECT", "large"), ({"214"}, "CLICK", ""),
     ]  # fmt: skip

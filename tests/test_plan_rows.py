@@ -108,8 +108,8 @@ def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:
 
 
 def parts(*decomposition: str, **fields: Any) -> StrategyPlanRow:
-    given = {"qid": "q", "question": "Is it so?", "answer": True, "decomposition": decomposition}
-    return StrategyPlanRow.model_validate(given | fields)
+    raw = {"qid": "q", "question": "Is it so?", "answer": True, "decomposition": decomposition}
+    return StrategyPlanRow.model_validate(raw | fields)
 
 
 def run(row: PlanRow) -> str:
@@ -265,7 +265,7 @@ def test_every_plan_of_a_real_solution_reaches_the_gold_answer(file: str, count:
 @real_rows
 @pytest.mark.parametrize("file, count", [("dev_229", 169), ("train_1656", 1655)])
 def test_real_questions_are_taken_apart(file: str, count: int) -> None:
-    found = load("strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl").rows
-    rows = found["train"] + found["heldout"]
-    assert len(rows) == count and 0.05 < len(found["heldout"]) / count < 0.15
+    splits = load("strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl").rows
+    rows = splits["train"] + splits["heldout"]
+    assert len(rows) == count and 0.05 < len(splits["heldout"]) / count < 0.15
     assert {row.answer for row in rows} == {"yes", "no"}
