@@ -180,9 +180,9 @@ class _Results:
         return f"{name} = Calculator({text})"
 
     def name_of(self, operand: Fraction) -> str | None:
-        """Return the name of the latest action with this result; ``None`` if there is none.
+        """Return the name of the latest action with this result, or ``None``.
 
-        A number that also stands in the question is linked to a result only on its first use.
+        A number of the question is linked to a result only on its first use.
         """
         for name in reversed(self.stated):
             if operand in (self.stated[name], self.values[name]):

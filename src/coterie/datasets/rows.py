@@ -210,7 +210,7 @@ class SupportingFact(Frozen):
 
 
 class HotpotRow(QuestionRow):
-    """HotpotQA, distractor setting: a two-hop question and paragraphs, two of which are gold."""
+    """HotpotQA, distractor setting: a two-hop question and paragraphs, two of them gold."""
 
     type: str = ""
     """``bridge`` or ``comparison``."""
