@@ -33,7 +33,7 @@ SMALL = (
 
 LONG = (
     "test_evaluate_benchmark", "test_reinforce", "test_mcp", "test_presets", "test_two_roles",
-    "test_sandbox_hostile", "test_moat", "test_tiny_rows", "test_value_head",
+    "test_sandbox_hostile", "test_moat", "test_micro_worlds", "test_value_head",
 )  # fmt: skip
 """Files whose tests take longest in all."""
 
