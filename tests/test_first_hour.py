@@ -47,7 +47,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLACES = (
     ("run", "optima/isft", *FEW, "--folder", "{}/new"),
-    ("rollout", "{}/new", *FEW),
+    ("stage", "rollout", "{}/new", *FEW),
     ("quickstart", *FEW, "--folder", "{}/new"),
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
@@ -100,7 +100,7 @@ PROBLEMS = (
     ("evaluate a-new-run", "no benchmark or run folder"),
     ("models get smolm2", "did you mean 'smollm2'?"),
     ("reproduce optim", "did you mean 'optima'?"),
-    ("reward beside/finishd", "did you mean beside/finished?"),
+    ("stage reward beside/finishd", "did you mean beside/finished?"),
     ("run optima/isft train.max_length=8", "train.max_length=8 leaves nothing to train on"),
     ("run optima/isft select.threshold=1e7", "select.threshold=1e+07 is above"),
     ("run optima/idpo dpo.select.theta_filter=2 dpo.reward.lambda_loss=0.5 dpo.reward.loss_term=bounded",
@@ -108,7 +108,7 @@ PROBLEMS = (
     ("run optima/isft seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("quickstart dataset=gsm8k", "--task"),
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
-    ("rollout runs/x --iteration one", "must be a valid whole number"),
+    ("stage rollout runs/x --iteration one", "must be a valid whole number"),
     ("run", "no recipe is given"),
 )  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
         path.unlink()
     for words in (
         ("run", "optima/isft", "--folder", "run"),
-        ("train", "run"),
+        ("stage", "train", "run"),
         ("report", "run"),
         ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):
@@ -200,8 +200,8 @@ def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
         result.code == 0 and "mine does not exist: starting a new run of optima/isft" in result.err
     )
     assert "starting a new run" not in cli("evaluate", "mine", "--iteration", 0).err
-    assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
-    assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
+    assert "needs the rollout of iteration 0" in refused(cli, "stage", "reward", "mine")
+    assert "out of range" in refused(cli, "stage", "reward", "mine", "--iteration", 5)
     assert "not a run folder" in refused(cli, "report", "nowhere")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.cli.export_run import export_data as export
+from coterie.cli.export import export_data as export
 from coterie.environments.traces import Query, Trace, parse_plan
 from coterie.environments.workflow import Workflow
 from coterie.errors import UserError

