@@ -1,7 +1,6 @@
 """``coterie data``: data sets of recipes, and corpora for search tools."""
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,26 +28,21 @@ def list_sets() -> None:
     """
     from rich.table import Table
 
+    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
+    from coterie.datasets.load import load
+
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for title, width in (("set", 16), ("what", None), ("licence", 12)):
         table.add_column(title, width=width)
     for title, width in (("train", 7), ("held out", 8), ("sample", 7)):
         table.add_column(title, width=width, justify="right")
-    for row in _table():
-        table.add_row(*row)
-    results().print(table)
-
-
-def _table() -> Iterator[tuple[str, ...]]:
-    from coterie.datasets.catalogue import CATALOGUE, PREFERENCE_SETS
-    from coterie.datasets.load import load
-
     for name, one in {**CATALOGUE, **PREFERENCE_SETS}.items():
         train = "" if one.train is None else f"{one.train:,}"
         heldout = "a share" if one.heldout is None else f"{one.first or one.heldout:,}"
         shipped = load(name, "sample").rows.values() if one.packaged else ()
         sample = " + ".join(str(len(rows)) for rows in shipped)
-        yield name, one.what, one.licence, train, heldout, sample
+        table.add_row(name, one.what, one.licence, train, heldout, sample)
+    results().print(table)
 
 
 @app.command()
