@@ -36,9 +36,9 @@ from coterie.engines.chat_model import LoadedChat
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
-from coterie.environments.baselines import Method
 from coterie.environments.protocol import WELL_FORMED, Shared, agents_of, persons_of
 from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
+from coterie.environments.settings import Method
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from coterie.environments.answers import gold_answer
-from coterie.environments.baselines import Method, by_method, single_agent
+from coterie.environments.baselines import by_method, single_agent
 from coterie.environments.discussion import Debate
 from coterie.environments.exchange import Exchange
 from coterie.environments.protocol import State
 from coterie.environments.registry import CODING, NAMES, PLANS, WEB
+from coterie.environments.settings import Method
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Ending, Task

@@ -7,12 +7,13 @@ import re
 import pytest
 
 from coterie.environments.answers import gold_answer
-from coterie.environments.baselines import Method, by_method
+from coterie.environments.baselines import by_method
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
 from coterie.environments.discussion import NO_MISTAKE, Debate
 from coterie.environments.persona import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
+from coterie.environments.settings import Method
 from coterie.environments.talk import Talk
 from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.record.tree import Task

@@ -6,17 +6,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.pool import ServerPool, vllm_pool
 from coterie.engines.protocol import POLICY, Engine, EngineError
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, is_adapter, load_renderer
+
+if TYPE_CHECKING:
+    from coterie.engines.pool import ServerPool
 
 Result = TypeVar("Result")
 
@@ -108,9 +110,11 @@ class RunEngines:
 
     async def _served(
         self, role: str, base: str, version: int | str, path: Path | str, renderer: ChatRenderer
-    ) -> ServerPool:
+    ) -> "ServerPool":
         adapter = is_adapter(path)
         if role not in self._pools:
+            from coterie.engines.pool import vllm_pool
+
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

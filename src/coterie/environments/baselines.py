@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from coterie.environments.acting import (
     ANSWER,
@@ -26,6 +26,7 @@ from coterie.environments.answers import Vote
 from coterie.environments.coding import Coding
 from coterie.environments.exchange import Exchange, ExchangeAlone
 from coterie.environments.protocol import ActorKind, Environment, State, Transition
+from coterie.environments.settings import Method
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.errors import UserError
 from coterie.record.tree import LENGTH, TURNS, Task
@@ -81,7 +82,6 @@ THOUGHTS = Form(
 )
 
 
-Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
 ROUNDS = 2
 """Messages of each agent in a debate (Du et al., section 3.1)."""
 T = TypeVar("T")

@@ -13,6 +13,9 @@ from coterie.environments.answers import secret_answers
 from coterie.record.tree import Task
 from coterie.record.turn import digest
 
+Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
+"""Method of an evaluation: an environment's own, or one of ``environments.baselines``."""
+
 
 class EnvironmentSettings(Settings):
     """Base class of environment settings. An environment with more keys sets ``settings_type`` to a subclass."""

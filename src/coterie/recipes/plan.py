@@ -11,7 +11,6 @@ import torch
 
 from coterie.engines.chat_model import check_chat
 from coterie.engines.settings import EngineSettings
-from coterie.engines.vllm import check_vllm
 from coterie.environments.answers import GRADER
 from coterie.environments.protocol import (
     Environment,
@@ -395,6 +394,8 @@ def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSetting
     """
     if engine.kind != "vllm":
         return
+    from coterie.engines.vllm import check_vllm
+
     check_vllm(engine.vllm)
     for name, training in trainings.items():
         if (

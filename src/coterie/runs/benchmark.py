@@ -25,7 +25,6 @@ from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import Sampling
 from coterie.environments.answers import known_answers, question_of
-from coterie.environments.baselines import Method, by_method
 from coterie.environments.protocol import Environment, Openers, Votes, agents_of, draw_tasks
 from coterie.environments.registry import (
     ENVIRONMENTS,
@@ -39,6 +38,7 @@ from coterie.environments.registry import (
     played_type,
     with_file,
 )
+from coterie.environments.settings import Method
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.evaluation.statistics import Point, bootstrap_interval, scaling
@@ -107,7 +107,12 @@ class BenchmarkSettings(PlayedSettings):
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
     def build_environment(self) -> Environment:
-        return by_method(make_environment(self), self.method)
+        environment = make_environment(self)
+        if self.method == "dialogue":
+            return environment
+        from coterie.environments.baselines import by_method
+
+        return by_method(environment, self.method)
 
 
 B = TypeVar("B", bound=PlayedSettings)
