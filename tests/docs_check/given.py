@@ -26,10 +26,10 @@ from tests.hub import Hub, serve
 from tests.row_files import table
 from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
-from tests.sweet.known import ROWS
 from tests.templates import model
 from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
+from tests.test_sweet_steps import ROWS
 from tests.web_tasks import write
 
 SAMPLES = Path(str(resources.files("coterie") / "assets/data"))
