@@ -123,30 +123,25 @@ def result(edit: Callable[..., Any], name: str = "") -> Change:
 def given(**values: Any) -> Change:
     """Replace arguments, defaults included: by a value, or by a function of the value given."""
 
-    @_named(f"given({', '.join(f'{key}={_label(value)}' for key, value in values.items())})")
-    def change(original: Any) -> Any:
-        signature = inspect.signature(original)
+    def replace_values(arguments: dict[str, Any]) -> None:
+        for key, value in values.items():
+            arguments[key] = value(arguments[key]) if callable(value) else value
 
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for key, value in values.items():
-                assert key in bound.arguments, f"{original} has no argument {key}"
-                old = bound.arguments[key]
-                bound.arguments[key] = value(old) if callable(value) else value
-            return original(*bound.args, **bound.kwargs)
-
-        return wrapped
-
-    change.arguments = tuple(values)  # type: ignore[attr-defined]
-    return change
+    names = ", ".join(f"{key}={_label(value)}" for key, value in values.items())
+    return _arguments(replace_values, f"given({names})", tuple(values))
 
 
 def swap(one: str, other: str) -> Change:
     """Exchange two arguments."""
 
-    @_named(f"swap({one}, {other})")
+    def exchange(arguments: dict[str, Any]) -> None:
+        arguments[one], arguments[other] = arguments[other], arguments[one]
+
+    return _arguments(exchange, f"swap({one}, {other})", (one, other))
+
+
+def _arguments(edit: Callable[[dict[str, Any]], None], name: str, names: tuple[str, ...]) -> Change:
+    @_named(name)
     def change(original: Any) -> Any:
         signature = inspect.signature(original)
 
@@ -154,13 +149,12 @@ def swap(one: str, other: str) -> Change:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            values = bound.arguments
-            values[one], values[other] = values[other], values[one]
+            edit(bound.arguments)
             return original(*bound.args, **bound.kwargs)
 
         return wrapped
 
-    change.arguments = one, other  # type: ignore[attr-defined]
+    change.arguments = names  # type: ignore[attr-defined]
     return change
 
 

@@ -42,7 +42,7 @@ HELD_OUT = f"{GAP}test_a_held_out_question_is_found_wherever_it_stands_in_a_prom
 TRACE_AGENT = f"{GAP}test_traces_that_the_agents_call_format_cannot_express"
 TRACE_PIECES = f"{GAP}test_traces_of_a_file_are_trained_on_verbatim"
 WRONG_ANSWERS = f"{GAP}test_traces_with_wrong_answers_or_missing_facts_are_not_trained_on"
-RANDOM_SIDES = f"{DENSE}test_random_sides_are_the_same_pairs_some_of_them_turned"
+RANDOM_SIDES = f"{DENSE}test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes"
 SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_margin"
 
 
